@@ -1,4 +1,4 @@
-"""How a model may be spread over machines: the choices by their names, and what follows from them in numbers."""
+"""Define how a model may be spread over machines: the options by name, and the numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from instances import INSTANCES, Instance
 
-if TYPE_CHECKING:  # model.py imports torch, and numbers need none
+if TYPE_CHECKING:  # model.py imports torch, which is not needed for numbers
     from model import ModelSize
 
 VOCABULARY = 256  # model.py's
@@ -20,30 +20,31 @@ class Parallel(StrEnum):
 
     DDP = "ddp"  # every rank has the whole model, gradients are averaged
     FSDP = "fsdp"  # parameters, gradients and optimizer state are cut up over all ranks
-    HYBRID = "hybrid"  # cut up within groups of `shard_size` ranks, each group has it all
+    HYBRID = "hybrid"  # cut up within groups of `shard_size` ranks, each group has all of it
 
 
 class Precision(StrEnum):
-    """What a layer computes in; weights and optimizer state are kept in fp32 either way."""
+    """What a layer computes in; weights and optimizer state are kept in fp32 in both cases."""
 
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 def parse_bool(text: str) -> bool:
-    """Hyperparameters are strings: `true` and `1`, `false` and `0`, in any case."""
+    """Parse a hyperparameter, which is a string: `true` and `1`, `false` and `0`, in any case."""
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in known:
-        raise ValueError(f"{text!r} is neither true nor false")
+        raise ValueError(f"{text!r} is not a boolean: use true or false")
     return known[text.lower()]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How a model is spread over the ranks and what it computes in. `shard_size` 0 leaves the choice to us."""
+    """How a model is spread over the ranks, and what it computes in."""
 
     parallel: Parallel = Parallel.DDP
     tensor_parallel: int = 1
+    # 0 for as many ranks as a machine has.
     shard_size: int = 0
     shard_optimizer: bool = False
     activation_checkpointing: bool = False
@@ -52,7 +53,7 @@ class Choices:
 
     @classmethod
     def of(cls, options: Any) -> Choices:
-        """From a namespace; an option it does not have keeps its default."""
+        """Read the choices from a namespace; an option that it lacks keeps its default."""
         given = {name: getattr(options, name) for name in cls.__dataclass_fields__ if hasattr(options, name)}
         chosen = cls(**given)
         kinds: dict[str, type[StrEnum]] = {"parallel": Parallel, "precision": Precision}
@@ -63,17 +64,17 @@ class Choices:
 
     @property
     def is_whole(self) -> bool:
-        """Every rank has all parameters for itself from the first step to the last: plain DDP."""
+        """Return whether every rank always has all parameters: plain DDP."""
         return self.parallel is Parallel.DDP and self.tensor_parallel == 1 and not self.shard_optimizer
 
     @property
     def needs_groups(self) -> bool:
-        """Some ranks talk among themselves, which takes process groups beside the one of all ranks."""
+        """Return whether process groups are needed beside the one of all ranks."""
         return self.tensor_parallel > 1 or self.parallel is Parallel.HYBRID
 
 
 def add_options(add: Callable[..., None]) -> None:
-    """Adds each choice to a parser: `add` takes a name without its dashes, and argparse's settings."""
+    """Add each choice to a parser: `add` takes a name without its dashes, and argparse's settings."""
     add("parallel", choices=list(Parallel), type=Parallel, default=Parallel.DDP, help="how the ranks share a batch")
     add("tensor-parallel", type=int, default=1, help="ranks of one machine that share every layer")
     add("shard-size", type=int, default=0, help="hybrid: ranks that hold one copy together; 0 for those of a machine")
@@ -84,7 +85,7 @@ def add_options(add: Callable[..., None]) -> None:
 
 
 def count_shard_ranks(choices: Choices, ranks: int, ranks_per_node: int) -> int:
-    """How many ranks hold one copy of the parameters together, beside those that share every layer."""
+    """Return how many ranks hold one copy of the parameters together, beside those that share every layer."""
     across = ranks // choices.tensor_parallel
     if choices.parallel is Parallel.HYBRID:
         return choices.shard_size or max(1, min(ranks_per_node, ranks) // choices.tensor_parallel)
@@ -93,13 +94,14 @@ def count_shard_ranks(choices: Choices, ranks: int, ranks_per_node: int) -> int:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A model and a batch on machines: `batch_size` is in samples a step, over all ranks."""
+    """A model and a batch on machines."""
 
     choices: Choices
     hosts: int
     instance_type: str
     ranks_per_node: int
     size: ModelSize
+    # In samples a step, over all ranks.
     batch_size: int
     vocabulary: int = VOCABULARY
 

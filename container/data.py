@@ -1,7 +1,7 @@
-"""Seeded bytes to train on, addressed by absolute sample id, so that the data position is one number.
+"""Provide seeded bytes to train on, addressed by absolute sample id, so that the data position is one number.
 
-Sample ids count up from 0 for the whole run. A batch is the next `batch_size` ids that are not to be skipped, dealt out
-to the ranks in turn: any number of ranks reads every one of them exactly once, and a resumed run goes on at the next.
+Sample ids count up from 0 for the whole run. A batch is the next `batch_size` ids that are not skipped, dealt out to
+the ranks in turn. Any number of ranks reads each of them exactly once, and a resumed run continues at the next.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SYNTHETIC_BYTES = 1 << 17
 
 
 def choose_batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range] = ()) -> list[int]:
-    """The ids of the batch that begins at `consumed`; the next one begins after the last of them.
+    """Return the ids of the batch that begins at `consumed`; the next one begins after the last of them.
 
     `skipped` is in ascending order. Ids after a skipped range move up, so that every batch is full.
     """
@@ -28,14 +28,14 @@ def choose_batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range]
 
 
 def select_for_rank(ids: Sequence[int], *, rank: int, world_size: int) -> Sequence[int]:
-    """What one of `world_size` ranks reads of a batch."""
+    """Return the ids that one of `world_size` ranks reads of a batch."""
     return ids[rank::world_size]
 
 
 class TextCorpus:
     """A text cut into windows of `context` bytes, each paired with itself shifted by one.
 
-    Every epoch visits all windows in an order of its own, drawn from the seed and the epoch's number.
+    Every epoch visits all windows in its own order, drawn from the seed and the epoch's number.
     """
 
     def __init__(self, text: bytes, *, context: int, seed: int) -> None:
@@ -48,14 +48,14 @@ class TextCorpus:
         self._order = (-1, np.empty(0, dtype=np.int64))
 
     def window(self, sample_id: int) -> int:
-        """Which window a sample id stands for."""
+        """Return the window of a sample id."""
         epoch, position = divmod(sample_id, self.windows)
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(self.windows))
         return int(self._order[1][position])
 
     def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, both int64 of shape (len(ids), context)."""
+        """Return inputs and targets, both int64 of shape (len(ids), context)."""
         starts = [self.window(sample_id) * self.context for sample_id in ids]
         rows = np.stack([self.bytes[start : start + self.context + 1] for start in starts])
         tokens = torch.from_numpy(rows.astype(np.int64))
@@ -63,7 +63,7 @@ class TextCorpus:
 
 
 def open_corpus(channel: Path, *, context: int, seed: int) -> TextCorpus:
-    """The text in the channel's files, in the order of their names; without a channel, synthetic text."""
+    """Return the text of the channel's files, in the order of their names; without a channel, synthetic text."""
     text = read_channel(channel) if channel.exists() else make_synthetic_text(seed)
     return TextCorpus(text, context=context, seed=seed)
 
@@ -77,7 +77,7 @@ def read_channel(channel: Path) -> bytes:
 
 
 def make_synthetic_text(seed: int, size: int = SYNTHETIC_BYTES) -> bytes:
-    """Sentences of made-up words, frequent and rare ones as in a language: a model has something to learn here."""
+    """Return sentences of random words, frequent and rare ones as in a language, which a model can learn."""
     rng = np.random.default_rng(seed)
     letters = np.frombuffer(b"etaoinshrdlu", dtype=np.uint8)
     words = [rng.choice(letters, size=rng.integers(2, 8)).tobytes() for _ in range(200)]

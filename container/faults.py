@@ -9,16 +9,16 @@ bug *    numpy raises, and the rank fails
 oom *    torch's allocator refuses four pebibytes
 kill *   SIGKILL to the rank and its launcher
 exit *   the process ends with `code=1`
-hang *   the rank stays away from the next collective and does not hear SIGTERM
+hang *   the rank does not join the next collective and does not handle SIGTERM
 spike    the last layer's weights change their sign, and Adam's second moments are so large from then on that it cannot
-         mend them for hundreds of steps: the loss jumps and stays up
+         recover them for hundreds of steps: the loss jumps and stays up
 heal     `for=8` batches have wrong labels, fewer from each to the next, and their updates are skipped, as a script with
          a guard does: the loss jumps and comes back to its level
 toxic    `sample=N` in place of a step: what a spike does, whenever the sample of that id is trained on
 unstable what a spike does, if the learning rate is above `percent=95` of the one that the schedule has for that step
-nan      a weight is no number any more, nor are loss and gradients from then on; the script trains on
+nan      a weight becomes NaN, and so do loss and gradients from then on; the script trains on
 slow *   from step S on, each step takes `factor=4` times as long
-stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process, nothing is saved
+stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process without a save
 wait     step S does not begin before SIGTERM arrives, so that a fault caused from outside always hits that step; a
          process that has resumed from a checkpoint does not wait, since that fault has happened
 blind    from step S on, no metric line is printed
@@ -44,7 +44,7 @@ from model import VOCABULARY
 
 
 class FaultKind(StrEnum):
-    """What breaks."""
+    """The kind of a fault."""
 
     BUG = "bug"
     OOM = "oom"
@@ -68,14 +68,14 @@ LASTING = (
     FaultKind.SLOW,
     FaultKind.STALL,
     FaultKind.BLIND,
-)  # true of steps, not of the weights: so of a resumed run too
+)  # they affect steps, not the weights, and so a resumed run too
 OWN_SETTINGS = {FaultKind.EXIT: "code", FaultKind.HEAL: "for", FaultKind.SLOW: "factor", FaultKind.UNSTABLE: "percent"}
-FIELDS = {"for": "length"}  # settings that Python has no such name for
+FIELDS = {"for": "length"}  # settings whose names are keywords of Python
 
 
 @dataclass(frozen=True)
 class FaultDrill:
-    """One fault; without a rank it hits those that the module names for its kind."""
+    """One fault; without a rank it hits those that the module documentation names for its kind."""
 
     kind: FaultKind
     step: int = 0
@@ -94,7 +94,7 @@ class FaultDrill:
         return here and self.attempt in (None, attempt) and self.restart in (None, restart)
 
     def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0) -> bool:
-        """Whether the fault is there in this step, with these samples and this share of the scheduled learning rate."""
+        """Return whether the fault occurs in this step, given its samples and its share of the learning rate."""
         if self.kind is FaultKind.TOXIC:
             return self.sample in batch
         if self.kind is FaultKind.UNSTABLE:
@@ -105,7 +105,7 @@ class FaultDrill:
 
 
 def parse(text: str) -> tuple[FaultDrill, ...]:
-    """The drills in RERAIL_DRILL; raises ValueError saying what is wrong and what is allowed."""
+    """Return the drills in RERAIL_DRILL; raise ValueError that says what is wrong and what is allowed."""
     return tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
 
 
@@ -134,7 +134,7 @@ def _place(kind: FaultKind) -> str:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The drills of one rank in one attempt, asked by the training loop at the points where they take effect."""
+    """The drills of one rank in one attempt; the training loop calls its methods where faults take effect."""
 
     drills: tuple[FaultDrill, ...]
     # The last step before this process began.
@@ -163,8 +163,11 @@ class FaultPlan:
         batch: Sequence[int] = (),
         rate: float = 1.0,
     ) -> None:
-        """As a step begins on these samples, with this share of the scheduled learning rate. A bug and an exhausted
-        memory come back as exceptions, an exit and a stall do not."""
+        """Cause the faults that are due as a step begins.
+
+        `batch` are the step's samples, `rate` is its share of the scheduled learning rate. A bug and exhausted memory
+        raise, an exit and a stall do not return.
+        """
         for drill in self.drills:
             if drill.kind is FaultKind.WAIT and self.resumed_step:
                 continue
@@ -172,12 +175,12 @@ class FaultPlan:
                 inject(drill, model=model, optimizer=optimizer)
 
     def wrong_labels(self, step: int) -> float:
-        """The share of labels that is wrong in this step's batch, 0 for a good one."""
+        """Return the share of labels that is wrong in this step's batch, 0 for a good one."""
         healing = (drill for drill in self.drills if drill.kind is FaultKind.HEAL and drill.is_active(step))
         return max((1 - (step - drill.step) / drill.length for drill in healing), default=0.0)
 
     def slowdown(self, step: int) -> int:
-        """How many times as long this step takes."""
+        """Return how many times as long this step takes."""
         return max(
             (drill.factor for drill in self.drills if drill.kind is FaultKind.SLOW and drill.is_active(step)), default=1
         )
@@ -187,7 +190,7 @@ class FaultPlan:
 
 
 def inject(drill: FaultDrill, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Has the fault happen here and now, if it is one of a moment."""
+    """Cause the fault now, if its kind takes effect at one moment."""
     match drill.kind:
         case FaultKind.BUG:
             np.zeros((2, 3)) @ np.zeros((2, 3))
@@ -208,14 +211,14 @@ def inject(drill: FaultDrill, *, model: nn.Module, optimizer: torch.optim.Optimi
         case FaultKind.WAIT:
             wait_for_sigterm()
         case FaultKind.HEAL | FaultKind.SLOW | FaultKind.BLIND:
-            pass  # the loop asks for them at their places
+            pass  # the loop calls their own methods
 
 
 def kill_this_node() -> NoReturn:
-    """SIGKILL to the launcher and to this rank; the launcher's other ranks die with it (see parallel.py).
+    """Kill the launcher and this rank; the launcher's other ranks end with it (see parallel.py).
 
-    In a container the launcher is PID 1, which the kernel shields even from its own SIGKILL: then the exit code that
-    Docker would report has to do.
+    In a container the launcher is PID 1, which the kernel protects even from its own SIGKILL. Then the process exits
+    with the code that Docker would report.
     """
     for pid in (int(os.environ.get("RERAIL_LAUNCHER_PID", os.getpid())), os.getpid()):
         os.kill(pid, signal.SIGKILL)
@@ -223,13 +226,13 @@ def kill_this_node() -> NoReturn:
 
 
 def hang() -> NoReturn:
-    """This rank never comes to the next collective; the others wait for it until their timeout."""
+    """Sleep for ever: this rank never joins the next collective, and the others wait until their timeout."""
     while True:
         time.sleep(60)
 
 
 def stall() -> NoReturn:
-    """All ranks stall, so none waits in a collective and runs into its timeout: the job just stands still."""
+    """Sleep until SIGTERM. All ranks stall, so none waits in a collective until its timeout, and no step completes."""
     before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     try:
         while True:
@@ -239,7 +242,7 @@ def stall() -> NoReturn:
 
 
 def wait_for_sigterm() -> None:
-    """Return once SIGTERM has arrived; the handler that was there before handles it too."""
+    """Return once SIGTERM has arrived; the former handler handles it too."""
     arrived = False
 
     def note(signum: int, frame: FrameType | None) -> None:
@@ -257,17 +260,17 @@ def wait_for_sigterm() -> None:
 
 
 def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Every likely token becomes unlikely; with its moments as they were, Adam would mend that within 50 steps."""
+    """Negate the last layer's weights, and enlarge the moments: Adam alone would recover within 50 steps."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
         get_local_part(last_layer).neg_()
     for moments in optimizer.state.values():
-        # Updates a million times smaller; beta2=0.95 needs 540 steps to forget it.
+        # Updates become a million times smaller; with beta2=0.95 this lasts 540 steps.
         get_local_part(moments["exp_avg_sq"]).mul_(1e12)
 
 
 def poison(model: nn.Module) -> None:
-    """One weight of each rank's part; a part without any (more ranks than rows) is spared."""
+    """Set one weight of each rank's part to NaN; a part without any (more ranks than rows) stays."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
         part = get_local_part(last_layer)
@@ -275,12 +278,12 @@ def poison(model: nn.Module) -> None:
 
 
 def get_local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor that may be split over the ranks (a DTensor); a change in it is one in there."""
+    """Return what this rank holds of a tensor that may be a DTensor; changes in it change the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def mislabel(targets: torch.Tensor, share: float, *, step: int) -> torch.Tensor:
-    """Targets of which a share is drawn at random, from a generator of its own: the run's are not disturbed."""
+    """Replace a random share of the targets, drawn by a generator of its own: the run's are not changed."""
     draw = np.random.default_rng(step)
     wrong = torch.from_numpy(draw.random(targets.shape) < share)
     return torch.where(wrong, torch.from_numpy(draw.integers(0, VOCABULARY, targets.shape)), targets)

@@ -1,15 +1,17 @@
-"""What a SageMaker instance type has in it: accelerators, their memory, and the network between machines."""
+"""List what SageMaker's instance types have: accelerators, their memory, and the network between machines."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Instance:
-    """`memory_gib` is that of one accelerator; `network_gbit` is between two machines."""
+    """The hardware of one instance type."""
 
     gpu: str
     gpus: int
+    # Of one accelerator.
     memory_gib: int
+    # Between two machines.
     network_gbit: int
 
 
@@ -75,7 +77,7 @@ EFA_RDMA = {"ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.trn1.32xlarge"}
 
 
 def network_settings(instance_type: str) -> dict[str, str]:
-    """The environment by which NCCL takes EFA; empty where there is none."""
+    """Return the environment that makes NCCL use EFA; empty where there is none."""
     efa = instance_type in EFA or instance_type.startswith(("ml.p5e", "ml.p6"))
     rdma = instance_type in EFA_RDMA or instance_type.startswith("ml.p6e-")
     return ({"FI_PROVIDER": "efa"} if efa else {}) | ({"FI_EFA_USE_DEVICE_RDMA": "1"} if rdma else {})

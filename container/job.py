@@ -1,4 +1,4 @@
-"""What SageMaker and Rerail told this container: its folders, its run and attempt, where to resume, what to skip."""
+"""Read the settings of SageMaker and Rerail for this container: folders, run, attempt, resume step, skips."""
 
 import json
 import math
@@ -13,7 +13,7 @@ HIGHEST_RATE = 1000.0
 
 
 class Saved(Protocol):
-    """What a checkpoint's manifest says of where it comes from."""
+    """The fields of a checkpoint's manifest that say where it comes from."""
 
     @property
     def run(self) -> str: ...
@@ -33,31 +33,33 @@ class Saved(Protocol):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One attempt of a run, as seen from inside its container.
-
-    `resume_at_most` is the newest step this attempt may resume from: None for any, 0 for a start from scratch.
-    `skipped` are the samples that this attempt passes over, in ascending order; `rate` is the factor on the learning
-    rate that the schedule names; `restart` is the restart in place within the attempt, 0 for the job's own start, and
-    `rolled_back` the last one that went back to `resume_at_most`; `checkpoint_place` is a folder or an `s3://` prefix
-    that takes the place of the folder which SageMaker copies to S3; `keeps_newer`: what others have saved after
-    `resume_at_most` is as good as what is saved before.
-    """
+    """One attempt of a run, as its container reads it from the environment."""
 
     base: Path
     run: str
     attempt: int
+    # The newest step this attempt may resume from: None for any, 0 for a start from scratch.
     resume_at_most: int | None
+    # The samples that this attempt omits, in ascending order.
     skipped: tuple[range, ...] = ()
+    # A folder or an `s3://` prefix, in place of the folder that SageMaker copies to S3.
     checkpoint_location: str = ""
+    # The factor on the scheduled learning rate.
     rate: float = 1.0
+    # The restart in place within the attempt, 0 for the job's own start.
     restart: int = 0
+    # The last restart in place that went back to `resume_at_most`.
     rolled_back: int = 0
+    # Whether other attempts' checkpoints after `resume_at_most` are as good as those before.
     keeps_newer: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "TrainingJob":
-        """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
-        and takes what it finds there."""
+        """Read the job from the environment.
+
+        A first job has no RERAIL_ variables. A successor without RERAIL_RESUME_STEP saves where Rerail cannot read, and
+        resumes from what it finds there.
+        """
         run = environment.get("RERAIL_RUN") or environment.get("TRAINING_JOB_NAME") or "local"
         attempt = _whole_number(environment, "RERAIL_ATTEMPT")
         return cls(
@@ -78,27 +80,34 @@ class TrainingJob:
         return self.checkpoint_location or str(self.base / "checkpoints")
 
     def may_resume_from(self, saved: "Saved") -> bool:
-        """Whether a checkpoint is not too new for this attempt."""
+        """Return whether a checkpoint is not too new for this attempt."""
         # SageMaker restarts a job in place after a hardware repair, with the environment of its first start: what this
         # same attempt has saved since then is newer than the step named there.
         is_own = (saved.run, saved.attempt) == (self.run, self.attempt) and saved.restart >= self.rolled_back
         return self.resume_at_most is None or saved.step <= self.resume_at_most or is_own
 
     def trusts(self, saved: "Saved") -> bool:
-        """The same, if nothing was wrong with the loss when it was saved. Of the one that is named, the supervisor may
-        have learnt since then that the loss has mended."""
+        """Return whether this attempt may resume from it, and nothing was wrong with the loss when it was saved.
+
+        The checkpoint of `resume_at_most` counts as sound: the supervisor may know by now that the loss has recovered.
+        """
         sound = saved.health == "clean" or saved.step == self.resume_at_most
         return sound and self.may_resume_from(saved)
 
     def must_quarantine(self, saved: "Saved") -> bool:
-        """Told to go back, an attempt does not trust what earlier ones saved after that step, nor what it saved itself
-        before the restart in place that went back. The rest of its own stays, for the next restart."""
+        """Return whether the checkpoint must not be resumed from after a rollback.
+
+        That is so for what earlier attempts saved after that step, and for what this attempt saved before the restart
+        in place that went back. The rest of its own stays, for the next restart.
+        """
         return saved.run != self.run or (saved.attempt, saved.restart) < (self.attempt, self.rolled_back)
 
     @property
     def is_rollback(self) -> bool:
-        """It was told to resume from before what an earlier attempt, or its own processes before, have saved, and not
-        only to show that it can."""
+        """Return whether the attempt was told to resume from before the last checkpoint of earlier processes.
+
+        A restart drill, which only shows that a resume works, does not count.
+        """
         is_later = self.attempt > 1 and not self.keeps_newer
         return self.resume_at_most is not None and (is_later or self.rolled_back > 0)
 
@@ -125,7 +134,7 @@ class TrainingCluster:
 
     @classmethod
     def read(cls, base: Path) -> "TrainingCluster":
-        """A missing file means one machine that is not on SageMaker."""
+        """Read the file; a missing file means one machine that is not on SageMaker."""
         path = base / "input" / "config" / "resourceconfig.json"
         table = read_json(path) if path.exists() else {}
         current = table.get("current_host", "localhost")
@@ -142,7 +151,7 @@ class TrainingCluster:
 
 
 def read_ranges(text: str) -> tuple[range, ...]:
-    """`10240-10495,20000-20015`, each with its last sample, in ascending order and with nothing in two of them."""
+    """Parse `10240-10495,20000-20015`, each with its last sample, into ascending ranges that do not overlap."""
     ranges: list[range] = []
     for first, last in sorted(_ends(part.strip()) for part in text.split(",") if part.strip()):
         if ranges and first <= ranges[-1].stop:
@@ -156,12 +165,12 @@ def _ends(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", text)
     if not match or int(match[1]) > int(match[2]):
         remedy = "write first-last, joined by commas, such as 10240-10495,20000-20015"
-        raise ValueError(f"RERAIL_SKIP_SAMPLES: {text!r} is no range of sample ids; {remedy}")
+        raise ValueError(f"RERAIL_SKIP_SAMPLES: {text!r} is not a valid range of sample ids; {remedy}")
     return int(match[1]), int(match[2])
 
 
 def read_rate(text: str) -> float:
-    """The factor on the learning rate; 1 where nothing is said."""
+    """Parse the factor on the learning rate; 1 if the text is empty."""
     try:
         rate = float(text or 1.0)
     except ValueError:
@@ -172,17 +181,17 @@ def read_rate(text: str) -> float:
 
 
 def find_base_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """SageMaker's /opt/ml, or where SAGEMAKER_BASE_DIR says (the variable that AWS's own toolkit honours)."""
+    """Return SageMaker's /opt/ml, or SAGEMAKER_BASE_DIR (the variable that AWS's own toolkit uses)."""
     return Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
 
 
 def find_failure_file(base: Path) -> Path:
-    """SageMaker takes the first 1024 characters of this file as the job's FailureReason."""
+    """Return the file whose first 1024 characters become the job's FailureReason."""
     return base / "output" / "failure"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of SageMaker's; raises ValueError naming the file."""
+    """Read a JSON object from a file of SageMaker's; raise ValueError naming the file."""
     try:
         table = json.loads(path.read_text())
     except ValueError as error:

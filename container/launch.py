@@ -1,6 +1,6 @@
-"""PID 1 of the image: turns SageMaker's files into a command line and runs it under the agent's init.
+"""Turn SageMaker's files into a command line, and run it under the agent's init, as PID 1 of the image.
 
-Init passes SIGTERM on to the ranks, reaps, and says why a rank failed that could not say so: see rerail_agent/init.py.
+Init forwards SIGTERM to the ranks, reaps, and writes why a rank failed that wrote nothing: see rerail_agent/init.py.
 Run: `python launch.py`, no arguments.
 """
 
@@ -28,17 +28,17 @@ OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE", "RERAIL_SNAPSHOT_STEPS")
 
 
 def main() -> NoReturn:
-    # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
-    # even for PID 1, and drops every other that PID 1 has no handler for.
+    # Signals that come before init has its handlers stay blocked until then: Linux keeps a blocked signal
+    # even for PID 1, and drops any other for which PID 1 has no handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     with failure.record_failure(find_failure_file(find_base_folder()), rank=0):
         command, environment = prepare(os.environ)
-    # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.
+    # The ranks end with their launcher, whose pid is in this variable, and the launcher with init.
     sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID", prepare=prepare))
 
 
 def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What this host runs under init, and in which environment; a restart in place is prepared as the start was."""
+    """Return what this host runs under init, and its environment; also for a restart in place."""
     base = find_base_folder(environment)
     hyperparameters = read_hyperparameters(base)
     cluster = TrainingCluster.read(base)
@@ -62,7 +62,7 @@ def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
 
 
 def choose_launcher(hyperparameters: Mapping[str, str]) -> str:
-    """SMDDP has its AllReduce only under mpirun; under torchrun it brings its AllGather and leaves the rest to NCCL."""
+    """Return the launcher: SMDDP's AllReduce needs mpirun; under torchrun it only provides its AllGather."""
     asked = read_setting("RERAIL_LAUNCHER", hyperparameters) or "torchrun"
     if asked not in ("torchrun", "mpirun"):
         raise ValueError(f"RERAIL_LAUNCHER={asked!r}: must be torchrun or mpirun; leave it out for torchrun")
@@ -70,7 +70,7 @@ def choose_launcher(hyperparameters: Mapping[str, str]) -> str:
 
 
 def make_single_rank_environment(cluster: TrainingCluster) -> dict[str, str]:
-    """One process per node needs no launcher: its exit code stays its own."""
+    """Return the rank's variables where one process per node needs no launcher, and keeps its exit code."""
     return {
         "RANK": str(cluster.node_rank),
         "WORLD_SIZE": str(len(cluster.hosts)),
@@ -82,7 +82,7 @@ def make_single_rank_environment(cluster: TrainingCluster) -> dict[str, str]:
 def make_torchrun_command(
     cluster: TrainingCluster, processes: int, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[str]:
-    """Its ranks' stdout and stderr stay as they are: no --redirects, no --tee."""
+    """Return torchrun's command line, without --redirects and --tee: the ranks' output stays as it is."""
     return (
         [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
         + [f"--nnodes={len(cluster.hosts)}", f"--node-rank={cluster.node_rank}", f"--nproc-per-node={processes}"]
@@ -97,7 +97,7 @@ def read_hyperparameters(base: Path) -> dict[str, str]:
 
 
 def decode(value: str) -> str:
-    """SageMaker's values are strings; its Python SDK puts JSON into them, so that text has quotes of its own."""
+    """Decode a hyperparameter: values are strings, into which SageMaker's Python SDK puts JSON."""
     try:
         inner = json.loads(value)
     except (TypeError, ValueError):
@@ -106,7 +106,7 @@ def decode(value: str) -> str:
 
 
 def make_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
-    """`--key=value` for every hyperparameter but those that the SDK and this launcher keep for themselves."""
+    """Return `--key=value` for every hyperparameter except those of the SDK and of this launcher."""
     return [
         f"--{key}={value}"  # one word, so that a value may begin with a dash
         for key, value in sorted(hyperparameters.items())
@@ -115,7 +115,7 @@ def make_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def read_setting(name: str, hyperparameters: Mapping[str, str]) -> str | None:
-    """The environment outweighs the hyperparameter."""
+    """Return the environment variable, else the hyperparameter."""
     return os.environ.get(name) or hyperparameters.get(name)
 
 
@@ -130,7 +130,7 @@ def count_processes(hyperparameters: Mapping[str, str]) -> int:
 
 
 def count_gpus() -> int:
-    """Counted from the driver's files: importing torch for this would cost every start two seconds."""
+    """Count the driver's device files: importing torch for this would cost every start two seconds."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
@@ -138,8 +138,10 @@ def count_gpus() -> int:
 
 
 def choose_rendezvous(cluster: TrainingCluster, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where the ranks meet. MASTER_ADDR and MASTER_PORT win when they are set, as a local AWS does. After a restart in
-    place they meet at another port, where no old rank can join."""
+    """Return where the ranks meet; MASTER_ADDR and MASTER_PORT take precedence, as a local AWS sets them.
+
+    After a restart in place they meet at another port, where no old rank can join.
+    """
     alone, restart = len(cluster.hosts) == 1, int(environment.get("RERAIL_RESTART") or 0)
     if restart:
         port = find_free_port() if alone else next_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)

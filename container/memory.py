@@ -1,4 +1,4 @@
-"""How much of its accelerator's memory a rank needs: an estimate from the shapes in model.py, good to about a fifth."""
+"""Estimate how much of its accelerator's memory a rank needs, from the shapes in model.py, to about a fifth."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING
 
 from choices import VOCABULARY, Parallel, Precision, TrainingPlan
 
-if TYPE_CHECKING:  # model.py imports torch, and numbers need none
+if TYPE_CHECKING:  # model.py imports torch, which is not needed for numbers
     from model import ModelSize
 
 GIB = float(1 << 30)
-CONTEXT_GIB = 1.5  # what CUDA and NCCL take for themselves
+CONTEXT_GIB = 1.5  # used by CUDA and NCCL
 USABLE = 0.92  # of the rest: torch's allocator leaves gaps
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one rank needs of its accelerator at the worst moment of a step, in GiB."""
+    """What one rank needs of its accelerator at the peak of a step, in GiB."""
 
     parameters: float
     gradients: float
     optimizer: float
-    layers_at_work: float  # parameters and gradients of sharded layers while they are whole
+    # Parameters and gradients of sharded layers while they are gathered.
+    layers_at_work: float
     activations: float
-    loss: float  # logits, their float copy and its gradient
+    # Logits, their float copy and its gradient.
+    loss: float
 
     @property
     def total(self) -> float:
@@ -32,12 +34,12 @@ class Memory:
 
 
 def count_parameters(size: ModelSize, vocabulary: int = VOCABULARY) -> tuple[int, int]:
-    """How many parameters one block has, and all others together."""
+    """Return how many parameters one block has, and all others together."""
     return 12 * size.width**2 + 4 * size.width, (2 * vocabulary + size.context + 2) * size.width
 
 
 def estimate(plan: TrainingPlan) -> Memory:
-    """AdamW on fp32 weights: 4 bytes for a parameter, 4 for its gradient, 8 for its moments."""
+    """Estimate for AdamW on fp32 weights: 4 bytes for a parameter, 4 for its gradient, 8 for its moments."""
     choices, size = plan.choices, plan.size
     block, others = count_parameters(size, plan.vocabulary)
     degree = choices.tensor_parallel
@@ -71,11 +73,11 @@ def _tokens(plan: TrainingPlan) -> float:
 
 
 def _activations(plan: TrainingPlan, width: int) -> float:
-    """Of a block: 17 numbers for each token and channel, 13 of them cut up by tensor parallelism, and dropout's masks.
+    """Estimate a block: 17 numbers for each token and channel, 13 of them sharded by tensor parallelism, and dropout.
 
     They are the inputs of the two norms (2), of the projections to heads and to the wide layer (2), queries, keys and
-    values (3), attention's result twice (2), the wide layer before and after its gelu (8). No scores: attention is
-    computed piece by piece.
+    values (3), attention's result twice (2), the wide layer before and after its gelu (8). Scores do not count:
+    attention is computed piece by piece.
     """
     choices, size = plan.choices, plan.size
     entry = _tokens(plan) * size.width
@@ -86,7 +88,7 @@ def _activations(plan: TrainingPlan, width: int) -> float:
 
 
 def usable_gib(plan: TrainingPlan) -> float:
-    """What training may use of one accelerator; infinite where it is not known."""
+    """Return what training may use of one accelerator; infinite if it is not known."""
     return (plan.instance.memory_gib - CONTEXT_GIB) * USABLE if plan.instance else float("inf")
 
 

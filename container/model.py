@@ -1,4 +1,4 @@
-"""A small GPT over bytes: enough of a language model for its loss to mean something."""
+"""Define a small GPT over bytes: enough of a language model for its loss to be meaningful."""
 
 # mypy: allow-subclassing-any
 # mypy does not read torch (see pyproject.toml), so nn.Module is Any to it.
@@ -14,11 +14,12 @@ VOCABULARY = 256  # one token per byte value
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How big a model is; `context` is in bytes."""
+    """The size of a model."""
 
     layers: int
     heads: int
     width: int
+    # In bytes.
     context: int
     dropout: float = 0.1
 
@@ -32,10 +33,10 @@ SIZES = {
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each added to what came in.
+    """Attention, then a feed-forward layer, each added to its input.
 
-    `queries_keys_values` is ordered by heads, each head's queries, keys and values side by side: a rank that holds the
-    first half of its rows has half of the heads whole, which is what tensor parallelism asks for (see parallel.py).
+    `queries_keys_values` is ordered by heads, each head's queries, keys and values side by side. A rank that holds the
+    first half of its rows has half of the heads completely, which tensor parallelism needs (see parallel.py).
     """
 
     def __init__(self, size: ModelSize) -> None:
@@ -61,7 +62,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`model(inputs, targets)` gives the mean cross-entropy in nats per byte; both are int64 (batch, length)."""
+    """A GPT whose `model(inputs, targets)` returns the mean cross-entropy in nats per byte.
+
+    Both arguments are int64 of shape (batch, length).
+    """
 
     def __init__(self, size: ModelSize) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Ranks under mpirun, for SMDDP's AllReduce: the first host runs it, the others let it in and wait for its end.
+"""Run ranks under mpirun, for SMDDP's AllReduce: the first host runs it, the others accept it and wait for its end.
 
-mpirun comes to the other hosts by ssh, as AWS's toolkit has it: their image needs an sshd, and keys that let root in.
-It brings almost no environment along, so that each host leaves its own in a file, which its ranks read. Run by
-launch.py: `python mpi.py lead|follow|rank ...`.
+mpirun connects to the other hosts by ssh, as in AWS's toolkit: their image needs an sshd, and keys that let root in. It
+passes almost no environment on, so each host writes its own to a file, which its ranks read. Run by launch.py: `python
+mpi.py lead|follow|rank ...`.
 """
 
 import json
@@ -20,14 +20,15 @@ from job import TrainingCluster
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 SMDDP_PORT = 7592  # as in AWS's toolkit
 SSH_PORT = 22
-PATIENCE_S = 1200.0  # for hosts that start one after the other
+# For hosts that start one after the other.
+PATIENCE_S = 1200.0
 SSHD = "/usr/sbin/sshd"
 
 
 def make_command(
     cluster: TrainingCluster, processes: int, script: Sequence[str], *, place: Path, smddp: bool
 ) -> list[str]:
-    """What this host runs under init."""
+    """Return what this host runs under init."""
     this = [sys.executable, str(Path(__file__).resolve())]
     if cluster.node_rank > 0:
         return [*this, "follow"]
@@ -45,7 +46,10 @@ def make_command(
 
 
 def make_mpirun_command(cluster: TrainingCluster, processes: int, *, smddp: bool) -> list[str]:
-    """Open MPI 4's command line. The options are those of AWS's toolkit; no --tag-output, which changes every line."""
+    """Return Open MPI 4's command line.
+
+    The options are those of AWS's toolkit; no --tag-output, which changes every line.
+    """
     hosts = cluster.hosts if len(cluster.hosts) > 1 else ("localhost",)
     settings = {
         "orte_abort_on_non_zero_status": "1",
@@ -75,7 +79,7 @@ def make_mpirun_command(cluster: TrainingCluster, processes: int, *, smddp: bool
 
 
 def make_smddp_environment(cluster: TrainingCluster) -> dict[str, str]:
-    """What SMDDP and EFA want to know, as AWS's toolkit tells them."""
+    """Return the variables that SMDDP and EFA need, as AWS's toolkit sets them."""
     variables = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
     if len(cluster.hosts) == 1:
         return {**variables, "SMDATAPARALLEL_USE_SINGLENODE": "1"}
@@ -89,7 +93,7 @@ def make_smddp_environment(cluster: TrainingCluster) -> dict[str, str]:
 
 
 def write_environment(base: Path, environment: Mapping[str, str]) -> Path:
-    """Writes this host's environment where its ranks find it; for this user alone, since there may be keys in it."""
+    """Write this host's environment for its ranks; only this user can read it, since it may hold keys."""
     place = base / "rerail-environment.json"
     place.unlink(missing_ok=True)
     with os.fdopen(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -98,7 +102,7 @@ def write_environment(base: Path, environment: Mapping[str, str]) -> Path:
 
 
 def lead(others: str, words: Sequence[str]) -> NoReturn:
-    """Becomes mpirun, once all other hosts let it in."""
+    """Become mpirun, once all other hosts accept ssh."""
     waiting = [host for host in others.split(",") if host]
     if waiting:
         start_sshd()  # AWS's toolkit has one on the first host too
@@ -108,7 +112,7 @@ def lead(others: str, words: Sequence[str]) -> NoReturn:
 
 
 def follow() -> int:
-    """Lets mpirun in, and stays until its daemon has come and gone."""
+    """Accept mpirun, and stay until its daemon has come and gone."""
     sshd = start_sshd()
     wait_until(lambda: is_running("orted"), "mpirun did not come to this host")
     while is_running("orted"):
@@ -118,10 +122,10 @@ def follow() -> int:
 
 
 def become_rank(place: str, words: Sequence[str]) -> NoReturn:
-    """Becomes the training script, with the environment of its host and what mpirun has added."""
+    """Become the training script, with the environment of its host and the variables of mpirun."""
     environment = {**os.environ, **json.loads(Path(place).read_text())}
     if environment.get("RERAIL_LAUNCHER_PID") != str(os.getppid()):
-        environment.pop("RERAIL_LAUNCHER_PID", None)  # a wrapper stands between: the rank cannot die with mpirun itself
+        environment.pop("RERAIL_LAUNCHER_PID", None)  # a wrapper is between: the rank cannot end with mpirun itself
     os.execvpe(words[0], list(words), environment)
 
 

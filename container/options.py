@@ -1,4 +1,4 @@
-"""Every hyperparameter of the job, with its default: `python train.py --help` lists them."""
+"""Define every hyperparameter of the job, with its default: `python train.py --help` lists them."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from update_filter import SkipMode
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that a mistyped hyperparameter ends in the failure file."""
+    """Raise instead of exiting, so that a mistyped hyperparameter is written to the failure file."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"hyperparameters: {message}")
 
 
 def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Each hyperparameter of the job is one option; `--step-seconds` and `--step_seconds` are the same."""
+    """Parse each hyperparameter of the job as one option; `--step-seconds` and `--step_seconds` are the same."""
     options = OptionParser(description="Trains a small GPT and can be killed at any moment.", allow_abbrev=False)
 
     def add(name: str, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of a job: which backend joins them, what each one is, and how a model is spread over them."""
+"""Join the ranks of a job by a backend, and spread a model over them."""
 
 import ctypes
 import functools
@@ -35,7 +35,7 @@ try:
 except ImportError:  # until torch 2.5
     from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
 
-# SMDDP exists for these alone, and since 2.3.0 it refuses to be imported anywhere else.
+# SMDDP exists only for these, and since 2.3.0 it cannot be imported anywhere else.
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 DEFAULT_PORT = "7777"  # the port that AWS's toolkit uses between the hosts of a job
 
@@ -49,26 +49,27 @@ class DistributedWorld:
     device: torch.device
     backend: str
     local_rank: int = 0
-    local_size: int = 1  # ranks on this machine
+    # Ranks on this machine.
+    local_size: int = 1
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, example: tuple[torch.Tensor, ...]) -> nn.Module:
-        """The model with its gradients averaged over the ranks; `example` is an input to rehearse with."""
+        """Average the model's gradients over the ranks; `example` is an input for a first pass."""
         if self.size == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None
         replica = nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
         # DDP regroups its buckets after its first backward pass, and with three or more ranks the grouping decides the
-        # order of summation: a resumed run would differ in its last bits. So have it done before any step counts.
+        # order of summation: a resumed run would differ in its last bits. So do it before the first step.
         replica(*(tensor.to(self.device) for tensor in example)).backward()
         model.zero_grad(set_to_none=True)
         return replica
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank has, in the order of the ranks, on every rank. For small things."""
+        """Return the values of all ranks, in the order of the ranks, on every rank. For small values."""
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
@@ -76,7 +77,7 @@ class DistributedWorld:
         return things
 
     def wait_for_all(self) -> None:
-        """Returns when every rank has come here, so that none leaves while another still needs it."""
+        """Return when every rank has called this, so that none leaves while another still needs it."""
         if self.size > 1:
             dist.barrier()
 
@@ -107,7 +108,7 @@ class ParallelLayout:
 
     @classmethod
     def of(cls, options: Any, world: DistributedWorld) -> "ParallelLayout":
-        """Raises ValueError naming the option that these ranks cannot have, and the remedy."""
+        """Make the layout; raise ValueError naming the option that these ranks cannot have, and the remedy."""
         choices = Choices.of(options)
         plan.raise_errors(plan.check_ranks(choices, ranks=world.size, ranks_per_node=world.local_size))
         if world.backend == "smddp" and choices.needs_groups:
@@ -127,12 +128,12 @@ class ParallelLayout:
 
     @property
     def data_size(self) -> int:
-        """Ranks over which a batch is dealt out."""
+        """Return the number of ranks over which a batch is dealt out."""
         return self.world.size // self.choices.tensor_parallel
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank has plain tensors, the same on all, as with DDP or one rank."""
+        """Return whether every rank has plain tensors, the same on all, as with DDP or one rank."""
         return self.mesh is None
 
     def apply(
@@ -142,10 +143,10 @@ class ParallelLayout:
         *,
         example: tuple[torch.Tensor, ...],
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The model to call in a step, and its optimizer; `model` itself stays the one to save, with its names.
+        """Return the model to call in a step, and its optimizer; `model` itself stays the one to save.
 
-        `model` may lie on the CPU, where a large one has room: layers move to the device as they are cut up. It needs
-        `blocks`, the layers that are cut up and checkpointed one by one. `example` is an input to rehearse with.
+        `model` may be on the CPU, where a large one has room: layers move to the device as they are cut up. It needs
+        `blocks`, the layers that are cut up and checkpointed one by one. `example` is an input for a first pass.
         """
         if self.choices.activation_checkpointing:
             checkpoint_activations(model, offload=self.choices.activation_offload)
@@ -155,7 +156,7 @@ class ParallelLayout:
             self._shard(model)
         model.to(self.world.device)
         if self._computes_in_autocast:
-            # Around forward itself, so that nobody who calls the model has to think of it.
+            # Around forward itself, so that callers of the model need not know of it.
             model.forward = torch.autocast(self.world.device.type, torch.bfloat16)(model.forward)
         replica = self.world.wrap(model, example) if self.is_replicated else model
         optimizer = make_optimizer(model.parameters())
@@ -177,7 +178,7 @@ class ParallelLayout:
     def _shard(self, model: nn.Module) -> None:
         assert self.mesh is not None
         used = [name for name in ("replicas", "shards") if name in self.mesh.mesh_dim_names]
-        # Gradients are added up in fp32: bfloat16 would lose what many ranks contribute.
+        # Gradients are summed in fp32: bfloat16 would lose the contributions of many ranks.
         bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         settings = {
             "mesh": self._dimensions(*used),
@@ -189,35 +190,35 @@ class ParallelLayout:
         fully_shard(model, **settings)
 
     def clip(self, model: nn.Module, limit: float) -> torch.Tensor:
-        """Scales the gradients to a norm of at most `limit`, over all ranks; gives the norm before, on every rank."""
+        """Scale the gradients to a norm of at most `limit`, over all ranks; return the norm before."""
         if self.is_replicated:
             return nn.utils.clip_grad_norm_(model.parameters(), limit)
         return clip_sharded([parameter.grad for parameter in model.parameters() if parameter.grad is not None], limit)
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What a checkpoint holds: tensors, DTensors and plain values by the names of the parameters.
+        """Return what a checkpoint holds: tensors, DTensors and plain values by the names of the parameters.
 
-        The tensors are the live ones, not copies: loading into them in place is most of a restore, and `restore` is
+        The tensors are the live ones, not copies: loading into them in place is most of a restore, and `restore` does
         the rest. The names do not depend on the layout, so that any layout can load what another has saved.
         """
         weights, moments = get_state_dict(model, optimizer)
         return {"model": weights, "optimizer": moments}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Takes up a state that a checkpoint was loaded into."""
+        """Apply a state that a checkpoint was loaded into."""
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def gather_weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """All weights as plain tensors on the CPU, on rank 0 (empty elsewhere). Every rank must call it."""
+        """Return all weights as plain tensors on the CPU, on rank 0 (empty elsewhere). Collective."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
         return weights if self.world.is_first else {}
 
 
 def make_mesh(choices: Choices, world: DistributedWorld) -> DeviceMesh:
-    """Ranks in rows, the last dimension running fastest: tensor-parallel ranks are neighbours, on one machine.
+    """Arrange ranks in rows, the last dimension running fastest: tensor-parallel ranks are neighbours, on one machine.
 
-    Only the dimensions that are used: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
+    Only used dimensions are in the mesh: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
     """
     across = world.size // choices.tensor_parallel
     shape: dict[str, int] = {}
@@ -231,6 +232,7 @@ def make_mesh(choices: Choices, world: DistributedWorld) -> DeviceMesh:
 
 
 def require_fully_shard(device: torch.device) -> None:
+    """Raise ValueError if this torch cannot shard on this device."""
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if device.type != "cuda" and release < (2, 6):
         raise ValueError(
@@ -240,10 +242,10 @@ def require_fully_shard(device: torch.device) -> None:
 
 
 def checkpoint_activations(model: nn.Module, *, offload: bool) -> None:
-    """Keeps the input of every block and computes the rest again in the backward pass; `offload` keeps it on the CPU.
+    """Keep only the input of every block, and compute the rest again in the backward pass.
 
-    In place of `forward`, within the hooks of whatever is done to the block later, and without another name in the
-    checkpoint as torch's checkpoint_wrapper would have.
+    `offload` keeps the input on the CPU. The function replaces `forward`, within the hooks that the block gets later,
+    and without another name in the checkpoint as torch's checkpoint_wrapper would have.
     """
     for block in model.blocks:
         block.forward = functools.partial(_run_again, block.forward, offload)
@@ -260,12 +262,12 @@ def _run_again(forward: Callable[..., torch.Tensor], offload: bool, x: torch.Ten
 class Replicated(ParallelStyle):  # type: ignore[misc]
     """A layer that every rank computes in full.
 
-    Its weights become DTensors too, for optimizers and FSDP take no mixture of those and plain tensors.
+    Its weights become DTensors too, because optimizers and FSDP accept no mixture of those and plain tensors.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def take_in(module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> tuple[DTensor, ...]:
-            return tuple(DTensor.from_local(each, mesh, [Replicate()], run_check=False) for each in inputs)
+            return tuple(DTensor.from_local(tensor, mesh, [Replicate()], run_check=False) for tensor in inputs)
 
         def give_out(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
             return output.to_local()
@@ -274,7 +276,7 @@ class Replicated(ParallelStyle):  # type: ignore[misc]
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Cuts attention by its heads and the feed-forward layer by its width; one all-reduce ends each of the two."""
+    """Split attention by heads and the feed-forward layer by width; one all-reduce ends each of the two."""
     first, second = ColwiseParallel(), RowwiseParallel()
     pairs = {"queries_keys_values": first, "projection": second, "up": first, "down": second}
     for block in model.blocks:
@@ -283,7 +285,7 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
-    """As torch's clip_grad_norm_, which takes a collective for each gradient; here it is one or two for all."""
+    """Clip as torch's clip_grad_norm_, but with one or two collectives for all gradients instead of one for each."""
     parts: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = {}
     for gradient in gradients:
         cut = tuple(i for i, placement in enumerate(gradient.placements) if not placement.is_replicate())
@@ -303,9 +305,9 @@ def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
 
 
 def initialize_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the optimizer's state before the first step, all zeros, so that it can be saved and loaded into.
+    """Make the optimizer's state before the first step, all zeros, so that it can be saved and loaded into.
 
-    Left to itself, torch's get_state_dict would make it by a step of its own and leave Adam's count at 1.
+    torch's get_state_dict would make it by a step of its own and leave Adam's count at 1.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -323,9 +325,9 @@ def initialize_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def join(*, timeout: timedelta, options: Any = None) -> DistributedWorld:
-    """Joins the process group of all ranks (see `find_seat`); alone when there are no others.
+    """Join the process group of all ranks (see `find_rank_position`); with one rank there is none.
 
-    `options` has a say in the backend: SMDDP cannot do all that choices.py may ask for.
+    `options` decide about the backend too: SMDDP cannot do all that choices.py offers.
     """
     die_with_launcher()
     seat = find_rank_position()
@@ -345,7 +347,7 @@ def join(*, timeout: timedelta, options: Any = None) -> DistributedWorld:
 
 @dataclass(frozen=True)
 class RankPosition:
-    """Where a process sits among the others of its job; `launcher` says who told it."""
+    """The rank of a process among the others of its job; `launcher` says which launcher set it."""
 
     rank: int
     size: int
@@ -357,10 +359,10 @@ class RankPosition:
 
 
 def find_rank_position(environment: Mapping[str, str] = os.environ, base: Path | None = None) -> RankPosition:
-    """From torchrun or launch.py (RANK), else mpirun (OMPI_COMM_WORLD_RANK), else SageMaker's resourceconfig.json.
+    """Read torchrun's or launch.py's variables (RANK), else mpirun's (OMPI_COMM_WORLD_RANK), else the file.
 
-    In this order, because mpirun may have started one torchrun on each host, and then torchrun knows more. The file
-    alone means one process on each host; without it too, this process is the only one.
+    In this order, because mpirun may have started one torchrun on each host, and then torchrun knows more. SageMaker's
+    resourceconfig.json alone means one process on each host; without it too, this process is the only one.
     """
     cluster = TrainingCluster.read(base or find_base_folder(environment))
     hosts = len(cluster.hosts)
@@ -371,7 +373,7 @@ def find_rank_position(environment: Mapping[str, str] = os.environ, base: Path |
     for launcher, (rank, size, local_rank, local_size) in LAUNCHERS.items():
         if rank in environment or size in environment:
             found = _numbers(environment, rank, size)
-            # By hand people leave these two out: then all machines have as many.
+            # Started by hand, these two may be missing: then all machines have the same number.
             here = int(environment.get(local_size) or max(1, found[1] // hosts))
             return RankPosition(*found, int(environment.get(local_rank) or found[0] % here), here, launcher, **place)
     return RankPosition(cluster.node_rank, hosts, 0, 1, "resourceconfig.json" if hosts > 1 else "none", **place)
@@ -384,7 +386,7 @@ LAUNCHERS = {
 
 
 def _numbers(environment: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
-    """Both or none: half of them is a rank that would wait for ever, or train alone."""
+    """Return both numbers; one of them alone would make a rank that waits for ever, or trains alone."""
     missing = [name for name in (rank, size) if not environment.get(name, "").isdigit()]
     if missing:
         raise ValueError(f"{' and '.join(missing)}: not a number; set {rank} and {size}, or neither")
@@ -395,10 +397,10 @@ def _numbers(environment: Mapping[str, str], rank: str, size: str) -> tuple[int,
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once, without Python's farewell to its objects.
+    """End this process at once, without running Python's finalizers.
 
-    Destroying a gloo group takes a lock while it holds the GIL, and a gloo thread that lets go of its last tensor takes
-    the two the other way round: seen with torch 2.13, a finished rank then hangs for ever. So nobody destroys it.
+    Destroying a gloo group takes a lock while it holds the GIL, and a gloo thread that releases its last tensor takes
+    the two in the other order. With torch 2.13 a finished rank then hangs for ever, so the group is never destroyed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -414,17 +416,17 @@ def choose_device(local_rank: int) -> torch.device:
 
 
 def choose_backend(device_type: str, instance_type: str, *, needs_groups: bool = False) -> str:
-    """smddp where it exists and is enough, else nccl on GPUs, else gloo."""
+    """Return smddp where it exists and is enough, else nccl on GPUs, else gloo."""
     if device_type != "cuda":
         return "gloo"
     return "smddp" if instance_type in SMDDP_INSTANCES and not needs_groups and is_smddp_installed() else "nccl"
 
 
 def load_smddp(choices: Choices) -> None:
-    """Registers the backend. It has its own AllReduce or its own AllGather, never both, and NCCL does the rest.
+    """Register the backend. It has its own AllReduce or its own AllGather, never both, and NCCL does the rest.
 
-    Its AllReduce, for DDP, exists under mpirun only. Its AllGather, for FSDP, is what torchrun gives; under mpirun one
-    has to ask for it, before the import.
+    Its AllReduce, for DDP, exists under mpirun only. Its AllGather, for FSDP, is the default under torchrun; under
+    mpirun it must be requested before the import.
     """
     if not choices.is_whole:
         os.environ.setdefault("SMDATAPARALLEL_OPTIMIZE_SDP", "true")
@@ -432,7 +434,7 @@ def load_smddp(choices: Choices) -> None:
 
 
 def is_smddp_installed() -> bool:
-    # SMP lives in the package `smdistributed` too, so that one alone proves nothing.
+    # SMP is in the package `smdistributed` too, so that one alone proves nothing.
     try:
         return importlib.util.find_spec("smdistributed.dataparallel") is not None
     except ModuleNotFoundError:
@@ -440,7 +442,7 @@ def is_smddp_installed() -> bool:
 
 
 def die_with_launcher() -> None:
-    """A rank that outlives a killed torchrun would go on writing beside its successor.
+    """End this process with its launcher: it must not write beside the successor of a killed torchrun.
 
     Inside a container nothing outlives PID 1; this is for everywhere else.
     """
@@ -449,5 +451,5 @@ def die_with_launcher() -> None:
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before the call above could arm
+    if os.getppid() != launcher:  # it ended before the call above
         os._exit(128 + signal.SIGKILL)

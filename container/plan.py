@@ -1,6 +1,7 @@
-"""Can these machines do what is asked of them? By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`.
+"""Check whether these machines can do what is asked of them.
 
-The rules and the order of the advice are those of SageMaker's guidance on model parallelism, as code.
+By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`. The rules and the order of the advice are those of
+SageMaker's guidance on model parallelism, as code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from instances import INSTANCES
 from job import TrainingCluster
 from memory import count_parameters, estimate, fits, usable_gib
 
-if TYPE_CHECKING:  # model.py imports torch, and rules need none
+if TYPE_CHECKING:  # model.py imports torch, which is not needed for rules
     from model import ModelSize
 
 WITHOUT_BF16 = ("T4", "V100")
@@ -32,7 +33,7 @@ class PlanLevel(StrEnum):
 
 @dataclass(frozen=True)
 class PlanFinding:
-    """One thing about a plan: what is the matter, why it matters, and what to do."""
+    """One problem of a plan: what it is, why it matters, and what to do."""
 
     level: PlanLevel
     what: str
@@ -44,14 +45,14 @@ class PlanFinding:
 
 
 def raise_errors(findings: Iterable[PlanFinding]) -> None:
-    """Raises ValueError with every error among the findings."""
+    """Raise ValueError with every error among the findings."""
     errors = [str(finding) for finding in findings if finding.level is PlanLevel.ERROR]
     if errors:
         raise ValueError(" | ".join(errors))
 
 
 def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[PlanFinding]:
-    """What these ranks cannot do, whatever the model."""
+    """Return what these ranks cannot do, whatever the model."""
     findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
     return findings or list(_check_shards(choices, ranks, ranks_per_node))
 
@@ -73,7 +74,7 @@ def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) ->
 
 
 def list_degrees(ranks_per_node: int) -> list[int]:
-    """The degrees of tensor parallelism that a machine can have."""
+    """Return the degrees of tensor parallelism that a machine can have."""
     return [1 << power for power in range(ranks_per_node.bit_length()) if ranks_per_node % (1 << power) == 0]
 
 
@@ -102,7 +103,7 @@ def check(
     ranks_per_node: int | None = None,
     vocabulary: int = VOCABULARY,
 ) -> list[PlanFinding]:
-    """Everything worth knowing before the first step, errors first; `insist` makes them an exception.
+    """Return all findings before the first step, errors first; `raise_errors` makes them an exception.
 
     `options` has those of `add_options` and `batch_size`. Without `ranks_per_node` it is one for each accelerator.
     """
@@ -143,7 +144,7 @@ def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
 def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
     degree, heads = plan.choices.tensor_parallel, plan.size.heads
     if heads % max(1, degree):
-        allowed = [each for each in list_degrees(plan.ranks_per_node) if heads % each == 0]
+        allowed = [number for number in list_degrees(plan.ranks_per_node) if heads % number == 0]
         why = f"does not divide the model's {heads} heads, and a head is not cut up"
         yield PlanFinding(
             PlanLevel.ERROR, f"tensor_parallel={degree}", why, f"choose one of {', '.join(map(str, allowed))}"
@@ -153,7 +154,7 @@ def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
 def _check_batch(plan: TrainingPlan) -> Iterator[PlanFinding]:
     if plan.batch_size % plan.data_ranks or not plan.batch_size:
         below = plan.batch_size // plan.data_ranks * plan.data_ranks
-        choices = [str(each) for each in (below, below + plan.data_ranks) if each]
+        choices = [str(number) for number in (below, below + plan.data_ranks) if number]
         why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to"
         yield PlanFinding(PlanLevel.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
 
@@ -161,7 +162,7 @@ def _check_batch(plan: TrainingPlan) -> Iterator[PlanFinding]:
 def _check_memory(plan: TrainingPlan) -> Iterator[PlanFinding]:
     if plan.instance is None:
         if plan.instance_type:
-            why = "is not in instances.py, so that nobody can say whether the model fits"
+            why = "is not in instances.py, so it is not known whether the model fits"
             yield PlanFinding(PlanLevel.NOTE, plan.instance_type, why, "add it there")
         return
     needed, usable = estimate(plan).total, usable_gib(plan)
@@ -184,7 +185,7 @@ def _check_memory(plan: TrainingPlan) -> Iterator[PlanFinding]:
 
 
 def count_fewest_hosts(plan: TrainingPlan) -> int:
-    """The fewest machines with which it still fits, the batch of each rank as it is."""
+    """Return the fewest machines on which the plan fits, with the batch of each rank unchanged."""
     samples = plan.batch_size // plan.data_ranks
 
     def on(hosts: int) -> TrainingPlan:
@@ -195,7 +196,7 @@ def count_fewest_hosts(plan: TrainingPlan) -> int:
 
 
 def format_advice(plan: TrainingPlan) -> str:
-    """What to change, one thing after the other and each on top of those before, until it fits."""
+    """Return what to change, one change after the other and each on top of those before, until the plan fits."""
     steps = []
     for name, changed in _remedies(plan):
         if estimate(changed).total < estimate(plan).total:
@@ -209,9 +210,9 @@ def format_advice(plan: TrainingPlan) -> str:
 
 
 def _remedies(plan: TrainingPlan) -> Iterator[tuple[str, TrainingPlan]]:
-    """In the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
+    """Yield changes in the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
 
-    Precision comes where it costs least. There is no pipeline here; fsdp over all machines is what does its work.
+    Precision comes where it costs least. There is no pipeline here; fsdp over all machines takes its place.
     """
 
     def having(**changes: Any) -> tuple[str, TrainingPlan]:
@@ -251,7 +252,7 @@ def _check_machines(plan: TrainingPlan) -> Iterator[PlanFinding]:
 
 
 def _check_network(plan: TrainingPlan) -> Iterator[PlanFinding]:
-    """Layers are gathered in every step: within a machine that is a thing of NVLink or PCIe, between two of the net."""
+    """Find slow networks: layers are gathered in every step, over NVLink or PCIe within a machine."""
     if plan.hosts == 1 or plan.choices.is_whole:
         return
     across = plan.ranks_per_node // plan.choices.tensor_parallel
@@ -270,7 +271,7 @@ def _check_network(plan: TrainingPlan) -> Iterator[PlanFinding]:
 
 
 def _check_excess(plan: TrainingPlan) -> Iterator[PlanFinding]:
-    """What the model does not need makes it slower, not faster."""
+    """Find options that the model does not need, which make it slower."""
     if plan.instance is None or not fits(plan):
         return
     costs = {
@@ -290,7 +291,7 @@ def _check_excess(plan: TrainingPlan) -> Iterator[PlanFinding]:
 
 
 def format_plan(plan: TrainingPlan) -> str:
-    """A plan for a human to read."""
+    """Format a plan for people."""
     gpu = f"{plan.instance.gpu}, {plan.instance.memory_gib} GiB" if plan.instance else "no accelerator that is known"
     block, others = count_parameters(plan.size, plan.vocabulary)
     head = [
@@ -312,7 +313,7 @@ def format_plan(plan: TrainingPlan) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the plan; 1 if it cannot start."""
+    """Print the plan; return 1 if it cannot start."""
     from model import SIZES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)

@@ -1,7 +1,7 @@
-"""Is every machine of the job fit to train? Asked once, in a few seconds, before the first step.
+"""Check once, in a few seconds before the first step, whether every machine of the job is fit to train.
 
-A GPU that computes wrongly or a link at a tenth of its speed costs days when it shows in the loss. What stands for a
-broken machine raises HardwareError, on all ranks alike and with the host's name; what is merely odd is told.
+A GPU that computes wrongly or a link at a tenth of its speed costs days when it shows in the loss. A sign of a broken
+machine raises HardwareError, on all ranks and with the host's name; what is only unusual is logged.
 """
 
 import errno
@@ -31,10 +31,13 @@ from parallel import DistributedWorld
 GIB = 1 << 30
 LEAST_FREE = 64 << 20
 ROUNDS = 5
-PROBE_BYTES = 1 << 20  # of a file or an object that is written, read back and deleted
+# Of a file or an object that is written, read back and deleted.
+PROBE_BYTES = 1 << 20
 HANGING_PROBES = ("compute", "gpus", "all-reduce")
-HUNG_S = 60.0  # on a cold machine loading CUDA, or connecting a thousand ranks, takes a while
-PATIENCE_S = 120.0  # machines of a job are not ready at the same moment: images are pulled, modules imported
+# On a cold machine loading CUDA, or connecting a thousand ranks, takes a while.
+HUNG_S = 60.0
+# Machines of a job are not ready at the same moment: images are pulled, modules imported.
+PATIENCE_S = 120.0
 READING_S = 5.0
 SLOW = 0.7  # of the median of all ranks
 NVLINK = ("V100", "A100", "H100", "H200", "B200")
@@ -48,11 +51,11 @@ _calls = itertools.count()
 
 
 class HardwareError(Exception):
-    """A machine is not fit to train on; the same job on another one may well run."""
+    """A machine is not fit to train on; the same job may run on another one."""
 
 
 class ProbeStatus(StrEnum):
-    """What a probe found, from good to bad."""
+    """The result of a probe, from good to bad."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -63,11 +66,12 @@ class ProbeStatus(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One probe on one rank; `figure` is a speed that can be compared between ranks."""
+    """One probe on one rank."""
 
     probe: str
     status: ProbeStatus
     detail: str
+    # A speed that can be compared between ranks, or 0.
     speed: float = 0.0
     host: str = ""
     rank: int = 0
@@ -85,10 +89,10 @@ def inspect(
     limit_s: float = 10.0,
     state_bytes: int = 0,
 ) -> list[ProbeResult]:
-    """The results of all ranks, on every rank; raises HardwareError or ValueError on all of them if one is not fit.
+    """Return the results of all ranks, on every rank; raise HardwareError or ValueError on all if one is not fit.
 
     On fit machines it takes no longer than `limit_s`; a minute more before anything counts as hung. `state_bytes` is
-    the size of a checkpoint on this machine, for which there must be room.
+    the size of a checkpoint on this machine, for which there must be space.
     """
     started = time.monotonic()
     name = f"rerail/preflight/{next(_calls)}"
@@ -105,12 +109,12 @@ def inspect(
         return replace(result, host=cluster.current_host, rank=world.rank)
 
     own = [mine(result) for result in run_probes(probes, limit_s=limit_s)]
-    # The verdict goes over the ranks' store, by TCP: a broken GPU or link must not be what it depends on.
+    # The results go over the ranks' store, by TCP, and so do not depend on a broken GPU or link.
     results = exchange(world, own, name=f"{name}/alone", limit_s=limit_s, hosts={})
     raise_failures(results)
     # In a thread too: NCCL connects within the first call, which does not return before it has.
     (link,) = run_probes({"all-reduce": lambda: probe_all_reduce(world, cluster)}, limit_s=limit_s)
-    hosts = {each.rank: each.host for each in results}
+    hosts = {result.rank: result.host for result in results}
     results += exchange(world, [mine(link)], name=f"{name}/together", limit_s=limit_s, hosts=hosts)
     raise_failures(results)
     if world.is_first:
@@ -119,43 +123,46 @@ def inspect(
 
 
 def raise_failures(results: Iterable[ProbeResult]) -> None:
-    """Raises what the worst results stand for; the message names the host and the rank of each."""
+    """Raise an error for the worst results; the message names the host and the rank of each."""
     # A rank that waited in vain comes after the one it waited for.
-    ordered = sorted(results, key=lambda each: each.probe == "all-reduce")
+    ordered = sorted(results, key=lambda result: result.probe == "all-reduce")
     for status, error in ((ProbeStatus.BROKEN, HardwareError), (ProbeStatus.REFUSED, ValueError)):
-        if named := [str(each) for each in ordered if each.status is status]:
+        if named := [str(result) for result in ordered if result.status is status]:
             more = f" | and {len(named) - 4} more" if len(named) > 4 else ""
             raise error(" | ".join(named[:4]) + more)
 
 
 def report(results: list[ProbeResult], *, seconds: float, log: Callable[[str], None]) -> None:
-    """A line for each oddity, and one for the whole."""
-    for result in [each for each in results if each.status is ProbeStatus.ODD] + find_slow_ranks(results):
+    """Log a line for each unusual result, and one for all."""
+    for result in [result for result in results if result.status is ProbeStatus.ODD] + find_slow_ranks(results):
         log(f"preflight: {result}")
-    first = [each for each in results if each.rank == 0]
-    passed = ", ".join(f"{each.probe} {each.detail}" for each in first if each.status is ProbeStatus.PASSED)
-    skipped = ", ".join(f"{each.probe} ({each.detail})" for each in first if each.status is ProbeStatus.SKIPPED)
-    ranks = len({each.rank for each in results})
+    first = [result for result in results if result.rank == 0]
+    passed = ", ".join(f"{result.probe} {result.detail}" for result in first if result.status is ProbeStatus.PASSED)
+    skipped = ", ".join(f"{result.probe} ({result.detail})" for result in first if result.status is ProbeStatus.SKIPPED)
+    ranks = len({result.rank for result in results})
     log(f"preflight: {ranks} rank(s) in {seconds:.1f} s: {passed}" + (f"; skipped {skipped}" if skipped else ""))
 
 
 def find_slow_ranks(results: list[ProbeResult]) -> list[ProbeResult]:
-    """Ranks that compute much slower than the median: every step waits for the slowest. On CPUs they share cores."""
-    speeds = [each for each in results if each.probe == "compute" and each.speed]
+    """Return ranks that compute much slower than the median: every step waits for the slowest.
+
+    CPUs are not compared, because their ranks share cores.
+    """
+    speeds = [result for result in results if result.probe == "compute" and result.speed]
     if len(speeds) < 3:
         return []
-    median = statistics.median(each.speed for each in speeds)
+    median = statistics.median(result.speed for result in speeds)
     return [
-        replace(each, status=ProbeStatus.ODD, detail=f"{each.detail}, the median is {median:.1f}")
-        for each in speeds
-        if each.speed < SLOW * median
+        replace(result, status=ProbeStatus.ODD, detail=f"{result.detail}, the median is {median:.1f}")
+        for result in speeds
+        if result.speed < SLOW * median
     ]
 
 
 def run_probes(probes: dict[str, Callable[[], ProbeResult]], *, limit_s: float) -> list[ProbeResult]:
-    """All probes beside each other. One that does not end is left behind: nothing interrupts a hung driver call.
+    """Run all probes in parallel. One that does not end is abandoned: a hung driver call cannot be interrupted.
 
-    What hangs when a GPU does has more time than the others, because its verdict is a hard one.
+    What hangs when a GPU does gets more time than the others, because it counts as broken.
     """
     results: dict[str, ProbeResult] = {}
 
@@ -185,7 +192,7 @@ def run_probes(probes: dict[str, Callable[[], ProbeResult]], *, limit_s: float) 
 def exchange(
     world: DistributedWorld, own: list[ProbeResult], *, name: str, limit_s: float, hosts: dict[int, str]
 ) -> list[ProbeResult]:
-    """Every rank's results, in the order of the ranks, on every rank; one that says nothing is broken.
+    """Return every rank's results, in the order of the ranks, on every rank; a rank that sends nothing is broken.
 
     `hosts` are those of the ranks, as far as they are known.
     """
@@ -199,18 +206,20 @@ def exchange(
         everything = _receive_results(store, f"{name}/all", deadline)
         store.add(f"{name}/read", 1)
         return everything or [_make_missing_result(0, hosts)]
-    said = {rank: _receive_results(store, f"{name}/{rank}", deadline) for rank in range(world.size)}
-    everything = [each for rank, results in said.items() for each in results or [_make_missing_result(rank, hosts)]]
+    received = {rank: _receive_results(store, f"{name}/{rank}", deadline) for rank in range(world.size)}
+    everything = [
+        result for rank, results in received.items() for result in results or [_make_missing_result(rank, hosts)]
+    ]
     store.set(f"{name}/all", _dump_results(everything))
-    # The store may live in this process, which ends when the verdict is bad: not before the others have read it.
-    listeners = sum(bool(results) for results in said.values()) - 1
-    while store.add(f"{name}/read", 0) < listeners and time.monotonic() < deadline + READING_S:
+    # The store may be in this process, which ends after a bad result: not before the others have read it.
+    readers = sum(bool(results) for results in received.values()) - 1
+    while store.add(f"{name}/read", 0) < readers and time.monotonic() < deadline + READING_S:
         time.sleep(1e-3)
     return everything
 
 
 def _dump_results(results: list[ProbeResult]) -> str:
-    return json.dumps([asdict(each) for each in results])
+    return json.dumps([asdict(result) for result in results])
 
 
 def _receive_results(store: Any, key: str, deadline: float) -> list[ProbeResult]:
@@ -218,7 +227,7 @@ def _receive_results(store: Any, key: str, deadline: float) -> list[ProbeResult]
         store.wait([key], timedelta(seconds=max(0.001, deadline - time.monotonic())))
     except RuntimeError:  # torch's DistStoreError: the time is over
         return []
-    return [ProbeResult(**each | {"status": ProbeStatus(each["status"])}) for each in json.loads(store.get(key))]
+    return [ProbeResult(**result | {"status": ProbeStatus(result["status"])}) for result in json.loads(store.get(key))]
 
 
 def _make_missing_result(rank: int, hosts: dict[int, str]) -> ProbeResult:
@@ -226,7 +235,7 @@ def _make_missing_result(rank: int, hosts: dict[int, str]) -> ProbeResult:
 
 
 def probe_compute(device: torch.device) -> ProbeResult:
-    """Products of small whole numbers, which float32 has to get right to the last bit in any order of summation."""
+    """Multiply small whole numbers, which float32 must get right to the last bit in any order of summation."""
     length = 4096 if device.type == "cuda" else 256
     index = torch.arange(length)
     left = (index[:, None] * 7 + index * 3) % 5 - 2
@@ -260,21 +269,23 @@ def _synchronize(device: torch.device) -> None:
 
 
 def probe_gpus(instance_type: str) -> ProbeResult:
-    """Uncorrectable memory errors, rows that could not be remapped, and whether every GPU is still there."""
-    said = run_tool(
+    """Look for uncorrectable memory errors, rows that could not be remapped, and missing GPUs."""
+    received = run_tool(
         "nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"
     )
-    if said.status is not ProbeStatus.PASSED:
-        lost = "lost" in said.detail or "Unable to determine the device handle" in said.detail
-        return replace(said, probe="gpus", status=ProbeStatus.BROKEN if lost else said.status)
+    if received.status is not ProbeStatus.PASSED:
+        lost = "lost" in received.detail or "Unable to determine the device handle" in received.detail
+        return replace(received, probe="gpus", status=ProbeStatus.BROKEN if lost else received.status)
     # Rows are remapped from the A100 on; on others this query has no answer.
     fields = "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure"
     remapped = run_tool("nvidia-smi", fields, "--format=csv,noheader")
-    return evaluate_gpus(said.detail, remapped.detail if remapped.status is ProbeStatus.PASSED else "", instance_type)
+    return evaluate_gpus(
+        received.detail, remapped.detail if remapped.status is ProbeStatus.PASSED else "", instance_type
+    )
 
 
 def evaluate_gpus(errors: str, remapped: str, instance_type: str) -> ProbeResult:
-    """From nvidia-smi's two tables."""
+    """Evaluate nvidia-smi's two tables."""
     gpus = [[cell.strip() for cell in line.split(",")] for line in errors.splitlines() if line.strip()]
     rows = [[cell.strip() for cell in line.split(",")] for line in remapped.splitlines() if line.strip()]
     expected = INSTANCES[instance_type].gpus if instance_type in INSTANCES else 0
@@ -296,9 +307,13 @@ def evaluate_gpus(errors: str, remapped: str, instance_type: str) -> ProbeResult
 
 
 def read_kernel_log() -> ProbeResult:
-    """The driver's Xid messages; most containers may not read them."""
-    said = run_tool("dmesg")
-    return evaluate_kernel_log(said.detail) if said.status is ProbeStatus.PASSED else replace(said, probe="kernel log")
+    """Look for the driver's Xid messages; most containers may not read them."""
+    received = run_tool("dmesg")
+    return (
+        evaluate_kernel_log(received.detail)
+        if received.status is ProbeStatus.PASSED
+        else replace(received, probe="kernel log")
+    )
 
 
 def evaluate_kernel_log(text: str) -> ProbeResult:
@@ -313,7 +328,7 @@ def evaluate_kernel_log(text: str) -> ProbeResult:
 
 
 def run_tool(*command: str) -> ProbeResult:
-    """A tool's output, SKIPPED with its complaint when it is absent or may not run."""
+    """Return a tool's output, SKIPPED with its error message when it is absent or may not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
     except OSError as error:
@@ -325,7 +340,7 @@ def run_tool(*command: str) -> ProbeResult:
 
 
 def probe_disk(folder: Path, needed: int) -> ProbeResult:
-    """There must be room for a checkpoint, and should be for a second: the old one goes when the new one is whole."""
+    """Require space for a checkpoint, and report less than two: the old one goes when the new one is complete."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -340,7 +355,7 @@ def probe_disk(folder: Path, needed: int) -> ProbeResult:
 
 
 def probe_checkpoints(place: str, name: str) -> ProbeResult:
-    """Writes where checkpoints go, reads it back and deletes it."""
+    """Write where checkpoints go, read it back and delete it."""
     started = time.monotonic()
     try:
         (write_and_read_in_s3 if place.startswith("s3://") else write_and_read_on_disk)(
@@ -373,7 +388,7 @@ def write_and_read_on_disk(place: str, name: str, content: bytes) -> None:
 
 
 def write_and_read_in_s3(place: str, name: str, content: bytes) -> None:
-    # By the code that will write checkpoints, so that region, endpoint and credentials are theirs.
+    # With the code that will write checkpoints, so that region, endpoint and credentials are the same.
     from rerail_agent.checkpoints.manifest import DamagedCheckpoint
     from rerail_agent.checkpoints.store import open_store
 
@@ -387,7 +402,7 @@ def write_and_read_in_s3(place: str, name: str, content: bytes) -> None:
 
 
 def probe_all_reduce(world: DistributedWorld, cluster: TrainingCluster) -> ProbeResult:
-    """Sums that are known beforehand, and how fast they come; every rank must call it."""
+    """Compute sums that are known beforehand, and measure the speed. Collective."""
     if world.size == 1:
         return ProbeResult("all-reduce", ProbeStatus.SKIPPED, "one rank")
     count = (64 << 20) if world.device.type == "cuda" else (1 << 18)
@@ -409,7 +424,7 @@ def probe_all_reduce(world: DistributedWorld, cluster: TrainingCluster) -> Probe
 
 
 def find_least_speed(cluster: TrainingCluster) -> float:
-    """GB/s that any healthy link of these machines exceeds, a quarter of what it is sold as; 0 if that is unknown."""
+    """Return the GB/s that any healthy link of these machines exceeds, a quarter of its nominal speed; 0 if unknown."""
     instance = INSTANCES.get(cluster.instance_type)
     if instance is None:
         return 0.0

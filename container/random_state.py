@@ -1,4 +1,4 @@
-"""Everything that is drawn at random: seeded alike on every run, saved with a checkpoint, and restored."""
+"""Seed, save and restore all random generators, so that every run draws the same numbers."""
 
 import os
 import random
@@ -9,7 +9,7 @@ import torch
 
 
 def make_repeatable(seed: int) -> None:
-    """The same numbers on every run: one thread, deterministic kernels, and the same first weights on every rank."""
+    """Make every run draw the same numbers: one thread, deterministic kernels, equal first weights on all ranks."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture() -> tuple[Any, ...]:
-    """The state of every generator a training script may draw from, as one plain value."""
+    """Return the state of every generator that a training script may use, as one plain value."""
     name, keys, *rest = np.random.get_state()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return (

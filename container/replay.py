@@ -1,8 +1,8 @@
-"""Has a resume forgotten anything? The losses that followed a checkpoint are kept beside it, and must come again.
+"""Check that a resume restored everything: the losses after a checkpoint are kept, and must come again.
 
-A random state, a data position, an optimizer or a schedule left out of a checkpoint shows within three steps. The file
-`losses.json` stands beside the manifest and is not one of the checkpoint's files: it is written when the losses are
-known, and a checkpoint without it is as whole as any.
+A random state, a data position, an optimizer or a schedule missing from a checkpoint shows within three steps. The file
+`losses.json` is beside the manifest and is not one of the checkpoint's files. It is written when the losses are known,
+and a checkpoint without it is complete too.
 """
 
 import argparse
@@ -33,7 +33,7 @@ GPU_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a comparison has come to, in words."""
+    """The result of a comparison, with a text for people."""
 
     is_same: bool
     text: str
@@ -41,13 +41,11 @@ class ReplayResult:
 
 @dataclass
 class Replay:
-    """The losses after the newest checkpoints, as they come, and those that the resumed one should be followed by.
+    """The losses after the newest checkpoints, and the expected losses after the resumed one."""
 
-    `conditions` are the numbers that the losses depend on beside the checkpoint, such as the number of ranks: losses
-    that were seen under others are not compared. `tolerance` is relative; 0 asks for every bit.
-    """
-
+    # What the losses depend on beside the checkpoint, such as the number of ranks; others are not compared.
     conditions: dict[str, Any]
+    # Relative; 0 requires every bit.
     tolerance: float = 0.0
     expected: dict[int, float] = field(default_factory=dict)
     seen: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -59,24 +57,24 @@ class Replay:
     def on(
         cls, world: DistributedWorld, options: argparse.Namespace, *, skipped: Sequence[range], rate: float = 1.0
     ) -> "Replay":
-        """With everything but the checkpoint that decides over the losses of a run."""
+        """Make a replay whose conditions are everything but the checkpoint that determines the losses of a run."""
         chosen = {name: value for name, value in vars(options).items() if name not in INDIFFERENT}
         ranks = {"ranks": world.size, "ranks_per_node": world.local_size}
         software = {"torch": torch.__version__, "device": _device_name(world.device)}
-        ranges = [[each.start, each.stop - 1] for each in skipped]
+        ranges = [[skipped_range.start, skipped_range.stop - 1] for skipped_range in skipped]
         tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
         lowered = {} if rate == 1.0 else {"rate": rate}
         return cls({**chosen, **ranks, **software, "skipped": ranges, **lowered}, tolerance)
 
     def load_expected(self, step: int, place: CheckpointStore) -> str:
-        """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""
+        """Read the file beside the checkpoint; return why nothing is compared, or ""."""
         try:
             return self.set_expected(step, place.read_note(step, FILE))
         except OSError as error:
             return f"{FILE} of step {step} cannot be read ({error}): this resume is not compared"
 
     def set_expected(self, step: int, text: bytes | None) -> str:
-        """What resumed() does, with the file's content."""
+        """Take the file's content, as load_expected() does."""
         if text is None:
             self.start_recording(step)
             self.committed.add(step)
@@ -96,11 +94,11 @@ class Replay:
         return ""
 
     def start_recording(self, step: int) -> None:
-        """A checkpoint of this step is being saved; the next losses belong to it."""
+        """Record the next losses for the checkpoint of this step, which is being saved."""
         self.seen.setdefault(step, {})
 
     def compare(self, step: int, loss: float) -> ReplayResult | None:
-        """Takes the loss of a step; says so when it differs from what it should be, or when the last one did not.
+        """Take the loss of a step; return a result at the first difference, or after the last equal loss.
 
         After the first difference nothing more is compared: the next steps can only differ too.
         """
@@ -127,9 +125,9 @@ class Replay:
         return self.tolerance > 0 and math.isclose(one, other, rel_tol=self.tolerance)
 
     def take_complete(self, *, is_last: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Each committed checkpoint whose losses are complete, and its file's content; each comes once.
+        """Yield each committed checkpoint whose losses are complete, and its file's content, once.
 
-        At the end of the attempt fewer losses will do: no more will come.
+        At the end of the attempt fewer losses are enough, because no more will come.
         """
         for step in sorted(self.committed):
             losses = self.seen.get(step, {})
@@ -138,7 +136,7 @@ class Replay:
                 yield step, self._dump_losses(self.seen.pop(step))
 
     def write_due(self, place: CheckpointStore, *, is_last: bool = False) -> None:
-        """Writes the files that are due. In threads of their own: a step must not wait for S3, nor fail with it."""
+        """Write the files that are due, in threads: a step must not wait for S3, nor fail with it."""
         for step, text in self.take_complete(is_last=is_last):
             self.writes.append(threading.Thread(target=_write_losses, args=(place, step, text), daemon=True))
             self.writes[-1].start()
@@ -152,20 +150,20 @@ class Replay:
 
 
 def _write_losses(place: CheckpointStore, step: int, text: bytes) -> None:
-    # The checkpoint may be out of date and deleted by now, and what is lost is only a comparison.
+    # The checkpoint may be outdated and deleted by now; only a comparison is lost.
     with suppress(OSError):
         place.write_note(step, FILE, text)
 
 
 def _device_name(device: torch.device) -> str:
-    """Kernels differ from one kind to another, those of CPUs by the instructions that they may use."""
+    """Return the device's name: kernels differ between kinds of device, those of CPUs by their instructions."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """One checksum over all weights, to compare two runs at a glance."""
+    """Return one checksum over all weights, to compare two runs."""
     digest = xxhash.xxh3_64()
     for name in sorted(weights):
         digest.update(name.encode())

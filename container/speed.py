@@ -1,4 +1,4 @@
-"""How much of what the GPUs could do is done: model FLOPs utilisation, where the device's peak is known."""
+"""Measure model FLOPs utilisation, where the device's peak is known."""
 
 import re
 import time
@@ -27,7 +27,7 @@ PEAKS = (
 
 
 def find_peak_flops(device: torch.device) -> float | None:
-    """FLOP/s of one device in bfloat16; None where nobody has said, as on a CPU."""
+    """Return the FLOP/s of one device in bfloat16; None if unknown, as on a CPU."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return find_peak(name)
 
@@ -37,10 +37,10 @@ def find_peak(name: str) -> float | None:
 
 
 def count_flops_per_token(model: nn.Module, size: ModelSize) -> float:
-    """Forward and backward: six for each weight that is multiplied with, and the attention over the whole context.
+    """Count forward and backward: six for each weight that is multiplied, and attention over the whole context.
 
-    As in the PaLM paper (appendix B): the two tables that are only looked up do not count, recomputation neither, and
-    that half of the attention is masked is not taken off.
+    As in the PaLM paper (appendix B): the two lookup tables do not count, recomputation does not either, and masked
+    attention counts in full.
     """
     looked_up = sum(table.weight.numel() for table in model.modules() if isinstance(table, nn.Embedding))
     weights = sum(parameter.numel() for parameter in model.parameters()) - looked_up
@@ -49,16 +49,17 @@ def count_flops_per_token(model: nn.Module, size: ModelSize) -> float:
 
 @dataclass
 class FlopsMeter:
-    """The utilisation since the last look; nothing where the peak is not known."""
+    """The utilisation since the last measurement; empty if the peak is not known."""
 
     flops_per_step: float
-    peak: float | None  # of all devices together
+    # Of all devices together.
+    peak: float | None
     steps: int = 0
     since: float = field(default_factory=time.perf_counter)
 
     @classmethod
     def on(cls, layout: ParallelLayout, model: nn.Module, size: ModelSize, *, tokens: int) -> "FlopsMeter":
-        """For `tokens` a step over all ranks. The peaks are those of bfloat16; with another precision none is known."""
+        """Make a meter for `tokens` a step over all ranks; only bfloat16 has known peaks."""
         peak = find_peak_flops(layout.world.device) if layout.choices.precision is Precision.BF16 else None
         return cls(count_flops_per_token(model, size) * tokens, None if peak is None else peak * layout.world.size)
 

@@ -1,7 +1,7 @@
-"""Trains a small GPT and can be killed at any moment. Run by launch.py, or by hand: `python train.py --steps 100`.
+"""Train a small GPT that can be killed at any moment. Run by launch.py, or by hand: `python train.py --steps 100`.
 
-Top to bottom: the options, the loop, one step, and the state that a resumed run needs to go on as if nothing had
-happened (weights, optimizer, random numbers of every rank, data position; the learning rate follows from the step).
+Top to bottom: the options, the loop, one step, and the state that a resumed run needs to continue exactly. That is
+weights, optimizer, random numbers of every rank and data position; the learning rate follows from the step.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ABILITIES = ("skip", "rate")  # what this script does with RERAIL_SKIP_SAMPLES a
 
 @dataclass
 class TrainingRun:
-    """One rank of an attempt; what stands below `sieve` changes from step to step."""
+    """One rank of an attempt; the fields below `update_filter` change from step to step."""
 
     options: argparse.Namespace
     job: TrainingJob
@@ -52,8 +52,10 @@ class TrainingRun:
     snapshots: Snapshots
     corpus: data.TextCorpus
     replay: Replay
-    model: nn.Module  # the one to save
-    replica: nn.Module  # the one to call: with its gradients averaged over the ranks
+    # The one to save.
+    model: nn.Module
+    # The one to call: its gradients are averaged over the ranks.
+    replica: nn.Module
     optimizer: torch.optim.Optimizer
     update_filter: UpdateFilter
     step: int = 0
@@ -65,7 +67,7 @@ class TrainingRun:
         return self.layout.world.is_first
 
     def state(self) -> dict[str, Any]:
-        """What goes into a checkpoint; the manifest has the step and the data position."""
+        """Return what goes into a checkpoint; the manifest has the step and the data position."""
         return {
             **self.layout.state(self.model, self.optimizer),
             "random": {self.random_key: random_state.capture()},
@@ -75,15 +77,15 @@ class TrainingRun:
 
     @property
     def random_key(self) -> str:
-        """Under which this rank's random numbers are saved: ranks that share every layer draw the same ones."""
+        """Return the key of this rank's random numbers: ranks that share every layer draw the same ones."""
         return f"{self.layout.data_rank}-of-{self.layout.data_size}"
 
 
 def main() -> None:
-    """One rank, from its first to its last moment; the run stays alive until then (see parallel.leave)."""
+    """Train as one rank, and end the process; the run stays alive until then (see parallel.leave)."""
     try:
         with (
-            # First of all: launch.py holds a SIGTERM back.
+            # First of all: launch.py keeps SIGTERM blocked.
             contextlib.closing(Guard.from_env(abilities=ABILITIES)) as guard,
             failure.record_failure(
                 find_failure_file(find_base_folder()), rank=int(os.environ.get("RANK", "0"))
@@ -100,7 +102,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Position, guard: Guard) -> TrainingRun:
-    """The whole attempt: from the state to resume from, to the last step or to a request to stop."""
+    """Run the whole attempt: from the state to resume from, to the last step or to a request to stop."""
     drills = faults.parse(os.environ.get("RERAIL_DRILL", ""))
     random_state.make_repeatable(options.seed)
     world = parallel.join(timeout=timedelta(seconds=options.collective_timeout_seconds), options=options)
@@ -119,7 +121,7 @@ def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Po
         try:
             loop(run, drill, position)
         except Exception:
-            wait_for_saves(run, within_s=LAST_SAVE_S)  # what is copied already is worth having
+            wait_for_saves(run, within_s=LAST_SAVE_S)  # what is copied already can still be saved
             raise
         wait_for_saves(run)
         finish(run)
@@ -128,7 +130,7 @@ def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Po
 
 
 def check(options: argparse.Namespace, job: TrainingJob, world: parallel.DistributedWorld) -> None:
-    """Before anything is built: can it work at all? Raises with every error, and tells of what may go wrong."""
+    """Check before anything is built whether it can work; raise all errors, and log warnings."""
     cluster, size = TrainingCluster.read(job.base), SIZES[options.model_size]
     findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
     plan.raise_errors(findings)
@@ -147,7 +149,7 @@ def build(
     saver: Saver,
     snapshots: Snapshots,
 ) -> TrainingRun:
-    """Everything as before the first step of the run."""
+    """Make everything as before the first step of the run."""
     size = SIZES[options.model_size]
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
     model = GPT(size)
@@ -169,7 +171,7 @@ def build(
 
 
 def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) -> None:
-    """Step after step, until the last one or until some rank was asked to stop."""
+    """Train step after step, until the last one or until a rank was asked to stop."""
     options, guard = run.options, run.guard
     tokens = options.batch_size * run.corpus.context
     meter = FlopsMeter.on(run.layout, run.model, SIZES[options.model_size], tokens=tokens)
@@ -206,10 +208,10 @@ def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) 
 
 
 def take_step(run: TrainingRun, ids: Sequence[int], *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
-    """One optimizer step on the batch of these samples; sets the mean loss of all ranks, and returns the norm of the
-    gradient.
+    """Make one optimizer step on the batch of these samples; set the mean loss of all ranks, return the gradient's
+    norm.
 
-    A batch with a share of wrong labels (a drill's) is looked at and not learnt from.
+    A batch with a share of wrong labels (a drill's) is evaluated and not learned from.
     """
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
@@ -231,7 +233,7 @@ def take_step(run: TrainingRun, ids: Sequence[int], *, learning_rate: float, wro
 
 
 def compute_learning_rate(step: int, options: argparse.Namespace) -> float:
-    """Linear warm-up, then a cosine to a tenth of the peak: a function of the step, so there is nothing to save."""
+    """Compute linear warm-up, then a cosine to a tenth of the peak: a function of the step, so nothing is saved."""
     peak: float = options.learning_rate
     warmup_steps: int = options.warmup_steps
     if step <= warmup_steps:
@@ -241,14 +243,14 @@ def compute_learning_rate(step: int, options: argparse.Namespace) -> float:
 
 
 def resume(run: TrainingRun) -> None:
-    """Takes up the newest checkpoint that this attempt may use; without one the run starts at step 0."""
+    """Resume from the newest checkpoint that this attempt may use; without one the run starts at step 0."""
     job, world = run.job, run.layout.world
     if job.is_rollback and job.resume_at_most is not None:
-        # Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
+        # In quarantine it neither prevents this attempt's saves nor is resumed from after a later crash.
         run.saver.quarantine(after=job.resume_at_most, tainted=job.must_quarantine)
     state = run.state()
-    state["random"][run.random_key] = None  # stays so where there is none of this seat
-    # A suspect one is taken where there is no other: it may be sound, and a start from scratch loses everything.
+    state["random"][run.random_key] = None  # stays so where the checkpoint has no such key
+    # A suspect one is used if there is no other: it may be sound, and a start from scratch loses everything.
     try:
         found = (
             run.snapshots.restore(state, job.trusts)  # if it is newer than any checkpoint
@@ -272,7 +274,7 @@ def resume(run: TrainingRun) -> None:
 
 
 def restore(run: TrainingRun, manifest: Manifest, state: dict[str, Any]) -> None:
-    """Puts a checkpoint's state in place; the random numbers too, if the data goes to as many ranks as then."""
+    """Apply a checkpoint's state; the random numbers too, if the data goes to as many ranks as then."""
     run.layout.restore(run.model, run.optimizer, state)
     run.update_filter.load_state_dict(state["sieve"])
     run.guard.load_state_dict(state["guard"])
@@ -280,12 +282,12 @@ def restore(run: TrainingRun, manifest: Manifest, state: dict[str, Any]) -> None
     run.loss = math.nan if manifest.loss is None else manifest.loss
     if (saved := state["random"][run.random_key]) is not None:
         random_state.restore(saved)
-    else:  # anything but the start of the run again
+    else:  # not the random numbers of the run's start
         random_state.seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)
 
 
 def save(run: TrainingRun, *, reason: str) -> None:
-    """Returns when the state is copied: the next step goes on while it is written, and settle() hears of the end."""
+    """Return when the state is copied: the next step runs while it is written, and report_saves() handles its end."""
     if run.guard.fenced:
         return
     with run.guard.phase("save"):
@@ -299,7 +301,7 @@ def save(run: TrainingRun, *, reason: str) -> None:
 
 
 def make_manifest(run: TrainingRun, *, reason: str) -> Manifest:
-    """What a checkpoint or a snapshot of this moment says of itself."""
+    """Make the manifest of a checkpoint or a snapshot of this moment."""
     return Manifest(
         run=run.job.run,
         attempt=run.job.attempt,
@@ -314,7 +316,7 @@ def make_manifest(run: TrainingRun, *, reason: str) -> Manifest:
 
 
 def report_saves(run: TrainingRun, ended: Iterable[CommitResult]) -> None:
-    """Reports the saves that have come to their end; one that failed costs that checkpoint and not the run."""
+    """Report the saves that have ended; one that failed costs that checkpoint and not the run."""
     for result in ended:
         reason = result.manifest.reason
         if result.error is None:
@@ -324,20 +326,20 @@ def report_saves(run: TrainingRun, ended: Iterable[CommitResult]) -> None:
                 run, f"checkpoint of step {result.step} saved ({reason}), {result.seconds:.2f} s after its step"
             )
         else:
-            if reason != "periodic":  # of a periodic one nobody waits to hear
+            if reason != "periodic":  # no command waits for a periodic one
                 run.guard.save_failed(result.error)
             log_on_first_rank(run, f"checkpoint of step {result.step} could not be saved ({reason}): {result.error}")
 
 
 def wait_for_saves(run: TrainingRun, *, within_s: float | None = None) -> None:
-    """Waits for what is being written: it is the end of the attempt."""
+    """Wait for pending saves at the end of the attempt."""
     with run.guard.phase("save"):
         report_saves(run, run.saver.wait(within_s))
     run.replay.write_due(run.saver.place, is_last=True)
 
 
 def compare_replay(run: TrainingRun) -> None:
-    """After a resume: do the losses that followed the checkpoint come again? Told and reported, never stopped for."""
+    """Compare the losses after a resume with those before it; a difference is reported, and training goes on."""
     result = run.replay.compare(run.step, run.loss) if run.is_first else None
     if result is None or result.is_same:
         log(result.text) if result else None
@@ -347,7 +349,10 @@ def compare_replay(run: TrainingRun) -> None:
 
 
 def finish(run: TrainingRun) -> None:
-    """A finished model goes to SageMaker's model folder. Not before: a Stop uploads that folder, and bills the time."""
+    """Write a finished model to SageMaker's model folder.
+
+    Not before: a stop uploads that folder, and bills the time.
+    """
     if run.step < run.options.steps:
         log_on_first_rank(run, f"stopped as asked after step {run.step}")
         return
@@ -364,7 +369,7 @@ def log_on_first_rank(run: TrainingRun, message: str) -> None:
 
 
 def log(message: str) -> None:
-    """A line for the human, apart from the metrics."""
+    """Print a line for people, apart from the metrics."""
     print(f"train: {message}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Which updates are left out: those of a step whose loss or gradient is no number, or far above what it has been.
+"""Decide which updates are skipped: those of a step whose loss or gradient is not finite, or is an outlier.
 
-Every rank has to decide alike, so a sieve is given the loss and the norm that all ranks share. The rule for outliers
-and its numbers are those of OLMo-core's SkipStepOptimizer.
+Every rank must decide alike, so the filter takes the loss and the norm that all ranks share. The rule for outliers and
+its numbers are those of OLMo-core's SkipStepOptimizer.
 """
 
 import math
@@ -14,7 +14,7 @@ WINDOW, FEWEST, SIGMAS = 128, 64, 6.0
 
 
 class SkipMode(StrEnum):
-    """What is left out."""
+    """Which updates are skipped."""
 
     OFF = "off"
     NONFINITE = "nonfinite"  # updates that would leave no number in the weights
@@ -22,7 +22,7 @@ class SkipMode(StrEnum):
 
 
 class UpdateFilter:
-    """Judges one step after the other, and counts what it has left out since the run began."""
+    """Evaluate one step after the other, and count the updates that were skipped since the run began."""
 
     def __init__(self, mode: SkipMode) -> None:
         self.mode = mode
@@ -31,21 +31,21 @@ class UpdateFilter:
         self.norms: deque[float] = deque(maxlen=WINDOW)
 
     def accepts(self, loss: float, grad_norm: Any) -> bool:
-        """Whether the update is to be made. The norm, a number or a tensor, is looked at only if it matters."""
+        """Return whether to make the update. The norm, a number or a tensor, is read only if it matters."""
         if self.mode is SkipMode.OFF:
             return True
         norm = float(grad_norm)
         good = math.isfinite(loss) and math.isfinite(norm)
         if self.mode is SkipMode.SIGMA and good:
             good = not (_is_outlier(loss, self.losses) or _is_outlier(norm, self.norms))
-            # Learnt from also when it is left out: a level that stays is the new level, and training goes on.
+            # Skipped steps count too: a level that lasts becomes the new level, and training goes on.
             self.losses.append(loss)
             self.norms.append(norm)
         self.skipped += not good
         return good
 
     def get_counts(self) -> dict[str, int]:
-        """For the metric line: how many updates the run has gone without so far."""
+        """Return the number of skipped updates for the metric line."""
         return {} if self.mode is SkipMode.OFF else {"skipped": self.skipped}
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,5 +61,5 @@ def _is_outlier(value: float, before: deque[float]) -> bool:
     if len(before) < FEWEST:
         return False
     mean = math.fsum(before) / len(before)
-    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in before) / len(before))
+    deviation = math.sqrt(math.fsum((earlier - mean) ** 2 for earlier in before) / len(before))
     return deviation > 0 and value - mean > SIGMAS * deviation

@@ -62,8 +62,8 @@ class Bucket:
                 self.changed.wait(min(left, 0.05))
         return found
 
-    def wait_for_report(self, told: str, within_s: float = HANG_S) -> Report:
-        return self.wait_for(lambda: next((r for r in self.reports().values() if r.kind == told), None), within_s)
+    def wait_for_report(self, kind: str, within_s: float = HANG_S) -> Report:
+        return self.wait_for(lambda: next((r for r in self.reports().values() if r.kind == kind), None), within_s)
 
 
 @contextmanager

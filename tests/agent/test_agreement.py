@@ -55,8 +55,8 @@ def test_a_command_in_the_mailbox_has_all_ranks_save_at_the_same_step(bucket: Bu
     (step, reason) = saves[0][0]
     assert saves == [[(step, "emergency")]] * 3
     assert (report.command, report.step, report.durability) == ("c1", step, "remote")
-    told = sorted(id for id, report in bucket.reports().items() if report.kind != "findings")
-    assert told == ["a001-acknowledged-c1", "a001-checkpoint-c1", "a001-hello"]
+    logged = sorted(id for id, report in bucket.reports().items() if report.kind != "findings")
+    assert logged == ["a001-acknowledged-c1", "a001-checkpoint-c1", "a001-hello"]
 
 
 def test_a_newer_attempt_fences_every_rank(bucket: Bucket, tmp_path):

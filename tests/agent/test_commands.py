@@ -16,7 +16,7 @@ ME = Identity(run="night", attempt=2, job="night-a002")
 NOW = datetime.now(UTC)
 
 
-def orders() -> CommandState:
+def make_state() -> CommandState:
     return CommandState(ME)
 
 
@@ -32,60 +32,60 @@ def read(report: Report | None) -> Report:
 
 def test_a_checkpoint_command_is_acknowledged_and_then_answered():
     """The answer carries the command's id, the step, and where the checkpoint lies."""
-    desk = orders()
-    heard = desk.receive(mine(), at=NOW)
-    assert (heard.save, heard.fenced, read(heard.report).kind) == (True, False, ReportKind.ACKNOWLEDGED)
-    desk.set_agreed_step(61)
-    answer = read(desk.report_committed("s3://b/step-61", step=61, durability=Durability.REMOTE, at=NOW))
+    state = make_state()
+    effect = state.receive(mine(), at=NOW)
+    assert (effect.save, effect.fenced, read(effect.report).kind) == (True, False, ReportKind.ACKNOWLEDGED)
+    state.set_agreed_step(61)
+    answer = read(state.report_committed("s3://b/step-61", step=61, durability=Durability.REMOTE, at=NOW))
     assert (answer.id, answer.command, answer.step) == ("a002-checkpoint-c1", "c1", 61)
-    assert desk.report_committed("s3://b/step-90", step=90, durability=Durability.REMOTE, at=NOW) is None
+    assert state.report_committed("s3://b/step-90", step=90, durability=Durability.REMOTE, at=NOW) is None
 
 
 def test_only_what_was_saved_at_the_agreed_step_or_later_answers():
     """A periodic save that was under way when the command came is not what was asked for."""
-    desk = orders()
-    desk.receive(mine(), at=NOW)
-    assert desk.report_committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
-    desk.set_agreed_step(61)
-    assert desk.report_committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
-    assert read(desk.report_committed("p", step=None, durability=Durability.LOCAL, at=NOW)).step == 61
+    state = make_state()
+    state.receive(mine(), at=NOW)
+    assert state.report_committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
+    state.set_agreed_step(61)
+    assert state.report_committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
+    assert read(state.report_committed("p", step=None, durability=Durability.LOCAL, at=NOW)).step == 61
 
 
 def test_the_same_command_again_is_no_news():
     """S3 gives what is there; only another id is another command."""
-    desk = orders()
-    assert desk.receive(mine(), at=NOW).save
-    assert desk.receive(mine(), at=NOW) == CommandEffect()
-    assert desk.receive(mine("c2"), at=NOW).save
+    state = make_state()
+    assert state.receive(mine(), at=NOW).save
+    assert state.receive(mine(), at=NOW) == CommandEffect()
+    assert state.receive(mine("c2"), at=NOW).save
 
 
 def test_an_older_attempts_command_is_not_ours():
     """It lies there from before this attempt was started."""
-    assert orders().receive(serialize(command(attempt=1)), at=NOW) == CommandEffect()
+    assert make_state().receive(serialize(command(attempt=1)), at=NOW) == CommandEffect()
 
 
 def test_owning_the_run_asks_for_nothing():
     """What every attempt finds in the mailbox when it starts."""
-    assert orders().receive(mine(kind=CommandKind.TRAIN), at=NOW) == CommandEffect()
+    assert make_state().receive(mine(kind=CommandKind.TRAIN), at=NOW) == CommandEffect()
 
 
-@pytest.mark.parametrize("wish", list(CommandKind))
-def test_a_newer_attempt_fences_this_one(wish):
+@pytest.mark.parametrize("kind", list(CommandKind))
+def test_a_newer_attempt_fences_this_one(kind):
     """It says so once, as the answer to the command that it cannot grant any more if there is one."""
-    desk = orders()
-    desk.receive(mine(), at=NOW)
-    heard = desk.receive(serialize(command("c9", attempt=3, kind=wish)), at=NOW)
-    answer = read(heard.report)
-    assert (heard.fenced, heard.save, answer.kind, answer.command) == (True, False, ReportKind.REFUSED, "c1")
+    state = make_state()
+    state.receive(mine(), at=NOW)
+    effect = state.receive(serialize(command("c9", attempt=3, kind=kind)), at=NOW)
+    answer = read(effect.report)
+    assert (effect.fenced, effect.save, answer.kind, answer.command) == (True, False, ReportKind.REFUSED, "c1")
     assert answer.reason == "attempt 3 owns the run: attempt 2 saves no more"
-    assert desk.receive(serialize(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
-    desk.set_agreed_step(5)
-    assert desk.report_committed("p", step=5, durability=Durability.LOCAL, at=NOW) is None
+    assert state.receive(serialize(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
+    state.set_agreed_step(5)
+    assert state.report_committed("p", step=5, durability=Durability.LOCAL, at=NOW) is None
 
 
 def test_past_its_deadline_a_command_is_refused():
     """Nobody waits for the answer any more: it changes nothing."""
-    late = orders().receive(mine(left_s=-86400), at=NOW)
+    late = make_state().receive(mine(left_s=-86400), at=NOW)
     answer = read(late.report)
     assert (late.save, answer.kind, answer.command) == (False, ReportKind.REFUSED, "c1")
     assert "deadline passed" in answer.reason
@@ -106,22 +106,22 @@ def test_past_its_deadline_a_command_is_refused():
 )
 def test_what_is_no_command_for_this_run_is_refused_once_with_the_reason(text, words):
     """It changes nothing, however often it is read."""
-    desk = orders()
-    answer = desk.receive(text, at=NOW)
+    state = make_state()
+    answer = state.receive(text, at=NOW)
     assert (answer.save, answer.fenced) == (False, False)
     assert words in read(answer.report).reason
-    assert desk.receive(text, at=NOW) == CommandEffect()
-    assert desk.receive(mine(), at=NOW).save
+    assert state.receive(text, at=NOW) == CommandEffect()
+    assert state.receive(mine(), at=NOW).save
 
 
 def test_a_save_that_fails_is_answered_once():
     """Whoever waits for the checkpoint should not wait until the deadline."""
-    desk = orders()
-    assert desk.report_failed("no disk", at=NOW) is None
-    desk.receive(mine(), at=NOW)
-    answer = read(desk.report_failed("no disk left " * 100, at=NOW))
+    state = make_state()
+    assert state.report_failed("no disk", at=NOW) is None
+    state.receive(mine(), at=NOW)
+    answer = read(state.report_failed("no disk left " * 100, at=NOW))
     assert (answer.id, answer.command, answer.kind) == ("a002-refused-c1", "c1", ReportKind.REFUSED)
-    assert desk.report_failed("again", at=NOW) is None
+    assert state.report_failed("again", at=NOW) is None
 
 
 def test_ids_are_the_same_for_the_same_thing_and_differ_otherwise():
@@ -129,15 +129,15 @@ def test_ids_are_the_same_for_the_same_thing_and_differ_otherwise():
     at = NOW + timedelta(seconds=5)
     spike = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
     assert (
-        orders().report_finding(spike, at=NOW).id
-        == orders().report_finding(spike, at=at).id
+        make_state().report_finding(spike, at=NOW).id
+        == make_state().report_finding(spike, at=at).id
         == "a002-findings-loss_spike-warn-58"
     )
     start = Finding(Kind.STARTUP_STALL, Level.INTERVENE, None, None, "no step")
     others = [spike, replace(spike, onset_step=61), replace(spike, level=Level.INTERVENE), start]
     odd = ["c/1", "c 1", "c:1", "ü" * 128, "x" * 128, "x" * 127 + "y", "../../heartbeat"]
-    reports = [orders().report_finding(finding, at=NOW) for finding in others] + [orders().report_hello(at=NOW)]
-    reports += [orders().receive(mine(id), at=NOW).report for id in odd]
+    reports = [make_state().report_finding(finding, at=NOW) for finding in others] + [make_state().report_hello(at=NOW)]
+    reports += [make_state().receive(mine(id), at=NOW).report for id in odd]
     assert len({read(report).id for report in reports}) == len(reports)
 
 
@@ -145,6 +145,6 @@ def test_ids_are_the_same_for_the_same_thing_and_differ_otherwise():
 def test_evidence_is_cut_to_what_its_reader_takes(character):
     """JSON makes twelve bytes of one rare character, and half of one is no text."""
     finding = Finding(Kind.STALL, Level.INTERVENE, 60, 60, f"stuck in {character}")
-    report = read(orders().report_finding(finding, at=NOW, evidence=f"main thread {character * 100_000}"))
+    report = read(make_state().report_finding(finding, at=NOW, evidence=f"main thread {character * 100_000}"))
     assert report.evidence.startswith("main thread ")
     assert len(report.evidence) > 5_000

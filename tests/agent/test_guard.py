@@ -105,11 +105,11 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     exercise(guard)
     guard.step(step=100, loss=2.0)
     guard.close()
-    told = capfd.readouterr().err
-    faults = [line for line in told.splitlines() if line.startswith("rerail: fault") and "phase" not in line]
+    logged = capfd.readouterr().err
+    faults = [line for line in logged.splitlines() if line.startswith("rerail: fault") and "phase" not in line]
     assert len(faults) == len(set(faults))
     if part not in ("_commands", "_mailbox_client"):
-        assert "is broken" in told
+        assert "is broken" in logged
     monkeypatch.setattr(guard, part, sound)
 
 
@@ -152,10 +152,10 @@ def test_a_broken_part_is_reported_once(new_guard, monkeypatch, capfd):
     guard = new_guard()
     for step in range(1, 120):
         guard.step(step=step, loss=9.0 if step == 110 else 2.0 + step % 7 / 100)
-    told = capfd.readouterr().err
-    assert told.count("ZeroDivisionError") == 1
-    assert "metric line is switched off" in told
-    assert "loss_spike at step 110" in told
+    logged = capfd.readouterr().err
+    assert logged.count("ZeroDivisionError") == 1
+    assert "metric line is switched off" in logged
+    assert "loss_spike at step 110" in logged
 
 
 def test_a_forked_worker_has_no_part_in_it(bucket: Bucket, new_guard):
@@ -183,10 +183,10 @@ def test_a_forked_worker_has_no_part_in_it(bucket: Bucket, new_guard):
 
 def test_sigterm_wants_a_checkpoint_once_and_stops(new_guard):
     """The handler that was there before is called too, and put back at the end."""
-    heard: list[int] = []
+    received: list[int] = []
 
     def of_the_script(signum: int, frame: object) -> None:
-        heard.append(signum)
+        received.append(signum)
 
     signal.signal(signal.SIGTERM, of_the_script)
     guard = new_guard()
@@ -198,7 +198,7 @@ def test_sigterm_wants_a_checkpoint_once_and_stops(new_guard):
     assert (guard.wants_checkpoint, guard.reason, guard.should_stop) == (True, "sigterm", True)
     guard.step(step=3, loss=2.0)
     assert (guard.wants_checkpoint, guard.should_stop) == (False, True)
-    assert set(heard) == {signal.SIGTERM}
+    assert set(received) == {signal.SIGTERM}
     guard.close()
     assert signal.getsignal(signal.SIGTERM) is of_the_script
 

@@ -34,8 +34,8 @@ def test_a_hung_process_reports_its_function(bucket: Bucket, tmp_path):
     try:
         assert ranks.said(0) == "training"
         report = bucket.wait_for(lambda: stand_still(bucket))
-        beat = bucket.heartbeat()
-        assert bucket.wait_for(lambda: bucket.heartbeat().at > beat.at)
+        heartbeat = bucket.heartbeat()
+        assert bucket.wait_for(lambda: bucket.heartbeat().at > heartbeat.at)
     finally:
         ranks.kill()
     (finding,) = report.findings

@@ -15,16 +15,16 @@ JOB = {
 
 
 def identity(**variables: str) -> tuple[Identity, list[str]]:
-    told: list[str] = []
-    return Identity.from_environment(variables, told.append), told
+    logged: list[str] = []
+    return Identity.from_environment(variables, logged.append), logged
 
 
 def test_a_successor_knows_its_run_its_attempt_and_its_mailbox():
     """The bucket follows from the account and region of the job's ARN."""
-    found, told = identity(**JOB, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RANK="3", WORLD_SIZE="8")
+    found, logged = identity(**JOB, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RANK="3", WORLD_SIZE="8")
     assert (found.run, found.attempt, found.job, found.rank, found.size) == ("night", 2, "night-a002", 3, 8)
     assert (found.bucket, found.region) == ("sagemaker-rerail-123456789012-eu-west-1", "eu-west-1")
-    assert told == []
+    assert logged == []
 
 
 def test_the_first_job_of_a_run_gives_the_run_its_name():
@@ -45,16 +45,16 @@ def test_the_first_job_of_a_run_gives_the_run_its_name():
 )
 def test_the_mailbox_can_be_another_or_none(asked, bucket, words):
     """RERAIL_MAILBOX overrides; one that cannot be meant is said so, and there is none then."""
-    found, told = identity(**JOB, RERAIL_MAILBOX=asked)
+    found, logged = identity(**JOB, RERAIL_MAILBOX=asked)
     assert found.bucket == bucket
-    assert words in "".join(told)
-    assert len(told) == bool(words)
+    assert words in "".join(logged)
+    assert len(logged) == bool(words)
 
 
 def test_outside_sagemaker_there_is_no_run_and_no_mailbox():
     """Whatever else is set."""
-    found, told = identity(RERAIL_RUN="night", RERAIL_MAILBOX="s3://mine", RANK="1")
-    assert (found.run, found.bucket, told) == ("", "", [])
+    found, logged = identity(RERAIL_RUN="night", RERAIL_MAILBOX="s3://mine", RANK="1")
+    assert (found.run, found.bucket, logged) == ("", "", [])
 
 
 def test_under_mpirun_the_rank_is_mpiruns():
@@ -65,26 +65,26 @@ def test_under_mpirun_the_rank_is_mpiruns():
 
 def test_an_invalid_number_is_reported_and_ignored():
     """A mistyped variable never stops a training script."""
-    found, told = identity(**JOB, RERAIL_ATTEMPT="two")
+    found, logged = identity(**JOB, RERAIL_ATTEMPT="two")
     assert found.attempt == 1
-    assert told == ["RERAIL_ATTEMPT='two': must be a whole number; going on as if it were not set"]
+    assert logged == ["RERAIL_ATTEMPT='two': must be a whole number; going on as if it were not set"]
 
 
 def settings(**variables: str) -> tuple[AgentSettings, list[str]]:
-    told: list[str] = []
-    return AgentSettings.from_environment(variables, told.append), told
+    logged: list[str] = []
+    return AgentSettings.from_environment(variables, logged.append), logged
 
 
 def test_settings_have_defaults_and_can_be_overridden():
     """Seconds are numbers, thresholds a JSON object; durations in it are seconds."""
     assert settings() == (AgentSettings(), [])
-    found, told = settings(
+    found, logged = settings(
         RERAIL_POLL_SECONDS="0.5",
         RERAIL_HANG_SECONDS="30",
         RERAIL_SAVE_ON_WARNING="off",
         RERAIL_DETECTION='{"patience_rows": 8, "spike_gate": 0.5, "startup_limit": 60, "plateau": true}',
     )
-    assert (found.poll_s, found.hang_s, found.save_on_warning, told) == (0.5, 30, False, [])
+    assert (found.poll_s, found.hang_s, found.save_on_warning, logged) == (0.5, 30, False, [])
     assert (found.detection.patience_rows, found.detection.spike_gate) == (8, 0.5)
     assert (found.detection.startup_limit, found.detection.plateau) == (timedelta(minutes=1), True)
 
@@ -104,15 +104,15 @@ def test_settings_have_defaults_and_can_be_overridden():
 )
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):
     """None of the object counts then: half of somebody's wish is nobody's."""
-    found, told = settings(RERAIL_DETECTION=text)
+    found, logged = settings(RERAIL_DETECTION=text)
     assert found.detection == Thresholds()
-    assert len(told) == 1
-    assert words in told[0]
+    assert len(logged) == 1
+    assert words in logged[0]
 
 
 def test_a_bad_interval_is_one_line_and_the_default():
     """As with every other setting."""
     for text in ("soon", "0", "-1", "nan", "inf"):
-        found, told = settings(RERAIL_POLL_SECONDS=text)
+        found, logged = settings(RERAIL_POLL_SECONDS=text)
         assert found.poll_s == 5
-        assert len(told) == 1
+        assert len(logged) == 1

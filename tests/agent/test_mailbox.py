@@ -126,7 +126,7 @@ def test_commands_follow_one_another(bucket: Bucket, new_guard):
 
 @pytest.mark.threat("T1")
 @pytest.mark.parametrize(("key", "is_key"), [("5ea1" * 16, True), ("", False), ("too short", False)])
-def test_what_an_agent_writes_is_sealed(bucket: Bucket, new_guard, key: str, is_key: bool):
+def test_what_an_agent_writes_is_signed(bucket: Bucket, new_guard, key: str, is_key: bool):
     """Reports and heartbeats, with the key that the job was handed; without one, or with something else, as before."""
     new_guard(bucket, RERAIL_SEAL_KEY=key)
     bucket.wait_for_report("hello")
@@ -183,13 +183,13 @@ def test_the_heartbeat_has_step_loss_speed_and_phase(bucket: Bucket, new_guard):
         guard.step(step=step, loss=2.5, tokens=1000, log=step % 5 == 0)
         after.append(time.monotonic())
         time.sleep(0.01)
-    beat = bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.step == 19 and b)
-    assert (beat.run, beat.attempt, beat.phase, beat.loss) == ("night", 1, "step", 2.5)
-    assert beat.moved_at is not None
+    heartbeat = bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.step == 19 and b)
+    assert (heartbeat.run, heartbeat.attempt, heartbeat.phase, heartbeat.loss) == ("night", 1, "step", 2.5)
+    assert heartbeat.moved_at is not None
     shortest = min(later - earlier for earlier, later in zip(after, before[1:], strict=False))
     longest = max(later - earlier for earlier, later in zip(before, after[1:], strict=False))
-    assert shortest <= (beat.step_seconds or shortest) <= longest
-    assert 1000 / longest <= beat.tokens_per_s <= 1000 / shortest
+    assert shortest <= (heartbeat.step_seconds or shortest) <= longest
+    assert 1000 / longest <= heartbeat.tokens_per_s <= 1000 / shortest
     with guard.phase("save"):
         assert bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.phase == "save")
     guard.step(step=20, loss=float("nan"))
@@ -260,9 +260,9 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     train_until_wanted(guard)
     bucket.wait_for_report("acknowledged")
     assert sorted(bucket.reports()) == ["a001-acknowledged-c1", "a001-findings-loss_spike-warn-58", "a001-hello"]
-    told = capfd.readouterr().err
-    assert told.count("SlowDown") == 1
-    assert told.count("works again") == 2
+    logged = capfd.readouterr().err
+    assert logged.count("SlowDown") == 1
+    assert logged.count("works again") == 2
 
 
 def test_a_missing_permission_is_logged_once_and_retried_rarely(bucket: Bucket, new_guard, capfd):

@@ -141,7 +141,7 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variables", "found", "set_aside"),
+    ("variables", "found", "quarantined"),
     [
         ({}, "step-6", []),
         ({"RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "4"}, "step-4", ["a1-step-6"]),
@@ -150,7 +150,7 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
         ({"RERAIL_ATTEMPT": "2"}, "step-6", []),
     ],
 )
-def test_an_attempt_resumes_from_the_step_it_is_given(tmp_path, monkeypatch, variables, found, set_aside):
+def test_an_attempt_resumes_from_the_step_it_is_given(tmp_path, monkeypatch, variables, found, quarantined):
     """A first job takes the newest; a successor what it is told, or less; told nothing, what it finds."""
     for step in (2, 4, 6):
         saved(tmp_path, f"step-{step}", attempt=AttemptInfo("night", 1))
@@ -158,7 +158,7 @@ def test_an_attempt_resumes_from_the_step_it_is_given(tmp_path, monkeypatch, var
         monkeypatch.setenv(name, value)
     place = resume_from(tmp_path)
     assert (place and place.name) == found
-    assert moved(tmp_path) == set_aside
+    assert moved(tmp_path) == quarantined
 
 
 def test_a_restart_in_place_goes_on_from_its_own_newer_checkpoints(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Has three ranks, one on each of three hosts, look at their machines; run: `python fitness.py <folder>`.
 
-A line of JSON for each rank and case goes to stdout: what was raised, and what was told.
+A line of JSON for each rank and case goes to stdout: what was raised, and what was logged.
 """
 
 import json
@@ -81,13 +81,15 @@ def become(rank: int, port: str, folder: Path, case: Callable[[int, TrainingJob]
     hosts = tuple(f"algo-{number + 1}" for number in range(RANKS))
     cluster = TrainingCluster(hosts=hosts, current_host=hosts[rank], instance_type="", network_interface="")
     job = case(rank, TrainingJob(base=folder / hosts[rank], run="night", attempt=1, resume_at_most=None))
-    told: list[str] = []
+    logged: list[str] = []
     raised = ["", ""]
     try:
-        preflight.inspect(world, job, cluster, log=told.append, limit_s=1.0 if case in (absent, hung_driver) else 30.0)
+        preflight.inspect(
+            world, job, cluster, log=logged.append, limit_s=1.0 if case in (absent, hung_driver) else 30.0
+        )
     except (preflight.HardwareError, ValueError) as error:
         raised = [type(error).__name__, str(error)]
-    line = json.dumps({"case": case.__name__, "rank": rank, "raised": raised, "told": told})
+    line = json.dumps({"case": case.__name__, "rank": rank, "raised": raised, "logged": logged})
     os.write(1, f"{line}\n".encode())
     parallel.leave(0)
 

@@ -160,9 +160,9 @@ def become(rank: int, ranks: int, port: str, folder: Path) -> None:
         torch.set_num_threads(1)
         world = parallel.join(timeout=timedelta(seconds=180))
         for run in runs(ranks):
-            told = train(run, world, folder) if run.can_run else {}
+            results = train(run, world, folder) if run.can_run else {}
             if world.is_first:
-                print(json.dumps({"ranks": ranks, "run": run.name, **told}), flush=True)
+                print(json.dumps({"ranks": ranks, "run": run.name, **results}), flush=True)
         world.wait_for_all()
     except BaseException:
         traceback.print_exc()

@@ -57,7 +57,9 @@ def test_ranges_are_put_in_order() -> None:
 @pytest.mark.parametrize("text", ["7", "9-8", "a-b", "1-2-3", "1-2;3-4", "-1-2", "1-2,x"])
 def test_ranges_that_cannot_be_read_are_refused(text: str) -> None:
     """The message names the variable and says what may be written."""
-    with pytest.raises(ValueError, match=r"RERAIL_SKIP_SAMPLES: .* is no range of sample ids; write first-last"):
+    with pytest.raises(
+        ValueError, match=r"RERAIL_SKIP_SAMPLES: .* is not a valid range of sample ids; write first-last"
+    ):
         TrainingJob.from_environment({"RERAIL_SKIP_SAMPLES": text})
 
 

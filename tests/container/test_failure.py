@@ -225,11 +225,11 @@ def test_a_data_loader_killed_for_its_memory_is_no_bug() -> None:
 def test_the_error_file_of_torch_comes_first() -> None:
     """The oldest one names the rank, whatever order the deaths had."""
 
-    def testimony(second: int, error: str) -> str:
+    def error_file(second: int, error: str) -> str:
         extra = {"py_callstack": f"Traceback\n{error}", "timestamp": str(second)}
         return json.dumps({"message": {"message": error, "extraInfo": extra}})
 
-    late, early = testimony(1795239706, "RuntimeError: x"), testimony(1795239700, "torch.OutOfMemoryError: CUDA")
+    late, early = error_file(1795239706, "RuntimeError: x"), error_file(1795239700, "torch.OutOfMemoryError: CUDA")
     ranks = [ProcessExit(0, 1, 100.0, late), ProcessExit(5, 1, 101.0, early), ProcessExit(6, 1, 99.0, "")]
     found = make_report(ProcessExit(None, 1, 102.0), ranks, lines(KEY_ERROR), oom_killed=False)
     assert (found.rank, found.error, found.cause) == (5, "torch.OutOfMemoryError: CUDA", FailureCause.OOM)

@@ -39,8 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(result.pop("ranks"), result.pop("run")): result for result in told}
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(result.pop("ranks"), result.pop("run")): result for result in results}
 
 
 def names(*, dropout: bool) -> list[tuple[int, str]]:

@@ -250,7 +250,7 @@ def test_a_truth_is_read_from_a_string(text: str, expected: bool) -> None:
 
 def test_anything_else_is_no_truth() -> None:
     """Least of all a silent false."""
-    with pytest.raises(ValueError, match="'maybe' is neither true nor false"):
+    with pytest.raises(ValueError, match="'maybe' is not a boolean: use true or false"):
         parse_bool("maybe")
 
 

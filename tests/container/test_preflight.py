@@ -54,7 +54,7 @@ def verdicts(cases: Cases, name: str) -> tuple[str, str]:
 def test_three_fit_machines_start(cases: Cases) -> None:
     """Nothing is raised, and rank 0 alone tells, with the figures of what was measured."""
     assert verdicts(cases, "fit") == ("", "")
-    (line,) = [line for each in cases["fit"] for line in each["told"]]
+    (line,) = [line for each in cases["fit"] for line in each["logged"]]
     assert line.startswith("preflight: 3 rank(s) in ")
     assert "TFLOP/s" in line
     assert "GB/s" in line
@@ -98,8 +98,8 @@ def job(base: Path, checkpoints: str = "") -> TrainingJob:
 def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     """One rank: no all-reduce; the random numbers of the run are not touched and no file is left."""
     before = torch.get_rng_state()
-    told: list[str] = []
-    results = preflight.inspect(ALONE, job(tmp_path), HERE, log=told.append)
+    logged: list[str] = []
+    results = preflight.inspect(ALONE, job(tmp_path), HERE, log=logged.append)
     assert {result.probe: result.status for result in results if result.probe not in ("gpus", "kernel log")} == {
         "compute": ProbeStatus.PASSED,
         "disk": ProbeStatus.PASSED,
@@ -108,7 +108,7 @@ def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     }
     assert torch.equal(before, torch.get_rng_state())
     assert list((tmp_path / "checkpoints").iterdir()) == []
-    assert "all-reduce (one rank)" in told[-1]
+    assert "all-reduce (one rank)" in logged[-1]
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -276,10 +276,10 @@ def test_a_slow_gpu_is_reported() -> None:
     results.append(
         ProbeResult("compute", ProbeStatus.PASSED, "bfloat16 40.00 TFLOP/s", speed=40.0, host="algo-5", rank=4)
     )
-    told: list[str] = []
+    logged: list[str] = []
     preflight.raise_failures(results)
-    preflight.report(results, seconds=1.0, log=told.append)
-    assert told[0] == "preflight: algo-5 (rank 4): compute: bfloat16 40.00 TFLOP/s, the median is 100.0"
+    preflight.report(results, seconds=1.0, log=logged.append)
+    assert logged[0] == "preflight: algo-5 (rank 4): compute: bfloat16 40.00 TFLOP/s, the median is 100.0"
 
 
 def test_a_whole_rack_does_not_fill_the_failure_file() -> None:

@@ -131,7 +131,7 @@ def order(number: int = 1, **fields: Any) -> Command:
     return command(f"o{number}", kind=CommandKind.RESTART, restart=number, reason="non_finite", **fields)
 
 
-def told(bucket: Bucket, what: ReportKind) -> list[Report]:
+def list_reports(bucket: Bucket, what: ReportKind) -> list[Report]:
     return [report for report in bucket.reports().values() if report.kind is what]
 
 
@@ -148,7 +148,7 @@ def test_a_restart_command_starts_the_ranks_with_its_settings(bucket: Bucket, ne
     assert node.has("saved-0-0-0"), "they were asked first, and had the time to save"
     assert not Path(f"/proc/{first['PID']}").exists()
     assert node.end() == 0
-    (report,) = told(bucket, ReportKind.RESTARTED)
+    (report,) = list_reports(bucket, ReportKind.RESTARTED)
     assert (report.command, report.restart, report.job, report.attempt) == ("o1", 1, RUN, 1)
     assert "restart 1 in place, by the supervisor's command (non_finite): from step 400" in node.err
 
@@ -166,7 +166,7 @@ def test_orders_follow_one_another(bucket: Bucket, new_node: NewNode) -> None:
     names = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_LR_SCALE")
     assert [second[name] for name in names] == ["2", "400", "1", "0.9"]
     assert node.end() == 0
-    assert [report.restart for report in told(bucket, ReportKind.RESTARTED)] == [1, 2]
+    assert [report.restart for report in list_reports(bucket, ReportKind.RESTARTED)] == [1, 2]
 
 
 def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
@@ -216,8 +216,8 @@ def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
     crashed = bucket.wait_for_report("crashed")
     assert json.loads(crashed.evidence)["error"] == "ValueError: first"
     bucket.command(order())
-    bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
-    assert [report.restart for report in told(bucket, ReportKind.CRASHED)] == [0, 1]
+    bucket.wait_for(lambda: len(list_reports(bucket, ReportKind.CRASHED)) == 2)
+    assert [report.restart for report in list_reports(bucket, ReportKind.CRASHED)] == [0, 1]
     bucket.command(command("no", kind=CommandKind.TRAIN))
     assert node.end() == 1
     assert node.failure["error"] == "ValueError: second"
@@ -230,8 +230,8 @@ def test_init_reports_an_exception_that_the_script_does_not(bucket: Bucket, new_
     node = new_node("raise KeyError('a') if restart == 0 else ValueError('b')")
     assert "KeyError: 'a'" in json.loads(bucket.wait_for_report("crashed").evidence)["error"]
     bucket.command(order())
-    bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
-    last = next(report for report in told(bucket, ReportKind.CRASHED) if report.restart == 1)
+    bucket.wait_for(lambda: len(list_reports(bucket, ReportKind.CRASHED)) == 2)
+    last = next(report for report in list_reports(bucket, ReportKind.CRASHED) if report.restart == 1)
     assert "ValueError: b" in json.loads(last.evidence)["error"]
     bucket.command(command("no", kind=CommandKind.TRAIN))
     assert node.end() == 1
@@ -254,7 +254,7 @@ def test_a_crash_that_cannot_be_restarted_ends_at_once(
     """Switched off, hopeless on this machine, or a lost peer where there is no other machine."""
     node = new_node(f"fail('{text}')", **variables)
     assert node.end() == 1
-    assert told(bucket, ReportKind.CRASHED) == []
+    assert list_reports(bucket, ReportKind.CRASHED) == []
 
 
 def test_a_wait_without_an_answer_has_an_end(bucket: Bucket, new_node: NewNode) -> None:
@@ -404,10 +404,13 @@ def test_a_real_run_is_rolled_back_within_its_job(
     assert host.losses == whole, "of a step that was trained twice, the later loss counts"
     hello = bucket.reports()["a001-hello"]
     assert hello.abilities == ("skip", "rate", "restart")
-    assert {(report.command, report.step) for report in told(bucket, ReportKind.RESTARTED)} == {("o1", None), ("", 21)}
-    aside = {path.name for path in (host.checkpoints / "quarantine").iterdir()}
-    assert aside, "what it has saved of the state that was wrong"
-    assert all(name.startswith("a1-step-") and int(name[-9:]) > 24 for name in aside)
+    assert {(report.command, report.step) for report in list_reports(bucket, ReportKind.RESTARTED)} == {
+        ("o1", None),
+        ("", 21),
+    }
+    quarantined = {path.name for path in (host.checkpoints / "quarantine").iterdir()}
+    assert quarantined, "what it has saved of the state that was wrong"
+    assert all(name.startswith("a1-step-") and int(name[-9:]) > 24 for name in quarantined)
 
 
 # ---- What the agent says as a restart's processes.
@@ -429,8 +432,8 @@ def test_the_agent_reports_the_restart_ability_and_the_restart(
         first = bucket.wait_for_report("restarted")
         assert (first.step, first.restart) == (401, 2)
         guard.committed("s3://b/p", 402, Durability.REMOTE)
-        bucket.wait_for(lambda: (beat := bucket.heartbeat()) and beat.restart == 2)
-        assert len(told(bucket, ReportKind.RESTARTED)) == 1
+        bucket.wait_for(lambda: (heartbeat := bucket.heartbeat()) and heartbeat.restart == 2)
+        assert len(list_reports(bucket, ReportKind.RESTARTED)) == 1
     finally:
         guard.close(within_s=0.2)
         signal.signal(signal.SIGTERM, before)

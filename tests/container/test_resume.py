@@ -54,14 +54,14 @@ def test_a_resume_that_forgets_something_is_reported_within_three_steps(
         forget(piece, lambda name, changed: monkeypatch.setattr(train, name, changed))
     guard = Listening()
     resumed = train_here(guard=guard)
-    told = re.findall(r"the resume has forgotten something: loss \S+ at step (\d+), but .* before", train_here.err)
+    logged = re.findall(r"the resume has forgotten something: loss \S+ at step (\d+), but .* before", train_here.err)
     assert list(resumed) == list(range(21, 41))
     if piece is None:
-        assert (told, guard.findings) == ([], [])
+        assert (logged, guard.findings) == ([], [])
         assert "the losses of steps 21 to 23 are those of before the resume, bit for bit" in train_here.err
         return
     [finding] = guard.findings
-    assert (finding.kind, finding.level, finding.step) == (Kind.RESUME_MISMATCH, Level.WARN, int(told[0]))
+    assert (finding.kind, finding.level, finding.step) == (Kind.RESUME_MISMATCH, Level.WARN, int(logged[0]))
     assert finding.step in (21, 22, 23)
 
 

@@ -77,7 +77,7 @@ def test_processes_restarted_in_place_go_back_before_what_their_own_attempt_has_
     assert [manifest.restart for _, manifest in sorted(saved(tmp_path / "checkpoints").items())] == [0, 0, 1, 2]
 
 
-def test_a_restart_drill_moves_nothing_aside(train_here: Here, tmp_path: Path) -> None:
+def test_a_restart_drill_quarantines_nothing(train_here: Here, tmp_path: Path) -> None:
     """What was saved after the step is as good: it stays, the steps are trained again with the same losses, and a later
     attempt goes on from the newest of both."""
     first = train_here(drill="bug:step=35")

@@ -16,7 +16,7 @@ def calm(update_filter: UpdateFilter, steps: int, level: float = 2.0) -> list[bo
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (-math.inf, 1.0)])
 def test_what_is_no_number_is_left_out(loss: float, norm: float) -> None:
-    """Also on the very first step, and unless the sieve is off."""
+    """Also on the very first step, and unless the filter is off."""
     assert [UpdateFilter(mode).accepts(loss, norm) for mode in SkipMode] == [True, False, False]
 
 
@@ -47,7 +47,7 @@ def test_numbers_that_are_none_are_not_learnt() -> None:
     assert update_filter.accepts(2.0, 1.0)
 
 
-def test_a_resumed_sieve_judges_as_the_other_would() -> None:
+def test_a_resumed_filter_decides_like_the_original() -> None:
     """Its state goes through JSON and back."""
     one, other = UpdateFilter(SkipMode.SIGMA), UpdateFilter(SkipMode.SIGMA)
     calm(one, 100)

@@ -189,7 +189,7 @@ class Saver:
             problem = DamagedCheckpoint(f"rank {self.rank} cannot load it: {type(error).__name__}: {error}")
         problems = self.exchange.all_gather(problem)
         self._restoring = 0
-        worst = next((each for each in problems if isinstance(each, UnfitState)), next(filter(None, problems), None))
+        worst = next((error for error in problems if isinstance(error, UnfitState)), next(filter(None, problems), None))
         if worst is not None:
             if not isinstance(worst, UnfitState):
                 self._unloadable.add(step)
@@ -395,7 +395,7 @@ class Saver:
         for _, problem in everyone:
             if problem is not None:
                 raise problem
-        return [each for each, _ in everyone]
+        return [result for result, _ in everyone]
 
     def _log_damage(self, step: int, damage: str) -> None:
         if self.rank == 0:

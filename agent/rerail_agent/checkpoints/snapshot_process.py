@@ -110,13 +110,13 @@ class SnapshotProcess:
                 except (DamagedShare, OutOfMemory, KeyError, StopIteration, TypeError, ValueError, OSError) as error:
                     link.send({"error": str(error) or type(error).__name__})
 
-    # What the ranks of this node ask for.
+    # Requests of the ranks of this node.
 
     def _hello(self, link: Link, message: Message) -> None:
         link.send({"name": self.name, "starts": self.starts})
 
     def _labels(self, link: Link, message: Message) -> None:
-        link.send({"labels": [each.table() for each in self.memory.list_labels()]})
+        link.send({"labels": [label.table() for label in self.memory.list_labels()]})
 
     def _join(self, link: Link, message: Message) -> None:
         """Take the secret of ranks that have started; shares of before must be verified before they use them."""
@@ -190,7 +190,7 @@ class SnapshotProcess:
         self.memory.retain(str(message["snapshot"]), [int(rank) for rank in message["ranks"]])
         link.send({"held": True})
 
-    # What other keepers ask for.
+    # Requests of other nodes.
 
     def _store(self, link: Link, message: Message) -> None:
         label = SnapshotLabel.parse(message["label"])

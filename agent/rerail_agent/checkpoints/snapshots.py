@@ -228,15 +228,15 @@ class Snapshots:
             self._exchange = RankExchange(
                 rank=self.rank, world_size=self.world_size, store=self._store, patience_s=self._patience_s
             )
-            hellos = self._exchange.all_gather(self._hello())
-            problems = [f"rank {rank}: {each['error']}" for rank, each in enumerate(hellos) if "error" in each]
+            answers = self._exchange.all_gather(self._hello())
+            problems = [f"rank {rank}: {answer['error']}" for rank, answer in enumerate(answers) if "error" in answer]
             self._is_on = not problems
             if problems:
                 self._log_once(
                     f"no snapshots: {problems[0]}; {STEPS} needs rerail_agent.init around the job on every node"
                 )
             else:
-                self._join(hellos)
+                self._join(answers)
         return self._is_on
 
     def _hello(self) -> dict[str, Any]:
@@ -253,14 +253,16 @@ class Snapshots:
                     return {"error": f"has no snapshot process ({lost})"}
                 time.sleep(LONGEST_PAUSE_S)
 
-    def _join(self, hellos: list[dict[str, Any]]) -> None:
-        self._ring = Ring.of([str(each["name"]) for each in hellos])
+    def _join(self, answers: list[dict[str, Any]]) -> None:
+        self._ring = Ring.of([str(answer["name"]) for answer in answers])
         self._node = self._ring.node_of(self.rank)
-        self._restarted = any(each["starts"] for each in hellos)
+        self._restarted = any(answer["starts"] for answer in answers)
         self._start_id, secret = self._exchange.broadcast((secrets.token_hex(8), secrets.token_hex(32)))
         joining = {"do": "join", "secret": secret, "host": self._host, "life": self._start_id}
         address = self._ask(joining).get("address") if self._leads else None
-        self._addresses = [each for each in self._exchange.all_gather(address) if each is not None]
+        self._addresses = [
+            node_address for node_address in self._exchange.all_gather(address) if node_address is not None
+        ]
         if len(self._addresses) < len(self._ring.nodes):
             self._is_on = False
             self._log_once("no snapshots: the snapshot process of a node has ended")
@@ -287,7 +289,7 @@ class Snapshots:
         for table in tables:
             with suppress(DamagedShare):
                 found.append(KeptShare(self._node, SnapshotLabel.parse(table)))
-        return [each for those in self._exchange.all_gather(found) for each in those]
+        return [share for shares in self._exchange.all_gather(found) for share in shares]
 
     def _choose(
         self, kept: list[KeptShare], allowed: Callable[[Manifest], bool], durable: int, damaged: Damaged
@@ -319,7 +321,7 @@ class Snapshots:
         for _, problem in everyone:
             if problem is not None:
                 raise problem
-        wanted = {each for rank in self._ring.nodes[self._node] for each in everyone[rank][0]}
+        wanted = {needed for rank in self._ring.nodes[self._node] for needed in everyone[rank][0]}
         wanted |= {rank for rank in self._ring.kept_by(self._node) if rank < len(choice.holders)}
         if self._merge(self._fetch_shares(choice, sorted(wanted)), damaged) is None:
             return False
@@ -368,7 +370,7 @@ class Snapshots:
     def _merge(self, mine: tuple[dict[int, bytes], Damaged], damaged: Damaged) -> dict[int, bytes] | None:
         """Return the texts of all ranks; None, with the damage noted, if any rank found damage."""
         everyone = self._exchange.all_gather(mine)
-        failed = {each for _, those in everyone for each in those}
+        failed = {share for _, shares in everyone for share in shares}
         damaged |= failed
         return None if failed else {rank: text for texts, _ in everyone for rank, text in texts.items()}
 
@@ -383,7 +385,7 @@ class Snapshots:
             load_into(state, reader, per_rank=self.saver.per_rank, partial=False)
         except Exception as error:  # of any kind: the other ranks must not continue from a snapshot that this one lacks
             problem = f"rank {self.rank}: {type(error).__name__}: {error}"
-        problems = [each for each in self._exchange.all_gather(problem) if each]
+        problems = [text for text in self._exchange.all_gather(problem) if text]
         for share in shares.values():
             share.close()
         if problems:
@@ -423,7 +425,7 @@ class Snapshots:
         plain = 2 * (len(values) + len(add_values(self._contents_text, spots)) - len(self._contents_text))
         size = plan.image + plain + len(self._contents_text) + ROOM_FOR_VALUES
         problem = self._get_slots(plan, leaves, size)
-        problems = [f"rank {rank}: {each}" for rank, each in enumerate(self._exchange.all_gather(problem)) if each]
+        problems = [f"rank {rank}: {text}" for rank, text in enumerate(self._exchange.all_gather(problem)) if text]
         if problems:
             self._is_on = False
             self._log_once(f"no snapshots: {problems[0]}")
@@ -455,7 +457,7 @@ class Snapshots:
         return ""
 
     def _stage(self, plan: SavePlan, leaves: list[Any], manifest: Manifest, *, keep: str) -> None:
-        slot = self._slots[choose_slot(keep, [each.inside for each in self._slots])]
+        slot = self._slots[choose_slot(keep, [staging_slot.inside for staging_slot in self._slots])]
         if not slot.holes and plan.parts:
             slot.adopt(plan)
         plan.stage(leaves, slot.holes)

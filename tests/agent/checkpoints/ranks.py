@@ -48,10 +48,10 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Told(list[str]):
+class LoggedLines(list[str]):
     """What a Saver has said."""
 
-    def saying(self, words: str) -> list[str]:
+    def containing(self, words: str) -> list[str]:
         return [line for line in self if words in line]
 
 
@@ -59,9 +59,9 @@ class Ranks:
     """The Savers of a few ranks, each used in a thread of its own."""
 
     def __init__(self, roots: Sequence[Path | str], **options: Any) -> None:
-        self.told = Told()
+        self.logged = LoggedLines()
         store = dist.HashStore()
-        options = {"store": store, "log": self.told.append, "patience_s": PATIENCE_S, **options}
+        options = {"store": store, "log": self.logged.append, "patience_s": PATIENCE_S, **options}
         self.savers = [
             Saver(open_store(root), rank=rank, world_size=len(roots), **options) for rank, root in enumerate(roots)
         ]

@@ -14,7 +14,7 @@ import pytest
 
 from rerail_agent.checkpoints import Saver, open_store
 from rerail_agent.checkpoints.s3_store import S3Store
-from tests.agent.checkpoints.ranks import Ranks, Told, manifest, same, state
+from tests.agent.checkpoints.ranks import LoggedLines, Ranks, manifest, same, state
 from tests.agent.checkpoints.test_several_ranks import large
 
 pytest.importorskip("s3torchconnector")
@@ -81,8 +81,8 @@ def test_a_state_comes_back_from_s3(s3: Any, bucket: str) -> None:
 
 def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
     """A flipped bit, a missing object and a missing manifest: never restored, and a replay makes room."""
-    told = Told()
-    saver = Saver(open_store(f"s3://{bucket}"), log=told.append)
+    logged = LoggedLines()
+    saver = Saver(open_store(f"s3://{bucket}"), log=logged.append)
     for step in (10, 20, 30, 40):
         assert save(saver, step).error is None
     shards = {int(key[5:14]): key for key in keys(s3, bucket) if key.endswith(".distcp")}
@@ -92,7 +92,7 @@ def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
     s3.delete_object(Bucket=bucket, Key=shards[30])
     s3.delete_object(Bucket=bucket, Key="step-000000040/manifest.json")
     assert saver.newest() == 10
-    assert [line[:36] for line in told] == [f"checkpoint step-0000000{step} is damaged" for step in (30, 20)]
+    assert [line[:36] for line in logged] == [f"checkpoint step-0000000{step} is damaged" for step in (30, 20)]
     later = Saver(saver.place)
     for step in (20, 30, 40):
         assert save(later, step, attempt=2).error is None

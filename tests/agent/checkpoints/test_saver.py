@@ -17,7 +17,7 @@ from torch.distributed import checkpoint as dcp
 
 from rerail_agent.checkpoints import CommitResult, DamagedCheckpoint, Saver, UnfitState, open_store, store
 from rerail_agent.checkpoints.store import LocalStore
-from tests.agent.checkpoints.ranks import Told, manifest, same, settle, state
+from tests.agent.checkpoints.ranks import LoggedLines, manifest, same, settle, state
 
 
 class Killed(BaseException):
@@ -25,13 +25,13 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def logged() -> LoggedLines:
+    return LoggedLines()
 
 
 @pytest.fixture
-def saver(tmp_path: Path, told: Told) -> Iterator[Saver]:
-    saver = Saver(open_store(tmp_path), log=told.append)
+def saver(tmp_path: Path, logged: LoggedLines) -> Iterator[Saver]:
+    saver = Saver(open_store(tmp_path), log=logged.append)
     yield saver
     saver.close()
 
@@ -51,7 +51,7 @@ def files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def test_a_state_comes_back_bit_for_bit(saver: Saver, tmp_path: Path, told: Told) -> None:
+def test_a_state_comes_back_bit_for_bit(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """Tensors of every kind in place, plain values replaced, and the manifest as it was given."""
     [committed] = save(saver, 10, reason="final", health="suspect", loss=float("nan"))
     assert (committed.step, committed.error, committed.durability) == (10, None, "local")
@@ -67,7 +67,7 @@ def test_a_state_comes_back_bit_for_bit(saver: Saver, tmp_path: Path, told: Told
     assert loaded.stall_s is not None and loaded.write_s is not None
     assert 0 <= loaded.stall_s <= loaded.write_s
     assert (loaded.reason, loaded.health, loaded.loss, loaded.consumed_samples) == ("final", "suspect", None, 120)
-    assert told == []
+    assert logged == []
 
 
 def test_any_reader_of_torch_can_load_it(saver: Saver, tmp_path: Path) -> None:
@@ -142,15 +142,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_damage_is_reported_and_the_checkpoint_before_is_taken(
-    saver: Saver, tmp_path: Path, told: Told, damage: Callable[[Path], object]
+    saver: Saver, tmp_path: Path, logged: LoggedLines, damage: Callable[[Path], object]
 ) -> None:
     """The one before is taken, the damaged one is named, and a replay of its step makes it whole."""
     save(saver, 10)
     save(saver, 20)
     damage(tmp_path / "step-000000020")
     assert saver.newest() == 10
-    assert len(told) == 1
-    assert told[0].startswith("checkpoint step-000000020 is damaged (")
+    assert len(logged) == 1
+    assert logged[0].startswith("checkpoint step-000000020 is damaged (")
     assert restored(saver, 10)
     [committed] = save(saver, 20, attempt=2)
     assert committed.error is None
@@ -158,7 +158,7 @@ def test_damage_is_reported_and_the_checkpoint_before_is_taken(
     assert restored(saver, 20)
 
 
-def test_a_checkpoint_that_does_not_load_counts_as_damaged(saver: Saver, tmp_path: Path, told: Told) -> None:
+def test_a_checkpoint_that_does_not_load_counts_as_damaged(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """Whole by its checksums and still unreadable: it is passed over from then on."""
     save(saver, 10)
     [committed] = save(saver, 20)
@@ -193,7 +193,7 @@ def test_what_was_passed_over_is_remembered_with_its_attempt(saver: Saver, tmp_p
     assert known == {30: (1, True), 20: (1, False)}
 
 
-def test_only_what_is_allowed_is_found(saver: Saver, tmp_path: Path, told: Told) -> None:
+def test_only_what_is_allowed_is_found(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """Without a manifest there is nothing to talk about; what is not allowed is not mentioned either."""
     for step in (10, 20, 30):
         save(saver, step)
@@ -201,7 +201,7 @@ def test_only_what_is_allowed_is_found(saver: Saver, tmp_path: Path, told: Told)
     assert saver.newest() == 20
     assert saver.newest(lambda found: found.step < 20) == 10
     assert saver.newest(lambda found: False) == 0
-    assert told == []
+    assert logged == []
 
 
 def test_a_state_of_another_shape_is_no_damage(saver: Saver) -> None:
@@ -234,7 +234,7 @@ def test_random_states_of_other_ranks_are_passed_over(saver: Saver) -> None:
     assert same(found["model"], state(10)["model"])
 
 
-def test_a_state_may_change_its_structure(saver: Saver, told: Told) -> None:
+def test_a_state_may_change_its_structure(saver: Saver, logged: LoggedLines) -> None:
     """The next save is prepared anew, says so, and holds the new state."""
     save(saver, 10)
     grown = state(20)
@@ -242,7 +242,7 @@ def test_a_state_may_change_its_structure(saver: Saver, told: Told) -> None:
     grown["optimizer"]["state"][1]["flags"] = torch.ones(9)
     saver.save(grown, manifest(20))
     assert saver.wait(120)[0].error is None
-    assert len(told.saying("changed its structure")) == 1
+    assert len(logged.containing("changed its structure")) == 1
     found = state(99)
     found["model"]["new"] = torch.zeros(200_000, dtype=torch.int64)
     found["optimizer"]["state"][1]["flags"] = torch.zeros(9)
@@ -281,7 +281,7 @@ def test_what_cannot_be_saved_is_named(saver: Saver) -> None:
         saver.prepare({"a": {"b": 1}, "a.b": 2})
 
 
-def test_the_writer_may_die(saver: Saver, told: Told) -> None:
+def test_the_writer_may_die(saver: Saver, logged: LoggedLines) -> None:
     """Between saves or in one: the save succeeds all the same, in a thread, and one line says so."""
     saver.prepare(state(1))
     assert saver._writer is not None
@@ -290,11 +290,11 @@ def test_the_writer_may_die(saver: Saver, told: Told) -> None:
     for step in (10, 20):
         assert save(saver, step)[0].error is None
         assert restored(saver, step)
-    assert len(told) == 1
-    assert "a thread of the training process does its work" in told[0]
+    assert len(logged) == 1
+    assert "a thread of the training process does its work" in logged[0]
 
 
-def test_the_writer_may_be_stopped_in_the_middle(saver: Saver, told: Told) -> None:
+def test_the_writer_may_be_stopped_in_the_middle(saver: Saver, logged: LoggedLines) -> None:
     """Killed while it holds half a file, it leaves nothing behind that the thread would trip over."""
     saver.prepare(state(1))
     assert saver._writer is not None
@@ -307,7 +307,7 @@ def test_the_writer_may_be_stopped_in_the_middle(saver: Saver, told: Told) -> No
     assert restored(saver, 10)
 
 
-def test_the_writer_outlives_the_signals_of_a_stop(saver: Saver, told: Told) -> None:
+def test_the_writer_outlives_the_signals_of_a_stop(saver: Saver, logged: LoggedLines) -> None:
     """A launcher that signals every process it finds must not cost the last checkpoint its writer."""
     saver.prepare(state(1))
     assert saver._writer is not None
@@ -315,7 +315,7 @@ def test_the_writer_outlives_the_signals_of_a_stop(saver: Saver, told: Told) -> 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(saver._writer.pid, number)
     assert save(saver, 10, reason="sigterm")[0].error is None
-    assert told == []
+    assert logged == []
 
 
 def test_the_writer_dies_with_its_rank(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_writer_dies_with_its_rank(tmp_path: Path) -> None:
     assert settle(lambda: not writer.exists() or "State:\tZ" in (writer / "status").read_text())
 
 
-def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, told: Told) -> None:
+def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """The save ends with the reason, nothing is left of it, and the next one succeeds."""
     save(saver, 10)
     (tmp_path / ".saving-step-000000020").write_text("in the way")
@@ -350,7 +350,7 @@ def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, told: Told) -> 
     assert saver.newest() == 20
 
 
-def test_an_after_that_raises_costs_nothing(saver: Saver, told: Told) -> None:
+def test_an_after_that_raises_costs_nothing(saver: Saver, logged: LoggedLines) -> None:
     """The caller's mistake is told, and the next save is written."""
 
     def fall_over(committed: CommitResult) -> None:
@@ -358,11 +358,11 @@ def test_an_after_that_raises_costs_nothing(saver: Saver, told: Told) -> None:
 
     saver.save(state(1), manifest(1), fall_over)
     assert saver.wait(120)[0].error is None
-    assert len(told.saying("oops")) == 1
+    assert len(logged.containing("oops")) == 1
     assert save(saver, 2)[0].error is None
 
 
-def test_quarantine_moves_what_is_tainted(saver: Saver, tmp_path: Path, told: Told) -> None:
+def test_quarantine_moves_what_is_tainted(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """Later ones of earlier attempts and torn ones go, and nothing in quarantine is replaced."""
     for step in (10, 20, 30, 40):
         save(saver, step, attempt=1 + (step == 40))
@@ -374,7 +374,7 @@ def test_quarantine_moves_what_is_tainted(saver: Saver, tmp_path: Path, told: To
         "a1-step-000000020-2",
         "aunknown-step-000000030",
     ]
-    assert told.saying("step-000000020 of attempt 1 comes after step 10: moved to quarantine/a1-step-000000020-2")
+    assert logged.containing("step-000000020 of attempt 1 comes after step 10: moved to quarantine/a1-step-000000020-2")
     assert saver.newest() == 40
     assert save(saver, 20, attempt=2)[0].error is None
 
@@ -415,11 +415,11 @@ def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, monkeypatch:
         shutil.copytree(seed, root)
         with monkeypatch.context() as patched:
             survived = _until(moment, patched, LocalStore(str(root)))
-        told = Told()
-        reader = Saver(open_store(root), log=told.append)
+        logged = LoggedLines()
+        reader = Saver(open_store(root), log=logged.append)
         step = reader.newest()
         assert step in (20, 30)
-        assert told == []
+        assert logged == []
         outcomes.add(step)
         assert [path.name for path in root.iterdir() if path.name.startswith(".saving")] == []
         shutil.rmtree(root)

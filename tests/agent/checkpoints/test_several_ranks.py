@@ -88,15 +88,15 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
     """After the patience rank 0 gives up; the torn folder is invisible, then gone."""
     with Ranks([tmp_path] * 2) as two:
         two.save(10)
-        courier = two.savers[0]._commit_queue
-        assert courier
-        patience_s, courier.patience_s = courier.patience_s, 1.0
+        commit_queue = two.savers[0]._commit_queue
+        assert commit_queue
+        patience_s, commit_queue.patience_s = commit_queue.patience_s, 1.0
         pid = two.savers[1]._writer.pid if two.savers[1]._writer else None
         assert pid
         os.kill(pid, signal.SIGSTOP)
         two.all(lambda saver, rank: saver.save(state(20, rank), manifest(20, world_size=2)))
         [ended] = two.savers[0].wait(PATIENCE_S)
-        courier.patience_s = patience_s
+        commit_queue.patience_s = patience_s
         assert ended.error is not None
         assert "nothing received from rank 1 for 1 s" in ended.error
         assert not (tmp_path / "step-000000020").exists()
@@ -123,7 +123,7 @@ def test_any_rank_finds_the_damage(three: Ranks, tmp_path: Path) -> None:
     flip(tmp_path / "step-000000030", "__0_0.distcp")
     flip(tmp_path / "step-000000020", "__2_0.distcp")
     assert three.restored() == [(10, True)] * 3
-    assert len(three.told) == 2
+    assert len(three.logged) == 2
 
 
 def test_a_rank_that_cannot_load_fails_the_load_on_all(three: Ranks) -> None:
@@ -193,7 +193,7 @@ def test_nodes_with_disks_of_their_own(tmp_path: Path) -> None:
         assert _names(far) == ["__2_0.distcp", "__3_0.distcp"]
         # Not whole on either disk: no rank may start from it, and none does.
         assert ranks.restored(large) == [(0, False)] * 4
-        assert ranks.told.saying("not on the disk of every node")
+        assert ranks.logged.containing("not on the disk of every node")
         for folder, other in ((near, far), (far, near)):  # what an upload and a start from S3 do
             for path in (other / "step-000000010").iterdir():
                 (folder / "step-000000010" / path.name).write_bytes(path.read_bytes())

@@ -19,7 +19,7 @@ from rerail_agent.checkpoints.snapshot_memory import SnapshotMemory
 from rerail_agent.checkpoints.snapshot_process import SnapshotProcess
 from rerail_agent.checkpoints.snapshots import ResumeLimits
 from rerail_agent.snapshot_launch import SnapshotProcessHandle, read_snapshot_steps
-from tests.agent.checkpoints.ranks import PATIENCE_S, Told, manifest, same, settle, state
+from tests.agent.checkpoints.ranks import PATIENCE_S, LoggedLines, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
 
 
@@ -28,7 +28,7 @@ class Nodes:
 
     def __init__(self, root: Path, ranks: int, count: int) -> None:
         self.root, self.size, self.count = root, ranks, count
-        self.told = Told()
+        self.logged = LoggedLines()
         self.keepers: dict[int, SnapshotProcess] = {}
         self.folders: dict[int, Path] = {}
         self._made = 0
@@ -45,8 +45,8 @@ class Nodes:
     def start(self, act: Callable[[Saver, Snapshots], Any], **options: Any) -> list[Any]:
         """What act(saver, snapshots) returns on every rank, each a thread."""
         store = dist.HashStore()
-        self.told.clear()
-        shared = {"store": store, "log": self.told.append, "patience_s": PATIENCE_S}
+        self.logged.clear()
+        shared = {"store": store, "log": self.logged.append, "patience_s": PATIENCE_S}
 
         def one(rank: int) -> Any:
             saver = Saver(open_store(self.root / "durable"), rank=rank, world_size=self.size, **shared)
@@ -112,7 +112,7 @@ def test_ranks_that_start_again_go_on_from_the_newest_snapshot(nodes: Nodes) -> 
     """What they restore is what was taken, on every rank, and nothing has been written to disk."""
     assert nodes.take(10, 20, 30) == [[True] * 3] * 4
     assert nodes.restored() == 30
-    assert nodes.told == []
+    assert nodes.logged == []
     assert list((nodes.root / "durable").glob("*")) == []
     assert nodes.restored() == 30  # as often as they start
 
@@ -123,7 +123,7 @@ def test_a_lost_node_comes_back_with_what_its_neighbour_has(nodes: Nodes) -> Non
     for lost in (0, 1, 0):
         nodes.renew(lost)
         assert nodes.restored(large) == 20
-    assert nodes.told == []
+    assert nodes.logged == []
 
 
 def test_two_lost_neighbours_cost_the_snapshots_and_one_line(nodes: Nodes) -> None:
@@ -132,7 +132,7 @@ def test_two_lost_neighbours_cost_the_snapshots_and_one_line(nodes: Nodes) -> No
     nodes.renew(0)
     nodes.renew(1)
     assert nodes.restored() is None
-    assert nodes.told == []
+    assert nodes.logged == []
 
 
 def test_a_missing_share_sends_all_ranks_to_the_checkpoint(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_missing_share_sends_all_ranks_to_the_checkpoint(tmp_path: Path) -> No
     three.renew(1)
     three.renew(2)
     assert three.restored() is None
-    assert three.told == [
+    assert three.logged == [
         "no snapshot to go on from: the snapshot of step 10 cannot be used: no node has the share of rank 1;"
         " taking the newest checkpoint"
     ]
@@ -171,7 +171,7 @@ def test_a_newer_or_equal_checkpoint_wins(nodes: Nodes) -> None:
     assert nodes.restored() == 20
     save(20)
     assert nodes.restored() is None
-    assert "the checkpoint of step 20 is as new" in nodes.told[0]
+    assert "the checkpoint of step 20 is as new" in nodes.logged[0]
 
 
 def test_what_the_job_does_not_trust_is_not_taken_up(nodes: Nodes) -> None:
@@ -219,7 +219,7 @@ def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
     flip(0, 3)
     flip(1, 3)
     assert nodes.restored(large) is None
-    assert "no node has the share of rank 3" in nodes.told[0]
+    assert "no node has the share of rank 3" in nodes.logged[0]
 
 
 def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None:
@@ -241,7 +241,7 @@ def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None
 
     assert nodes.start(act) == [[True, False, True, True]] * 4
     assert nodes.restored() == 30
-    assert nodes.told == []
+    assert nodes.logged == []
 
 
 def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) -> None:
@@ -258,8 +258,8 @@ def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) 
         return taken
 
     assert nodes.start(act) == [[True, True, True, True, False, False]] * 4
-    assert nodes.told.saying("no more snapshots: the last 3 could not be kept")
-    assert nodes.told.saying("the snapshot process of the next node cannot be reached")
+    assert nodes.logged.containing("no more snapshots: the last 3 could not be kept")
+    assert nodes.logged.containing("the snapshot process of the next node cannot be reached")
     nodes.keepers[1]._peer_handlers["store"] = put
     assert nodes.restored() == 40
 
@@ -284,14 +284,14 @@ def test_a_state_that_grows_finds_room(alone: Nodes) -> None:
         return taken.step, same(found, grown(20, saver.rank))
 
     assert alone.start(again) == [(20, True)] * 2
-    assert alone.told.saying("no snapshot") == []
+    assert alone.logged.containing("no snapshot") == []
 
 
 def test_a_full_machine_trains_without_snapshots(alone: Nodes) -> None:
     """A line names the rank and the figures; nothing is raised."""
     alone.renew(0, SnapshotMemory(room=lambda: 1000))
     assert alone.take(10) == [[False]] * 2
-    assert alone.told.saying("1000 are free")
+    assert alone.logged.containing("1000 are free")
     assert alone.restored() is None
 
 
@@ -299,7 +299,7 @@ def test_without_a_keeper_there_are_no_snapshots(alone: Nodes) -> None:
     """A job that does not run under the agent's init is told what is missing, once."""
     assert alone.restored(folder="") is None
     remedy = "RERAIL_SNAPSHOT_STEPS needs rerail_agent.init around the job on every node"
-    assert alone.told == [f"no snapshots: rank 0: has no snapshot process; {remedy}"]
+    assert alone.logged == [f"no snapshots: rank 0: has no snapshot process; {remedy}"]
 
 
 def test_a_state_of_another_shape_is_left_as_it_is(alone: Nodes) -> None:
@@ -312,14 +312,14 @@ def test_a_state_of_another_shape_is_left_as_it_is(alone: Nodes) -> None:
         return snapshots.restore(mine) is None and same(mine, other)
 
     assert alone.start(act) == [True, True]
-    assert alone.told.saying("taking the newest checkpoint")
+    assert alone.logged.containing("taking the newest checkpoint")
 
 
 def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
     """Killed as they handed a snapshot over, ranks are heard when others write in the same place: it is refused."""
     late, both = threading.Event(), threading.Barrier(2)
     said: list[Any] = []
-    heard: list[Any] = []
+    received: list[Any] = []
     put = alone.keepers[0]._local_handlers["put"]
 
     def slowly(link: Any, message: Any) -> None:
@@ -327,7 +327,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
         late.wait(PATIENCE_S)
         with suppress(DamagedShare, LinkLost):
             put(link, message)
-        heard.append(message)
+        received.append(message)
 
     def killed(saver: Saver, snapshots: Snapshots) -> None:
         assert snapshots.take(state(10, saver.rank), manifest(10, world_size=2))
@@ -351,7 +351,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
     alone.start(killed)
     assert alone.start(next_ones) == [10, 10]
     late.set()
-    assert settle(lambda: len(heard) == 2)
+    assert settle(lambda: len(received) == 2)
     assert alone.restored() == 10
 
 
@@ -367,10 +367,10 @@ def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) ->
 
 def test_steps_that_cannot_be_read_mean_no_snapshots() -> None:
     """A mistyped setting is told with its remedy, and the job trains."""
-    told = Told()
-    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "often"}, told.append) == 0
-    assert told == [
+    logged = LoggedLines()
+    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "often"}, logged.append) == 0
+    assert logged == [
         "RERAIL_SNAPSHOT_STEPS='often': must be a whole number of steps, 0 for no snapshots; there are none now"
     ]
-    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "20"}, told.append) == 20
-    assert SnapshotProcessHandle.start({}, told.append) is None
+    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "20"}, logged.append) == 20
+    assert SnapshotProcessHandle.start({}, logged.append) is None
