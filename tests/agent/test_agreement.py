@@ -46,7 +46,7 @@ def test_a_script_that_calls_step_on_rank_0_alone_is_not_hung():
 
 @pytest.mark.parametrize("reduces", [True, False])
 def test_a_command_in_the_mailbox_has_all_ranks_save_at_the_same_step(bucket: Bucket, tmp_path, reduces):
-    """Rank 0 hears it, all save, rank 0 reports; nobody else writes to the mailbox."""
+    """Rank 0 receives it, all save, rank 0 reports; no other rank writes to the mailbox."""
     ranks = Ranks(loops.on_command, 3, environment=environment_of(bucket, base=tmp_path), reduces=reduces)
     assert ranks.said(0) == "training"
     bucket.command(command())

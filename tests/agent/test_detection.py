@@ -57,7 +57,7 @@ def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
 
 
 def test_the_findings_are_those_of_the_detectors_benchmark_each_reported_once():
-    """In place or not, the same detectors say the same; what they repeat about one onset is told once."""
+    """In place or not, the same detectors say the same; a repeated finding with one onset is reported once."""
     samples = rows([*losses(150), *losses(12, seed=4, level=5.0), *losses(60, seed=5), math.nan, *losses(90, seed=6)])
     judgement = StepDetection(Thresholds())
     mine = [finding for sample in samples for finding in judgement.evaluate(sample)]

@@ -93,7 +93,7 @@ class Broken:
     "part", ["_progress", "_meter", "_detection", "_commands", "_mailbox_client", "_watchdog", "_sigterm"]
 )
 def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd, monkeypatch, part):
-    """A part that breaks is told once, with its traceback, and done without."""
+    """A part that fails is reported once, with its traceback, and switched off."""
     guard = new_guard(bucket)
     sound = getattr(guard, part)
     monkeypatch.setattr(guard, part, Broken())
@@ -204,7 +204,7 @@ def test_sigterm_wants_a_checkpoint_once_and_stops(new_guard):
 
 
 def test_a_blocked_sigterm_is_handled_after_it_is_unblocked(new_guard):
-    """launch.py blocks the signal until somebody listens."""
+    """launch.py blocks the signal until a handler is installed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # the only thread there, on SageMaker
     guard = new_guard()

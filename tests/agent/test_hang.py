@@ -102,7 +102,7 @@ def test_a_stall_is_reported_once(monkeypatch, capfd):
 
 
 def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
-    """It may be a save or an evaluation that nobody announced: a warning first."""
+    """It may be a save or an evaluation outside guard.phase: a warning first."""
     watched = Watched(monkeypatch)
     watched.moves = True
     watched.progress.on_step(1)

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
 
 def test_a_save_that_another_decision_overrules_is_done_a_step_later(new_guard, bucket, tmp_path):
-    """With save_strategy="best" the Trainer decides anew after an evaluation; the command is answered a step later."""
+    """With save_strategy="best" the Trainer decides again after an evaluation; the command is answered a step later."""
 
     def ask():
         bucket.command(command("c1"))
@@ -191,7 +191,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_g
 
 
 def test_an_attempt_that_rolls_back_trains_those_steps_again(undisturbed, new_guard, tmp_path):
-    """What came after the step is set aside, out of reach of the Trainer's own deleting, and saved anew."""
+    """What came after the step is quarantined, where the Trainer does not delete it, and saved again."""
     trainer_in(tmp_path, RerailCallback(new_guard()), save_total_limit=3).train()
     guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4", TRAINING_JOB_NAME="local-a002")
     found = resume_from(str(tmp_path))
@@ -217,7 +217,7 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
 
 
 def test_a_manifest_that_cannot_be_written_is_refused_and_training_goes_on(new_guard, bucket, tmp_path, monkeypatch):
-    """The supervisor hears why, and need not wait for its deadline."""
+    """The supervisor receives the reason, and need not wait for its deadline."""
 
     def full(*arguments: Any, **fields: Any):
         raise OSError(28, "No space left on device")

@@ -28,7 +28,7 @@ def test_a_successor_knows_its_run_its_attempt_and_its_mailbox():
 
 
 def test_the_first_job_of_a_run_gives_the_run_its_name():
-    """A job that nobody relaunched has no RERAIL_ variables."""
+    """A job that was not relaunched has no RERAIL_ variables."""
     found, _ = identity(**JOB)
     assert (found.run, found.attempt, found.rank, found.size) == ("night-a002", 1, None, 1)
 
@@ -103,7 +103,7 @@ def test_settings_have_defaults_and_can_be_overridden():
     ],
 )
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):
-    """None of the object counts then: half of somebody's wish is nobody's."""
+    """None of the object counts then: half of the settings would be wrong."""
     found, logged = settings(RERAIL_DETECTION=text)
     assert found.detection == Thresholds()
     assert len(logged) == 1

@@ -200,7 +200,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_g
 
 
 def test_an_attempt_that_rolls_back_quarantines_later_checkpoints(new_guard, tmp_path):
-    """And saves those steps anew, under its own number."""
+    """It saves those steps again, under its own number."""
     fit(RerailCallback(tmp_path, guard=new_guard(), save_every=4))
     guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4")
     found = resume_from(tmp_path)
@@ -225,7 +225,7 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
 
 
 def test_a_save_that_fails_is_refused_and_training_goes_on(new_guard, bucket, tmp_path, monkeypatch):
-    """The supervisor hears why, and nothing that could be taken for a checkpoint is left behind."""
+    """The supervisor receives the reason, and nothing that looks like a checkpoint is left."""
 
     def full(*arguments: Any, **fields: Any):
         raise OSError(28, "No space left on device")

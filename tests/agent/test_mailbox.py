@@ -31,7 +31,7 @@ def train_until_wanted(guard, first: int = 1) -> int:
         guard.step(step=step, loss=2.0, log=False)
         if guard.wants_checkpoint:
             return step
-        assert time.monotonic() < deadline, "nobody wanted a checkpoint"
+        assert time.monotonic() < deadline, "no checkpoint was wanted"
         time.sleep(0.005)
     raise AssertionError("unreachable")
 
@@ -53,7 +53,7 @@ class Gate:
         self._open.set()
 
     def pass_through(self) -> None:
-        """Wait until it is open, but not for ever: whoever waits for a request then goes on, and the test fails."""
+        """Wait until it is open, but not for ever: a waiting request then goes on, and the test fails."""
         if not self._open.is_set():
             self.waiting.set()
             if not self._open.wait(HANG_S):
@@ -149,7 +149,7 @@ def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):
 
 
 def test_a_save_that_fails_is_reported(bucket: Bucket, new_guard, capfd):
-    """step() catches what the save raises, and tells whoever waits for it."""
+    """step() catches what the save raises, and answers the command."""
 
     def save(reason: str) -> str:
         raise OSError("no space left")
@@ -206,7 +206,7 @@ def test_findings_are_filed_once(bucket: Bucket, new_guard, capfd):
 
 
 def test_a_spike_is_reported_and_requests_a_suspect_checkpoint(bucket: Bucket, new_guard):
-    """Spikes mostly mend by themselves: nothing but a save comes of the warning, and no command is answered with it."""
+    """Spikes mostly recover by themselves: the warning only causes a save, which answers no command."""
     guard = new_guard(bucket)
     wanted = []
     for step in range(1, 130):
@@ -221,7 +221,7 @@ def test_a_spike_is_reported_and_requests_a_suspect_checkpoint(bucket: Bucket, n
 
 
 def test_saving_on_a_warning_can_be_switched_off(bucket: Bucket, new_guard):
-    """The finding is told all the same."""
+    """The finding is reported all the same."""
     guard = new_guard(bucket, RERAIL_SAVE_ON_WARNING="off")
     for step in range(1, 110):
         guard.step(step=step, loss=9.0 if step == 100 else 2.0 + step % 7 / 100, log=False)
@@ -284,7 +284,7 @@ def test_a_missing_permission_is_logged_once_and_retried_rarely(bucket: Bucket, 
     closing = threading.Thread(target=lambda: guard.close(within_s=10 * HANG_S), daemon=True)
     closing.start()
     closing.join(HANG_S)
-    assert not closing.is_alive(), "it waits to send what nobody takes"
+    assert not closing.is_alive(), "it waits to send what is not received"
 
 
 def test_credentials_that_are_missing_for_a_moment_are_found_when_they_are_back(bucket: Bucket, monkeypatch):

@@ -1,4 +1,4 @@
-"""A folder becomes a checkpoint; the newest whole one is found, tainted ones are set aside, and ranks agree."""
+"""A folder becomes a checkpoint; the newest complete one is found, tainted ones are quarantined, and ranks agree."""
 
 import json
 import os
@@ -151,7 +151,7 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
     ],
 )
 def test_an_attempt_resumes_from_the_step_it_is_given(tmp_path, monkeypatch, variables, found, quarantined):
-    """A first job takes the newest; a successor what it is told, or less; told nothing, what it finds."""
+    """A first job takes the newest; a successor the commanded one or an older one; without a command, what it finds."""
     for step in (2, 4, 6):
         saved(tmp_path, f"step-{step}", attempt=AttemptInfo("night", 1))
     for name, value in {"RERAIL_RUN": "night", **variables}.items():
@@ -189,12 +189,12 @@ def test_the_last_clean_checkpoint_is_never_deleted(tmp_path):
 
 def test_a_damaged_checkpoint_is_saved_again_and_a_whole_one_is_kept(tmp_path, new_guard):
     """A replayed step is the same state again."""
-    shelf = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=3)
+    checkpoints = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=3)
     whole = saved(tmp_path, "step-000000001")
-    shelf.save(1, lambda place: (place / "model").write_text("new"), reason="periodic")
+    checkpoints.save(1, lambda place: (place / "model").write_text("new"), reason="periodic")
     assert (whole / "model").read_bytes() == b"weights"
     (whole / "model").write_bytes(b"damaged")
-    shelf.save(1, lambda place: (place / "model").write_text("new"), reason="periodic")
+    checkpoints.save(1, lambda place: (place / "model").write_text("new"), reason="periodic")
     assert (whole / "model").read_text() == "new"
     assert manifests.is_whole(whole)
 
@@ -219,9 +219,9 @@ def on_two_machines(rank: int, *, say: Any, roots: list[str]) -> tuple[str, list
 
     shared, own = Path(roots[0]), Path(roots[rank])
     os.environ["LOCAL_RANK"] = str(rank)
-    shelf = manifests.FrameworkCheckpoints(Guard.from_env(), shared, keep=5)
+    checkpoints = manifests.FrameworkCheckpoints(Guard.from_env(), shared, keep=5)
     for step in (1, 2, 3):
-        shelf.save(step, lambda place: (place / f"rank{rank}").write_text("shard"), reason="periodic")
+        checkpoints.save(step, lambda place: (place / f"rank{rank}").write_text("shard"), reason="periodic")
     os.environ["LOCAL_RANK"] = "0"
     if rank == 1:
         shutil.copytree(shared, own)

@@ -85,7 +85,7 @@ def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int,
 
 
 def test_a_batch_does_not_depend_on_what_was_read_before() -> None:
-    """A corpus opened anew in the middle of the run gives the same batch as one that read its way there."""
+    """A corpus opened again in the middle of the run gives the same batch as one that read its way there."""
     one, other = (data.TextCorpus(data.make_synthetic_text(7, 5000), context=16, seed=7) for _ in range(2))
     for consumed in range(0, 600, 12):
         inputs, targets = one.batch(range(consumed, consumed + 12))

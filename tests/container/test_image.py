@@ -28,7 +28,7 @@ FRAMEWORKS = {"transformers", "lightning", "pytorch_lightning", "composer"}
 
 
 def test_every_target_starts_launch_py_without_a_shell() -> None:
-    """Only an entry point in exec form is PID 1 and hears SIGTERM; its path is relative to the work folder."""
+    """Only an entry point in exec form is PID 1 and gets SIGTERM; its path is relative to the work folder."""
     entry_points = [json.loads(words) for words in re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE)]
     assert entry_points == [["python", "launch.py"]] * 2
     assert (CONTAINER / "launch.py").exists()
@@ -159,7 +159,7 @@ P4D = "ml.p4d.24xlarge"
 
 
 def test_one_mpirun_starts_the_ranks_of_all_hosts(tmp_path: Path) -> None:
-    """The first host runs it, the others let it in; a rank is told nothing but where its host's environment lies."""
+    """The first host runs it, the others accept it; a rank only gets the path of its host's environment."""
     first = TrainingCluster(("algo-1", "algo-2"), "algo-1", P4D, "eth0")
     place = tmp_path / "environment.json"
     command = mpi.make_command(first, 8, ["python", "train.py", "--steps=5"], place=place, smddp=True)
@@ -226,7 +226,7 @@ def test_another_launcher_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_where_an_attempt_may_resume(environment: dict[str, str], expected: tuple[str, int, int | None]) -> None:
-    """A successor takes the checkpoint it is told, or none; a first job any, as one whose folder Rerail cannot see."""
+    """A successor takes the named checkpoint, or none; a first job any, as one whose folder Rerail cannot read."""
     job = TrainingJob.from_environment(environment)
     assert (job.run, job.attempt, job.resume_at_most) == expected
 

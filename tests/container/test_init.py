@@ -26,7 +26,7 @@ HANG_S = 120  # ends a wait for what never comes
 SAVE_S = 1.0
 STOP_S = 10.0  # at reference speed; init leaves the ranks all but five seconds of it
 
-# A rank that saves for a while when it is told to; `note` leaves a file for the test.
+# A rank that saves for a while on SIGTERM; `note` leaves a file for the test.
 RANK = """
 import os, signal, sys, time
 folder, rank = os.environ["FOLDER"], os.environ.get("RANK", "0")
@@ -43,7 +43,7 @@ def run(save_s=0.5):
     time.sleep(save_s)
     note("saved", heard)
 """
-# Starts ranks as a launcher does that nobody has heard of, and asks now and then how they are, as torchrun does:
+# Starts ranks as an unknown launcher would, and polls them now and then, as torchrun does:
 # `python launcher.py N rank.py`.
 LAUNCHER = """
 import os, subprocess, sys, time
@@ -152,7 +152,7 @@ def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], Outcome],
 
 @needs_namespaces
 def test_without_init_the_usual_layouts_ignore_sigterm(outcomes: dict[tuple[str, bool], Outcome]) -> None:
-    """What init is for: a PID 1 without a handler never hears SIGTERM, nor does anybody below it."""
+    """What init is for: a PID 1 without a handler never gets SIGTERM, nor do the processes below it."""
     for layout in ("bash", "python Popen", "bash -c torchrun"):
         outcome = outcomes[layout, False]
         assert (outcome.reached_ms, outcome.saved, outcome.exit_code) == (None, False, 137)
@@ -232,7 +232,7 @@ def test_a_second_sigterm_changes_nothing(new_job: NewJob) -> None:
 
 
 def test_launchers_and_data_loaders_are_left_alone(new_job: NewJob) -> None:
-    """Each rank is told, once; neither the launcher above it nor the processes that it has forked."""
+    """Each rank is signalled once; neither the launcher above it nor the processes that it has forked."""
     job = new_job("""
 listen()
 parent = os.getpid()
@@ -301,7 +301,7 @@ while True:
 
 
 def test_ranks_of_a_dead_launcher_may_still_save(new_job: NewJob) -> None:
-    """They are asked to, for a short while: somebody may have killed torchrun, as SIGUSR1 does."""
+    """They are asked to, for a short while: torchrun may have been killed, as by SIGUSR1."""
     job = new_job("listen(); run()")
     job.start(PYTHON, job.launcher, "2", job.rank).wait_for("ready-0", "ready-1", "launcher")
     os.kill(int(job.note("launcher") or "0"), signal.SIGKILL)
@@ -322,7 +322,7 @@ def test_nothing_outlives_init(new_job: NewJob) -> None:
 
 
 def test_sigusr1_reaches_the_ranks_that_want_it(new_job: NewJob) -> None:
-    """And nobody who would die of it: neither a launcher nor a rank without a handler."""
+    """No process that it would end gets it: neither a launcher nor a rank without a handler."""
     job = new_job("listen(signal.SIGTERM, *[signal.SIGUSR1] * (rank == '0')); run()")
     job.start(PYTHON, job.launcher, "2", job.rank).wait_for("ready-0", "ready-1").send(signal.SIGUSR1)
     job.wait_for(f"heard{int(signal.SIGUSR1)}-0")
@@ -415,7 +415,7 @@ def test_init_needs_the_standard_library_alone() -> None:
 
 
 def family(*rows: tuple[int, int, str, dict[str, str] | None, bool]) -> dict[int, LinuxProcess]:
-    """pid, parent, command line, environment (None: of no rank), whether it hears SIGTERM."""
+    """pid, parent, command line, environment (None: of no rank), whether it handles SIGTERM."""
     return {
         pid: LinuxProcess(
             pid=pid,
@@ -424,9 +424,9 @@ def family(*rows: tuple[int, int, str, dict[str, str] | None, bool]) -> dict[int
             program=command.split()[0].rsplit("/", 1)[-1],
             command=tuple(command.split()),
             rank_variables=tuple(sorted((marks or {}).items())),
-            handles_sigterm=hears,
+            handles_sigterm=handles_sigterm,
         )
-        for pid, parent, command, marks, hears in rows
+        for pid, parent, command, marks, handles_sigterm in rows
     }
 
 

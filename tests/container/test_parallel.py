@@ -189,7 +189,7 @@ def test_the_optimizer_is_whole_before_its_first_step() -> None:
 
 
 def step_bare() -> torch.nn.Module:
-    """One step of an optimizer that nobody has touched."""
+    """One step of an unchanged optimizer."""
     torch.manual_seed(1)
     model = GPT(layouts.SIZE)
     optimizer = layouts.adamw(model.parameters())

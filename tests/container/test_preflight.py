@@ -161,7 +161,7 @@ class Bucket:
 
 
 def test_a_bucket_gets_an_object_and_loses_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the agent's own code, under a name that is no checkpoint's; a denial is the user's to mend."""
+    """By the agent's own code, under a name that is not a checkpoint's; a denial is for the user to fix."""
     bucket = Bucket()
     monkeypatch.setattr(store, "open_store", bucket.at)
     assert preflight.probe_checkpoints("s3://models/run/", "night-algo-1").status is ProbeStatus.PASSED
@@ -259,7 +259,7 @@ def test_a_tool_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monke
 def test_an_all_reduce_is_measured_by_what_the_link_can_do(
     instance_type: str, hosts: int, speed: float, expected: ProbeStatus
 ) -> None:
-    """Slow is told with the figure; only the absurd is broken, and unknown links have no measure."""
+    """A slow link is reported with its speed; only an absurd speed is broken, and unknown links have no limit."""
     cluster = TrainingCluster(
         hosts=("algo",) * hosts, current_host="algo", instance_type=instance_type, network_interface=""
     )
@@ -269,7 +269,7 @@ def test_an_all_reduce_is_measured_by_what_the_link_can_do(
 
 
 def test_a_slow_gpu_is_reported() -> None:
-    """Against the median of all ranks; nobody is stopped by it."""
+    """Compared with the median of all ranks; it stops no job."""
     results = [
         ProbeResult("compute", ProbeStatus.PASSED, "fast", speed=100.0, host=f"algo-{n}", rank=n) for n in range(4)
     ]

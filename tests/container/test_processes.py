@@ -62,7 +62,7 @@ def weights(err: str) -> str:
 
 
 def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Here) -> None:
-    """SIGKILL in a save, then at a random moment: losses and weights are those of a run that nobody killed."""
+    """SIGKILL in a save, then at a random moment: losses and weights are those of an undisturbed run."""
     whole = train_here(new_host("whole").base)
     expected = weights(train_here.err)
     host = new_host(checkpoint_every="5", step_seconds="0.02")

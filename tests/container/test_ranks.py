@@ -1,4 +1,4 @@
-"""Two ranks: the same promises as with one, with whole and with sharded weights, and under the supervisor's orders."""
+"""Two ranks: the same guarantees as with one, with whole and with sharded weights, and under commands."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_sharded_ranks_go_on_as_one(new_host: NewHost, run_forked: RunForked) ->
 
 
 def test_a_nan_in_the_shards_is_everybodys(new_host: NewHost, run_forked: RunForked) -> None:
-    """And the samples that the job is told to skip are passed over by all ranks together."""
+    """All ranks skip the samples that the job has to skip."""
     host = new_host(steps="12", parallel="fsdp")
     run_forked(host, ranks=2, RERAIL_DRILL="nan:step=8", RERAIL_SKIP_SAMPLES="60-65,24-35")
     assert [step for step, loss in host.losses.items() if loss == "nan"] == [8, 9, 10, 11, 12]
@@ -97,7 +97,7 @@ def await_step(host: Host, step: int, codes: "Future[list[int]]") -> None:
 
 
 def test_a_command_saves_at_one_step_and_training_goes_on(new_host: NewHost, run_forked: RunForked) -> None:
-    """The supervisor asks for a checkpoint and hears of it when it is whole; a SIGTERM to one rank then ends both."""
+    """The supervisor asks for a checkpoint and gets a report of it; a SIGTERM to one rank then ends both."""
     host = new_host(steps="100000", checkpoint_every="100000", step_seconds="0.01")
     with serving(Bucket()) as bucket:
         bucket.command(command())

@@ -1,4 +1,4 @@
-"""A resume that does not repeat what followed the checkpoint is told, and one that cannot be compared says why."""
+"""A resume that does not repeat the losses after the checkpoint is reported; one that cannot be compared says why."""
 
 import json
 import math

@@ -136,7 +136,7 @@ def list_reports(bucket: Bucket, what: ReportKind) -> list[Report]:
 
 
 def test_a_restart_command_starts_the_ranks_with_its_settings(bucket: Bucket, new_node: NewNode) -> None:
-    """The same container, other processes, another environment, another port; the supervisor hears of it."""
+    """The same container, other processes, another environment, another port; the supervisor gets a report."""
     node = new_node("train(seconds=600 if restart == 0 else 0.1)", MASTER_PORT="29400", RERAIL_SKIP_SAMPLES="1-2")
     first = json.loads(node.await_note("ready-0-0-0"))
     assert first["RERAIL_INIT"] == "1"
@@ -211,7 +211,7 @@ def test_ranks_that_do_not_leave_are_killed(bucket: Bucket, new_node: NewNode) -
 
 
 def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
-    """The supervisor is told why, and the failure file of the processes that are gone does not stay the job's."""
+    """The supervisor gets the reason, and the failure file of the ended processes is moved away."""
     node = new_node(f"fail('{FAILED % 'first'}') if restart == 0 else fail('{FAILED % 'second'}')")
     crashed = bucket.wait_for_report("crashed")
     assert json.loads(crashed.evidence)["error"] == "ValueError: first"
@@ -226,7 +226,7 @@ def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
 
 
 def test_init_reports_an_exception_that_the_script_does_not(bucket: Bucket, new_node: NewNode) -> None:
-    """An exception that nobody has written down: its traceback, and not that of the processes before."""
+    """An exception without a failure file: its traceback, and not that of the processes before."""
     node = new_node("raise KeyError('a') if restart == 0 else ValueError('b')")
     assert "KeyError: 'a'" in json.loads(bucket.wait_for_report("crashed").evidence)["error"]
     bucket.command(order())

@@ -48,7 +48,7 @@ def test_an_interrupted_run_has_the_same_losses_and_weights(train_here: Here, tm
 def test_a_resume_that_forgets_something_is_reported_within_three_steps(
     train_here: Here, monkeypatch: pytest.MonkeyPatch, piece: str | None
 ) -> None:
-    """One line and one finding, and training goes on; nothing is told of a resume that forgets nothing."""
+    """One line and one finding, and training goes on; a resume that forgets nothing is not reported."""
     train_here(drill="bug:step=25")
     if piece:
         forget(piece, lambda name, changed: monkeypatch.setattr(train, name, changed))
@@ -75,7 +75,7 @@ def test_a_resume_under_other_conditions_is_not_compared(train_here: Here) -> No
 
 
 def test_skipped_samples_are_never_read(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A successor told to skip reads everything else, once and in order, and is not compared with what it skips."""
+    """A successor with samples to skip reads all others, once and in order, and compares only those."""
     read: list[int] = []
     original = train.data.TextCorpus.batch
 
@@ -215,7 +215,7 @@ def test_a_suspect_checkpoint_is_passed_over_for_a_clean_one(train_here: Here) -
 
 
 def test_a_suspect_checkpoint_that_the_supervisor_names_is_taken(train_here: Here) -> None:
-    """It has learnt since then that the loss had mended; of others their manifests are believed."""
+    """It knows by now that the loss had recovered; for others their manifests count."""
     train_here(drill="nan:step=15;bug:step=25", keep="9")
     assert min(train_here(attempt=2, resume_at_most=25, drill="bug:step=15")) == 11
     assert min(train_here(attempt=2, resume_at_most=20)) == 21

@@ -1,4 +1,4 @@
-"""Going back before a fault: what came after it is set aside, and the run goes on as if it had never been."""
+"""Going back before a fault: what came after it is quarantined, and the run goes on as if it had not happened."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_rolled_back_run_is_the_undisturbed_one(train_here: Here, tmp_path: Pa
 
 
 def test_a_crash_after_a_rollback_resumes_from_the_second_attempts_save(train_here: Here, tmp_path: Path) -> None:
-    """The third attempt takes what the second has saved, and sets nothing aside."""
+    """The third attempt takes what the second has saved, and quarantines nothing."""
     whole = train_here(tmp_path / "whole")
     train_here(drill="spike:step=15;bug:step=35")
     train_here(attempt=2, resume_at_most=10, drill="bug:step=33")
@@ -61,7 +61,7 @@ def test_a_restart_in_place_quarantines_nothing_of_its_own(train_here: Here, tmp
 def test_processes_restarted_in_place_go_back_before_what_their_own_attempt_has_saved(
     train_here: Here, tmp_path: Path
 ) -> None:
-    """By the supervisor's order, in the same job: the tainted saves of the processes before are set aside, the curve is
+    """By the supervisor's command, in the same job: tainted checkpoints of before are quarantined, the curve is
     the undisturbed one, and a later restart of the same attempt goes on from what was saved since."""
     whole = train_here(tmp_path / "whole")
     drill = "nan:step=25:restart=0;bug:step=35:restart=1"

@@ -27,7 +27,7 @@ exit 1
 
 
 class Machine:
-    """One node: init, its keeper, and one rank that starts again when it dies. In a process group of its own."""
+    """One node: init, its snapshot process, and one rank that restarts when it dies. In a process group of its own."""
 
     def __init__(self, base: Path, *, rank: int = 0, of: int = 1, port: int = 0, **environment: str) -> None:
         base.mkdir(exist_ok=True)
@@ -104,15 +104,17 @@ def test_a_restart_in_place_goes_on_from_this_machines_memory(
     assert one.started_after == [0, 20]
     assert all(agree(loss, undisturbed) for loss in one.all_losses)
     assert weights[0] in one.err.read_text()
-    assert not make_folder_path(str(one.base)).exists()  # the keeper has gone with its init
+    assert not make_folder_path(str(one.base)).exists()  # the snapshot process has ended with its init
 
 
 @pytest.mark.slow
 def test_a_lost_machine_gets_its_state_from_its_neighbour(
     machine: Callable[..., Machine], new_host: Callable[..., Host], run_forked: Callable[..., list[int]]
 ) -> None:
-    """One of two machines is killed, keeper and all; a new one joins the other, whose ranks have started again, and the
-    losses are bit for bit those of a run that nobody killed."""
+    """One of two machines is killed with its snapshots, and a new one joins the other, whose ranks have restarted.
+
+    The losses are bit for bit those of an undisturbed run.
+    """
     port = find_free_port()
     first = machine("algo-1", rank=0, of=2, port=port)
     second = machine("algo-2", rank=1, of=2, port=port)

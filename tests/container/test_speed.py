@@ -1,4 +1,4 @@
-"""The utilisation is told where the peak is known, and nowhere else."""
+"""The utilisation is printed where the peak is known, and only there."""
 
 import pytest
 import torch

@@ -65,7 +65,7 @@ def holdings(draw: st.DrawFn) -> list[list[Piece]]:
 @settings(max_examples=100, deadline=None)
 @given(holdings())
 def test_every_row_is_staged_once_by_a_rank_that_has_it(held: list[list[Piece]]) -> None:
-    """And whoever holds nothing of a tensor is given none of it."""
+    """A rank that holds nothing of a tensor writes none of it."""
     shares = assign_pieces(held)
     covered: dict[str, list[tuple[int, int]]] = {}
     for rank, pieces in enumerate(shares):

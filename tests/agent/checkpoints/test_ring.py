@@ -125,7 +125,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
 
 
 def recalled(nodes):
-    """The step that a start takes up, every share verified as a keeper does; 0 for none."""
+    """Return the step from which a start resumes, every share verified; 0 for none."""
     for node in nodes:
         node.memory.invalidate()
     kept = [KeptShare(node.number, each) for node in nodes for each in node.memory.list_labels()]

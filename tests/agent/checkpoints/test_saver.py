@@ -235,7 +235,7 @@ def test_random_states_of_other_ranks_are_passed_over(saver: Saver) -> None:
 
 
 def test_a_state_may_change_its_structure(saver: Saver, logged: LoggedLines) -> None:
-    """The next save is prepared anew, says so, and holds the new state."""
+    """The next save is prepared again, logs this, and holds the new state."""
     save(saver, 10)
     grown = state(20)
     grown["model"]["new"] = torch.arange(200_000)
@@ -351,7 +351,7 @@ def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, logged: LoggedL
 
 
 def test_an_after_that_raises_costs_nothing(saver: Saver, logged: LoggedLines) -> None:
-    """The caller's mistake is told, and the next save is written."""
+    """The caller's mistake is logged, and the next save is written."""
 
     def fall_over(committed: CommitResult) -> None:
         raise ValueError("oops")

@@ -66,7 +66,7 @@ def test_every_rank_gets_the_result_of_the_save(three: Ranks) -> None:
 
 
 def test_a_rank_that_cannot_write_costs_one_checkpoint(three: Ranks, tmp_path: Path) -> None:
-    """Everyone hears whose disk it was; nothing is left, and the next save succeeds."""
+    """Every rank learns whose disk it was; nothing is left, and the next save succeeds."""
     three.save(10)
 
     def full(*_: object, **__: object) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_any_rank_finds_the_damage(three: Ranks, tmp_path: Path) -> None:
-    """Each reads a part of the files; what one finds counts for all, and is told once."""
+    """Each reads a part of the files; what one finds counts for all, and is logged once."""
     for step in (10, 20, 30):
         three.save(step)
     flip(tmp_path / "step-000000030", "__0_0.distcp")
@@ -211,7 +211,7 @@ def test_a_failure_on_a_far_disk_leaves_nothing(tmp_path: Path) -> None:
         ranks.all(lambda saver, rank: saver.prepare(state(1, rank)))
         far.mkdir(exist_ok=True)
         (far / "step-000000010").mkdir()
-        (far / "step-000000010" / "manifest.json").write_text("somebody's")
+        (far / "step-000000010" / "manifest.json").write_text("another's")
         [ended] = ranks.save(10)[0]
         assert ended.error is not None
         assert "rank 1" in ended.error

@@ -1,4 +1,4 @@
-"""Snapshots as a training script uses them: with keepers of two nodes, and ranks that start again and again."""
+"""Snapshots as a training script uses them: with the processes of two nodes, and ranks that start several times."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,23 +24,23 @@ from tests.agent.checkpoints.test_several_ranks import large
 
 
 class Nodes:
-    """Keepers in this process, each with some ranks; a start makes new ranks, which have nothing but the keepers."""
+    """Snapshot servers in this process, each with some ranks; a start makes new ranks without memory of their own."""
 
     def __init__(self, root: Path, ranks: int, count: int) -> None:
         self.root, self.size, self.count = root, ranks, count
         self.logged = LoggedLines()
-        self.keepers: dict[int, SnapshotProcess] = {}
+        self.servers: dict[int, SnapshotProcess] = {}
         self.folders: dict[int, Path] = {}
         self._made = 0
         for node in range(count):
             self.renew(node)
 
     def renew(self, node: int, memory: SnapshotMemory | None = None) -> None:
-        """A keeper with nothing: the node was lost, and another one has its place."""
+        """Start an empty server: the node was lost and has been replaced."""
         self._made += 1
         self.folders[node] = self.root / f"k{self._made}"
-        self.keepers[node] = SnapshotProcess(memory)
-        threading.Thread(target=self.keepers[node].serve, args=(self.folders[node],), daemon=True).start()
+        self.servers[node] = SnapshotProcess(memory)
+        threading.Thread(target=self.servers[node].serve, args=(self.folders[node],), daemon=True).start()
 
     def start(self, act: Callable[[Saver, Snapshots], Any], **options: Any) -> list[Any]:
         """What act(saver, snapshots) returns on every rank, each a thread."""
@@ -192,14 +192,14 @@ def test_what_the_job_does_not_trust_is_not_taken_up(nodes: Nodes) -> None:
         (ResumeLimits(100), 120),  # the same start again, as SageMaker does after a repair: what came since is its own
         (ResumeLimits(None, "1"), 120),
         (ResumeLimits(120, "1"), 120),
-        (ResumeLimits(119, "1"), None),  # told to go back to before it
+        (ResumeLimits(119, "1"), None),  # commanded to go back to before it
         (ResumeLimits(100, "1"), None),
         (ResumeLimits(0), None),
     ],
     ids=str,
 )
 def test_an_order_to_go_back_is_obeyed(alone: Nodes, resume_limits: ResumeLimits, found: int | None) -> None:
-    """A snapshot that is newer than the step to resume from serves only ranks that were told the same when it was
+    """A snapshot that is newer than the step to resume from serves only ranks that had the same limits when it was
     taken."""
     alone.take(120, resume_limits=ResumeLimits(100))
     assert alone.restored(resume_limits=resume_limits) == found
@@ -210,7 +210,7 @@ def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
     nodes.take(10, make=large)
 
     def flip(node: int, rank: int) -> None:
-        for (owner, _), share in nodes.keepers[node].memory._shares.items():
+        for (owner, _), share in nodes.servers[node].memory._shares.items():
             if owner == rank:
                 share.slot.view[share.label.bytes // 2] ^= 4
 
@@ -225,13 +225,13 @@ def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
 def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None:
     """Every rank passes over the same one, and the training does not wait."""
     held = threading.Event()
-    put = nodes.keepers[1]._local_handlers["put"]
+    put = nodes.servers[1]._local_handlers["put"]
 
     def slowly(link: Any, message: Any) -> None:
         assert held.wait(PATIENCE_S)
         put(link, message)
 
-    nodes.keepers[1]._local_handlers["put"] = slowly
+    nodes.servers[1]._local_handlers["put"] = slowly
 
     def act(saver: Saver, snapshots: Snapshots) -> list[bool]:
         taken = [snapshots.take(state(step, saver.rank), manifest(step, world_size=4)) for step in (10, 20)]
@@ -246,13 +246,13 @@ def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None
 
 def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) -> None:
     """After three failures no more are taken, and a line says so. What every rank still has itself is whole."""
-    put = nodes.keepers[1]._peer_handlers["store"]
+    put = nodes.servers[1]._peer_handlers["store"]
 
     def act(saver: Saver, snapshots: Snapshots) -> list[bool]:
         taken = []
         for step in range(10, 70, 10):
             if step == 20 and saver.rank == 0:
-                nodes.keepers[1]._peer_handlers["store"] = lambda link, message: link.close()
+                nodes.servers[1]._peer_handlers["store"] = lambda link, message: link.close()
             taken.append(snapshots.take(state(step, saver.rank), manifest(step, world_size=4)))
             assert snapshots.wait(PATIENCE_S)
         return taken
@@ -260,12 +260,12 @@ def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) 
     assert nodes.start(act) == [[True, True, True, True, False, False]] * 4
     assert nodes.logged.containing("no more snapshots: the last 3 could not be kept")
     assert nodes.logged.containing("the snapshot process of the next node cannot be reached")
-    nodes.keepers[1]._peer_handlers["store"] = put
+    nodes.servers[1]._peer_handlers["store"] = put
     assert nodes.restored() == 40
 
 
 def test_a_state_that_grows_finds_room(alone: Nodes) -> None:
-    """Other tensors, or plain values that outgrow their room: prepared anew, and the newest whole one is restored."""
+    """Other tensors, or plain values that outgrow their memory: prepared again; the newest complete one is restored."""
 
     def grown(seed: int, rank: int = 0) -> dict[str, Any]:
         return {**state(seed, rank), "more": torch.full((seed * 1000,), float(seed))}
@@ -296,7 +296,7 @@ def test_a_full_machine_trains_without_snapshots(alone: Nodes) -> None:
 
 
 def test_without_a_keeper_there_are_no_snapshots(alone: Nodes) -> None:
-    """A job that does not run under the agent's init is told what is missing, once."""
+    """A job that does not run under the agent's init logs once what is missing."""
     assert alone.restored(folder="") is None
     remedy = "RERAIL_SNAPSHOT_STEPS needs rerail_agent.init around the job on every node"
     assert alone.logged == [f"no snapshots: rank 0: has no snapshot process; {remedy}"]
@@ -320,7 +320,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
     late, both = threading.Event(), threading.Barrier(2)
     said: list[Any] = []
     received: list[Any] = []
-    put = alone.keepers[0]._local_handlers["put"]
+    put = alone.servers[0]._local_handlers["put"]
 
     def slowly(link: Any, message: Any) -> None:
         said.append(message)
@@ -333,12 +333,12 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
         assert snapshots.take(state(10, saver.rank), manifest(10, world_size=2))
         assert snapshots.wait(PATIENCE_S)
         both.wait(PATIENCE_S)
-        alone.keepers[0]._local_handlers["put"] = slowly
+        alone.servers[0]._local_handlers["put"] = slowly
         both.wait(PATIENCE_S)
         assert snapshots.take(state(20, saver.rank), manifest(20, world_size=2))
         assert settle(lambda: len(said) == 2)
         snapshots._closing = True
-        snapshots._thread = None  # nobody waits for it any more
+        snapshots._thread = None  # not to be waited for
 
     def next_ones(saver: Saver, snapshots: Snapshots) -> int:
         found = state(99, saver.rank)
@@ -356,9 +356,9 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
 
 
 def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
-    """Who does not know the secret of this start is not let in, and the keeper goes on."""
+    """A client without the secret of this start is refused, and the server goes on."""
     nodes.take(10)
-    door = nodes.keepers[0]._listener
+    door = nodes.servers[0]._listener
     assert door is not None
     with pytest.raises(LinkLost, match="not of this run"):
         connect(door.getsockname()[:2], b"guessed", timeout_s=60)
@@ -366,7 +366,7 @@ def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) ->
 
 
 def test_steps_that_cannot_be_read_mean_no_snapshots() -> None:
-    """A mistyped setting is told with its remedy, and the job trains."""
+    """A mistyped setting is logged with its remedy, and the job trains."""
     logged = LoggedLines()
     assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "often"}, logged.append) == 0
     assert logged == [
