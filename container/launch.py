@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import mpi
-from instances import network_settings
+from instances import make_network_settings
 from job import TrainingCluster, find_base_folder, find_failure_file, read_json
 from rerail_agent import failure, init
 from rerail_agent.in_place_restarts import next_port
@@ -43,7 +43,7 @@ def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     hyperparameters = read_hyperparameters(base)
     cluster = TrainingCluster.read(base)
     environment = {
-        **network_settings(cluster.instance_type),
+        **make_network_settings(cluster.instance_type),
         **environment,
         **choose_rendezvous(cluster, environment),
         "RERAIL_INSTANCE_TYPE": cluster.instance_type,

@@ -281,4 +281,4 @@ def test_half_a_position_is_refused(environment: dict[str, str], complaint: str,
 )
 def test_efa_is_asked_for_where_it_exists(instance_type: str, expected: dict[str, str]) -> None:
     """As AWS's own launcher does, by the instance type."""
-    assert instances.network_settings(instance_type) == expected
+    assert instances.make_network_settings(instance_type) == expected

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rerail_agent.checkpoints.manifest import Manifest, folder_name
+from rerail_agent.checkpoints.manifest import Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, Spot
 from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksTimedOut
 from rerail_agent.checkpoints.store import CheckpointStore
@@ -152,7 +152,7 @@ class CommitQueue:
             try:
                 save.after(ended)
             except Exception as error:  # the caller's own code
-                self.log(f"after the save of {folder_name(ended.step)}: {type(error).__name__}: {error}")
+                self.log(f"after the save of {make_folder_name(ended.step)}: {type(error).__name__}: {error}")
         with self._lock:
             self._finished.append(ended)
             self._under_way -= 1
@@ -261,7 +261,7 @@ class CommitQueue:
         try:
             self.place.drop(step)
         except OSError as error:
-            self.log(f"{folder_name(step)} is out of date and could not be deleted: {error}")
+            self.log(f"{make_folder_name(step)} is out of date and could not be deleted: {error}")
 
     @staticmethod
     def _key(kind: str, number: int, rank: int | None = None) -> str:

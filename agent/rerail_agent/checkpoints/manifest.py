@@ -96,7 +96,7 @@ def _compute_own_checksum(table: dict[str, Any]) -> str:
     return f"xxh3_64:{xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def folder_name(step: int) -> str:
+def make_folder_name(step: int) -> str:
     return f"step-{step:09d}"
 
 

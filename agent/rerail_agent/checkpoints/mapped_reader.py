@@ -85,10 +85,10 @@ class ShareSurvey:
         return plan
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        self.ranks |= {self.rank_of(item) for item in plan.items}
+        self.ranks |= {self.find_rank(item) for item in plan.items}
         return _done()
 
-    def rank_of(self, item: ReadItem) -> int:
+    def find_rank(self, item: ReadItem) -> int:
         return self.catalogue.ranks[self.catalogue.metadata.storage_data[item.storage_index].relative_path]
 
 
@@ -101,7 +101,7 @@ class MappedReader(ShareSurvey):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
-            memory = self.memory[self.rank_of(item)]
+            memory = self.memory[self.find_rank(item)]
             if item.type == LoadItemType.BYTE_IO:
                 spot = self.catalogue.metadata.storage_data[item.storage_index]
                 planner.load_bytes(item, io.BytesIO(memory[spot.offset : spot.offset + spot.length]))

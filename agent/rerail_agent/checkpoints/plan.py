@@ -89,7 +89,7 @@ class SavePlan:
         """Copy this rank's parts into the arena, or into other tensors; return once the bytes are there."""
         sources = []
         for part in self.parts:
-            source = local_tensors(leaves[part.leaf])[part.number]
+            source = get_local_tensors(leaves[part.leaf])[part.number]
             sources.append(source if part.rows is None else source.narrow(0, part.row, part.rows))
         copies = [part.copy for part in self.parts] if into is None else list(into)
         if not sources:
@@ -99,7 +99,7 @@ class SavePlan:
         for device in {source.device for source in sources if source.device.type == "cuda"}:
             torch.cuda.synchronize(device)
 
-    def value_blobs(self, leaves: Sequence[Any]) -> tuple[bytes, dict[str, Spot]]:
+    def make_value_blobs(self, leaves: Sequence[Any]) -> tuple[bytes, dict[str, Spot]]:
         """Return the plain values that this rank writes, and where each is in the file."""
         blobs, spots, offset = io.BytesIO(), {}, self.image
         for key, leaf in self.values:
@@ -214,7 +214,7 @@ def list_pieces(leaves: Sequence[Leaf]) -> list[Piece]:
 
 def _boxes(leaf: Leaf) -> Iterable[Piece]:
     whole = tuple(leaf.value.shape)
-    for number, (offsets, tensor) in enumerate(zip(_offsets(leaf), local_tensors(leaf.value), strict=True)):
+    for number, (offsets, tensor) in enumerate(zip(_offsets(leaf), get_local_tensors(leaf.value), strict=True)):
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"{leaf.key}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; densify it first")
         if tensor.numel() == 0 and 0 not in whole:
@@ -239,7 +239,7 @@ def _offsets(leaf: Leaf) -> list[tuple[int, ...]]:
     return [(0,) * value.dim()]
 
 
-def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
+def get_local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
     """Return what this rank holds of a tensor: itself, or the local part of a DTensor or a ShardedTensor."""
     if type(value) in PLAIN:
         return [value]
@@ -255,7 +255,7 @@ def _describe_structure(value: Any) -> Any:
     """Return what must stay the same of a leaf for a plan to be valid; None for a plain value."""
     if not isinstance(value, torch.Tensor):
         return None
-    return [(tensor.dtype, tensor.shape) for tensor in local_tensors(value)]
+    return [(tensor.dtype, tensor.shape) for tensor in get_local_tensors(value)]
 
 
 def _has_structure(value: Any, likeness: Any) -> bool:

@@ -21,14 +21,14 @@ class Ring:
             groups.setdefault(name, []).append(rank)
         return cls(tuple(tuple(ranks) for ranks in groups.values()))
 
-    def node_of(self, rank: int) -> int:
+    def find_node(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.nodes) if rank in ranks)
 
-    def neighbour(self, node: int) -> int | None:
+    def find_neighbour(self, node: int) -> int | None:
         """Return the node that holds a copy of this one's shares; None for a single node."""
         return (node + 1) % len(self.nodes) if len(self.nodes) > 1 else None
 
-    def kept_by(self, node: int) -> tuple[int, ...]:
+    def list_kept_ranks(self, node: int) -> tuple[int, ...]:
         """Return the ranks whose shares this node has: its own, and those of the node before it."""
         if len(self.nodes) == 1:
             return self.nodes[0]

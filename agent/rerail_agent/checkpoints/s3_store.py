@@ -25,8 +25,8 @@ from rerail_agent.checkpoints.manifest import (
     DamagedCheckpoint,
     Manifest,
     dump,
-    folder_name,
     format_now,
+    make_folder_name,
     parse,
 )
 
@@ -65,7 +65,7 @@ class S3Store:
         return f"__{rank}_{nonce}.distcp"
 
     def path(self, step: int) -> str:
-        return f"{self.uri}{folder_name(step)}/"
+        return f"{self.uri}{make_folder_name(step)}/"
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
         digest, size = xxhash.xxh3_64(), 0
@@ -108,7 +108,7 @@ class S3Store:
 
     def manifest(self, step: int) -> Manifest | None:
         text = self._content(self._key(step, MANIFEST))
-        return None if text is None else parse(text, folder=folder_name(step))
+        return None if text is None else parse(text, folder=make_folder_name(step))
 
     def check(self, step: int, entry: dict[str, Any]) -> None:
         name, digest, size = entry["name"], xxhash.xxh3_64(), 0
@@ -136,7 +136,7 @@ class S3Store:
         text = self._content(source + MANIFEST)
         if text is None:
             return None
-        target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{folder_name(step)}", text)
+        target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{make_folder_name(step)}", text)
         sizes = self._sizes(source)
         for name in sorted(sizes, key=lambda name: name == MANIFEST):  # the manifest last: it makes the copy count
             if self._sizes(target).get(name) != sizes[name] or name == MANIFEST:
@@ -160,7 +160,7 @@ class S3Store:
         return reader
 
     def _key(self, step: int, name: str) -> str:
-        return f"{self.prefix}{folder_name(step)}/{name}"
+        return f"{self.prefix}{make_folder_name(step)}/{name}"
 
     def _client(self, total: int = 0) -> Any:
         part = max(SMALLEST_PART, -(-total // MOST_PARTS))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
-from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest, folder_name
+from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, load_into
@@ -98,7 +98,7 @@ class Saver:
         self._plan.lay_out(self._arena)
         values = [leaf.value for leaf in leaves]
         self._plan.stage(values)  # a first call allocates and loads kernels
-        spots = self.exchange.gather(self._plan.value_blobs(values)[1])
+        spots = self.exchange.gather(self._plan.make_value_blobs(values)[1])
         if self._index is not None and spots is not None:
             self._index.content(spots)
 
@@ -122,7 +122,7 @@ class Saver:
         self._seen.add(manifest.step)
         commit_queue.await_arena()
         self._plan.stage(leaves)
-        values, spots = self._plan.value_blobs(leaves)
+        values, spots = self._plan.make_value_blobs(leaves)
         write = Write(self.place, manifest.step, self._plan.file_name, self._plan.image, values)
         self._writer.set_urgent(manifest.reason != "periodic")
         self._number += 1
@@ -224,7 +224,7 @@ class Saver:
         for step, attempt in chosen:
             moved = self._run_on_every_rank(partial(self._quarantine_step, step, attempt))[0]
             if moved and self.rank == 0:
-                self.log(f"{folder_name(step)} of attempt {attempt} comes after step {after}: moved to {moved}")
+                self.log(f"{make_folder_name(step)} of attempt {attempt} comes after step {after}: moved to {moved}")
             self._seen.discard(step)
 
     def _quarantine_step(self, step: int, attempt: int | str) -> str | None:
@@ -399,7 +399,7 @@ class Saver:
 
     def _log_damage(self, step: int, damage: str) -> None:
         if self.rank == 0:
-            self.log(f"checkpoint {folder_name(step)} is damaged ({damage}); falling back to the one before it")
+            self.log(f"checkpoint {make_folder_name(step)} is damaged ({damage}); falling back to the one before it")
 
     def _tainted(self, after: int, tainted: Callable[[Manifest], bool]) -> Any:
         for step in self.place.steps():

@@ -255,7 +255,7 @@ class Snapshots:
 
     def _join(self, answers: list[dict[str, Any]]) -> None:
         self._ring = Ring.of([str(answer["name"]) for answer in answers])
-        self._node = self._ring.node_of(self.rank)
+        self._node = self._ring.find_node(self.rank)
         self._restarted = any(answer["starts"] for answer in answers)
         self._start_id, secret = self._exchange.broadcast((secrets.token_hex(8), secrets.token_hex(32)))
         joining = {"do": "join", "secret": secret, "host": self._host, "life": self._start_id}
@@ -322,7 +322,7 @@ class Snapshots:
             if problem is not None:
                 raise problem
         wanted = {needed for rank in self._ring.nodes[self._node] for needed in everyone[rank][0]}
-        wanted |= {rank for rank in self._ring.kept_by(self._node) if rank < len(choice.holders)}
+        wanted |= {rank for rank in self._ring.list_kept_ranks(self._node) if rank < len(choice.holders)}
         if self._merge(self._fetch_shares(choice, sorted(wanted)), damaged) is None:
             return False
         self._load(choice, catalogue, survey.ranks, state)
@@ -410,7 +410,7 @@ class Snapshots:
 
     def _retain(self, snapshot: str) -> None:
         if self._leads:
-            self._ask({"do": "retain", "snapshot": snapshot, "ranks": list(self._ring.kept_by(self._node))})
+            self._ask({"do": "retain", "snapshot": snapshot, "ranks": list(self._ring.list_kept_ranks(self._node))})
 
     # ------------------------------------------------------------------ taking
 
@@ -421,7 +421,7 @@ class Snapshots:
             slot.close()
         self._slots = []
         self._contents_text = describe_contents(plan)
-        values, spots = plan.value_blobs(leaves)
+        values, spots = plan.make_value_blobs(leaves)
         plain = 2 * (len(values) + len(add_values(self._contents_text, spots)) - len(self._contents_text))
         size = plan.image + plain + len(self._contents_text) + ROOM_FOR_VALUES
         problem = self._get_slots(plan, leaves, size)
@@ -461,7 +461,7 @@ class Snapshots:
         if not slot.holes and plan.parts:
             slot.adopt(plan)
         plan.stage(leaves, slot.holes)
-        values, spots = plan.value_blobs(leaves)
+        values, spots = plan.make_value_blobs(leaves)
         number = self._count - 1
         slot.inside = f"{self._start_id}-{number}"
         with self._lock:
@@ -535,7 +535,7 @@ class Snapshots:
             return "the plain values of the state have outgrown their memory"
         taken.slot.arena.write(taken.plan.image, taken.values + contents)
         label = SnapshotLabel(taken.name, self.rank, taken.manifest, *sizes, orders=self._resume_limits.name)
-        neighbour = self._ring.neighbour(self._node)
+        neighbour = self._ring.find_neighbour(self._node)
         to = None if neighbour is None else self._addresses[neighbour]
         message = {"do": "put", "label": label.table(), "slot": taken.slot.number, "to": to, "keep": taken.keep}
         assert self._background_link is not None

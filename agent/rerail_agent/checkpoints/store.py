@@ -22,8 +22,8 @@ from rerail_agent.checkpoints.manifest import (
     DamagedCheckpoint,
     Manifest,
     dump,
-    folder_name,
     format_now,
+    make_folder_name,
     parse,
 )
 
@@ -239,10 +239,10 @@ class LocalStore:
         return FileSystemReader(self._folder(step))
 
     def _folder(self, step: int) -> Path:
-        return Path(self.root) / folder_name(step)
+        return Path(self.root) / make_folder_name(step)
 
     def _saving(self, step: int) -> Path:
-        return Path(self.root) / f"{SAVING}{folder_name(step)}"
+        return Path(self.root) / f"{SAVING}{make_folder_name(step)}"
 
 
 def write_file(path: Path, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:

@@ -20,13 +20,13 @@ def test_every_share_is_kept_on_two_nodes_if_there_are_two(names):
     """Each node keeps its own shares and its predecessor's: a share lies where its rank is and in one other place."""
     ring = Ring.of(names)
     count = len(set(names))
-    homes = {rank: [node for node in range(count) if rank in ring.kept_by(node)] for rank in range(len(names))}
-    assert [ring.node_of(rank) in nodes for rank, nodes in homes.items()] == [True] * len(names)
+    homes = {rank: [node for node in range(count) if rank in ring.list_kept_ranks(node)] for rank in range(len(names))}
+    assert [ring.find_node(rank) in nodes for rank, nodes in homes.items()] == [True] * len(names)
     assert {len(nodes) for nodes in homes.values()} == {min(2, count)}
     for node in range(count):
-        neighbour = ring.neighbour(node)
+        neighbour = ring.find_neighbour(node)
         assert (neighbour is None) == (count == 1)
-        assert neighbour is None or set(ring.nodes[node]) <= set(ring.kept_by(neighbour))
+        assert neighbour is None or set(ring.nodes[node]) <= set(ring.list_kept_ranks(neighbour))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
@@ -100,7 +100,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
     lost: set[int] = set()
     for step, (kind, *what) in enumerate(events, 1):
         if kind == "take":
-            ends = [(rank, node) for rank in range(count) for node in {rank, ring.neighbour(rank)} - {None}]
+            ends = [(rank, node) for rank in range(count) for node in {rank, ring.find_neighbour(rank)} - {None}]
             done = ends[: what[0]] + ends[len(ends) - what[1] :]
             for rank, node in dict.fromkeys(done):
                 nodes[node].hold(label(rank, step, world_size=count), rounds.keep, own=rank == node)
@@ -115,7 +115,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
         elif kind == "lose" and what[0] < count:
             nodes[what[0]] = Node(what[0])
             lost.add(what[0])
-            if count == 1 or any({node, ring.neighbour(node)} <= lost for node in lost):
+            if count == 1 or any({node, ring.find_neighbour(node)} <= lost for node in lost):
                 least = 0
         elif kind == "flip" and what[0] < count:
             nodes[what[0]].flip(what[1] % count, rounds.keep, what[2])
