@@ -82,8 +82,8 @@ def learnt_samples() -> Iterator[bytes]:
     """What detectors leave that have seen some steps."""
     judgement = StepDetection(Thresholds())
     for step in range(40):
-        judgement.see(Sample(step=step, loss=2.5 - step / 100, grad_norm=1.0, step_time_s=1.0))
-    yield judgement.state().encode()
+        judgement.evaluate(Sample(step=step, loss=2.5 - step / 100, grad_norm=1.0, step_time_s=1.0))
+    yield judgement.dump_state().encode()
 
 
 def failure(data: bytes) -> None:
@@ -122,9 +122,9 @@ def learnt(data: bytes) -> None:
         judgement.restore(text_of(data))
     except Exception as error:  # whatever it is, the guard says so and begins afresh: see rerail_agent.guard
         assert type(error).__name__
-    before = judgement.state()
-    judgement.see(Sample(step=2, loss=1.0, grad_norm=1.0, step_time_s=1.0))
-    assert before and judgement.state()
+    before = judgement.dump_state()
+    judgement.evaluate(Sample(step=2, loss=1.0, grad_norm=1.0, step_time_s=1.0))
+    assert before and judgement.dump_state()
 
 
 @cache
