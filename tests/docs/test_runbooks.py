@@ -121,9 +121,9 @@ SCENARIOS: dict[Runbook, Callable[[], World]] = {
     Runbook.JOB_GONE: delete_job,
     Runbook.MONEY_SPENT: partial(fail, NODE_LOST, Policy(limits=Limits(run_dollars=1.0))),
     Runbook.TIME_SPENT: spend_time,
-    Runbook.RELAUNCH_BRAKE: exceed_rate,
+    Runbook.RELAUNCH_RATE_LIMIT: exceed_rate,
     Runbook.APPROVAL: partial(fail, NODE_LOST, Policy(mode=Mode.APPROVE)),
-    Runbook.NOT_SET_ASIDE: forbid_quarantine,
+    Runbook.NOT_QUARANTINED: forbid_quarantine,
     Runbook.OBSERVING: partial(fail, NODE_LOST, Policy(mode=Mode.OBSERVE)),
     Runbook.BLIND: partial(detect, Kind.BLIND, "no metrics for 640 s while the job is training"),
     Runbook.CHECKPOINT_STALL: partial(

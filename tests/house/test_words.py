@@ -45,7 +45,7 @@ RETIRED = {
     "wish": "command kind",
 }
 # Names that stored records, addresses of pages or other programs have.
-KEPT = {"RELAUNCH_BRAKE", "NOT_SET_ASIDE", "SEALED", "RECOVERY_HALF_LIFE_ROWS"}
+KEPT = {"SEALED", "RECOVERY_HALF_LIFE_ROWS"}
 
 
 def names(module: ast.Module) -> Iterator[str]:
