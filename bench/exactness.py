@@ -36,7 +36,7 @@ OPTIONS = {
     "collective-timeout-seconds": 60,
 }
 LOSS = re.compile(r"^rerail step=(\d+) loss=(\S+) ", re.MULTILINE)
-TOLD = re.compile(r"the resume has forgotten something: loss \S+ at step (\d+)")
+FORGOTTEN = re.compile(r"the resume has forgotten something: loss \S+ at step (\d+)")
 LIMIT_S = 300.0
 CODES = {"": 0, "kill": -signal.SIGKILL, "bug": 1}  # how a rank ends with each drill
 ROOT = Path(__file__).parents[1]
@@ -149,16 +149,16 @@ def weights(err: str) -> str:
 def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exactness:
     """An undisturbed run against one that is killed again and again."""
     progress(f"{name}: {STEPS} undisturbed steps")
-    whole, told = Job(folder / f"{name}-whole", LAYOUTS[name]).train()
-    expected = weights(told)
+    whole, output = Job(folder / f"{name}-whole", LAYOUTS[name]).train()
+    expected = weights(output)
     job = Job(folder / f"{name}-killed", LAYOUTS[name])
     pairs: list[tuple[str, str | None]] = []
     for kill in (*KILLS, 0):
         progress(f"{name}: " + (f"until a kill at step {kill}" if kill else "to the end"))
-        losses, told = job.train(drill=f"kill:step={kill}" if kill else "")
+        losses, output = job.train(drill=f"kill:step={kill}" if kill else "")
         pairs += [(loss, whole.get(step)) for step, loss in losses.items()]
     different = sum(one != other for one, other in pairs)
-    return Exactness(name, len(KILLS), len(pairs), different, weights(told) == expected != "")
+    return Exactness(name, len(KILLS), len(pairs), different, weights(output) == expected != "")
 
 
 def omission(name: str, piece: str, folder: Path, progress: Callable[[str], None]) -> Omission:
@@ -166,8 +166,8 @@ def omission(name: str, piece: str, folder: Path, progress: Callable[[str], None
     progress(f"{name}: a resume without its {piece}")
     job = Job(folder / f"{name}-{piece}", LAYOUTS[name])
     job.train(drill=f"bug:step={FORGOT_AT + 5}")
-    _, told = job.train(drill=f"bug:step={FORGOT_AT + 6}", forgetting=piece)
-    found = TOLD.search(told)
+    _, output = job.train(drill=f"bug:step={FORGOT_AT + 6}", forgetting=piece)
+    found = FORGOTTEN.search(output)
     return Omission(name, piece, int(found[1]) - FORGOT_AT if found else 0)
 
 
@@ -188,8 +188,8 @@ def main() -> int:
         same = "the same" if row.same_weights else "OTHER"
         print(f"{row.layout}: {row.compared} losses over {row.resumes} resumes, {row.different} differ; {same} weights")
     for each in omitted:
-        told = f"found at step {each.found_at} after it" if each.found_at else "NOT FOUND"
-        print(f"{each.layout}, a resume without its {each.piece}: {told}")
+        output = f"found at step {each.found_at} after it" if each.found_at else "NOT FOUND"
+        print(f"{each.layout}, a resume without its {each.piece}: {output}")
     good = not any(row.different or not row.same_weights for row in exact) and all(each.found_at for each in omitted)
     if chosen.json:
         figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(each) for each in omitted]}

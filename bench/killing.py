@@ -120,7 +120,7 @@ def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.
     writers: list[int] = said if isinstance(said, list) else []
     reported = max(reported, _commits(ours, draw.randrange(4)))
     time.sleep(draw.random() * LONGEST_PAUSE_S)
-    _strike(victim.pid, writers, draw)
+    _kill_rank(victim.pid, writers, draw)
     victim.join()
     reported = max(reported, _commits(ours, None))
     _await_death(writers)
@@ -156,7 +156,7 @@ def _state_left(root: Path) -> str:
     return "between two saves"
 
 
-def _strike(pid: int, writers: Sequence[int], draw: random.Random) -> None:
+def _kill_rank(pid: int, writers: Sequence[int], draw: random.Random) -> None:
     """Mostly the run alone; sometimes first the process that writes, which the run then does without for a moment."""
     if draw.random() < 0.2:
         for writer in writers:

@@ -124,7 +124,7 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
     dist.init_process_group("gloo")
     with open(os.devnull, "w") as nowhere:
         sys.stderr = nowhere  # DCP warns about each of its own defaults
-        bench = Bench(rank, size, Path(root), tell=messages.put if rank == 0 else lambda thing: None)
+        bench = Bench(rank, size, Path(root), report=messages.put if rank == 0 else lambda thing: None)
         found = bench.run(rounds)
     if rank == 0:
         messages.put(found)
@@ -137,8 +137,8 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
 class Bench:
     """Run the benchmark on one rank."""
 
-    def __init__(self, rank: int, size: str, root: Path, tell: Callable[[Any], None]) -> None:
-        self.rank, self.root, self.tell = rank, root, tell
+    def __init__(self, rank: int, size: str, root: Path, report: Callable[[Any], None]) -> None:
+        self.rank, self.root, self.report = rank, root, report
         self.state = make_state(*SIZES[size])
         self.saver = Saver(open_store(root / "ours"), rank=rank, world_size=RANKS, tell=lambda line: None)
         self.background = dist.new_group(backend="gloo")  # async_save on the default group can deadlock
@@ -147,7 +147,7 @@ class Bench:
         self.number = 0
 
     def run(self, rounds: int) -> dict[str, Any]:
-        self.tell("preparing")
+        self.report("preparing")
         prepared = self._timed(lambda: self.saver.prepare(self.state))
         assert self.saver._plan is not None
         share = self.saver._plan.staged_bytes
@@ -156,7 +156,7 @@ class Bench:
         contenders = self._contenders()
         for round_ in range(rounds + 1):
             for name, contender in contenders.items():
-                self.tell(f"round {round_} of {rounds}: {name}") if name == OURS else None
+                self.report(f"round {round_} of {rounds}: {name}") if name == OURS else None
                 self._one(name, contender)
         drag = self._drag(rounds)
         return {
@@ -236,7 +236,7 @@ class Bench:
         self._train(work, 30)
         found: dict[str, list[float]] = {"before": [], "while writing": [], "after": []}
         for round_ in range(rounds):
-            self.tell(f"steps while writing: {round_ + 1} of {rounds}")
+            self.report(f"steps while writing: {round_ + 1} of {rounds}")
             found["before"].append(median(self._train(work, STEPS_WITHOUT)))
             self.number += 1
             self.saver.save(self.state, _manifest(self.number, reason="periodic"))

@@ -145,8 +145,8 @@ def stop(layout: Layout, folder: Path, *, save_s: float, stop_s: float) -> Outco
     sent = time.time()
     place.send(signal.SIGTERM)
     code = place.wait(stop_s)
-    heard = [float(path.read_text()) - sent for path in folder.glob("heard-*")]
-    reached_ms = round(1000 * max(heard), 1) if len(heard) == layout.ranks else None
+    delays = [float(path.read_text()) - sent for path in folder.glob("heard-*")]
+    reached_ms = round(1000 * max(delays), 1) if len(delays) == layout.ranks else None
     saved = len(list(folder.glob("saved-*"))) == layout.ranks
     return Outcome(layout.name, layout.init, reached_ms, saved, code)
 

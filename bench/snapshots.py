@@ -138,7 +138,7 @@ class Nodes:
 
 
 @dataclass
-class Life:
+class Worker:
     """One rank, from a start to the next: its saver and its snapshots."""
 
     rank: int
@@ -149,11 +149,11 @@ class Life:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        tell = self.lines.append
+        log_line = self.lines.append
         store = dist.PrefixStore(secrets.token_hex(2) if self.size == 1 else "life", self.store)
-        self.saver = Saver(open_store(self.place), rank=self.rank, world_size=self.size, store=store, tell=tell)
+        self.saver = Saver(open_store(self.place), rank=self.rank, world_size=self.size, store=store, tell=log_line)
         self.snapshots = Snapshots(
-            self.saver, every=1, folder=self.folder, store=store, tell=tell, patience_s=PATIENCE_S
+            self.saver, every=1, folder=self.folder, store=store, tell=log_line, patience_s=PATIENCE_S
         )
 
     def prepare(self, state: dict[str, Any]) -> None:
@@ -198,25 +198,25 @@ def measure(
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=world)
-    found = Bench(Life(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
+    found = Bench(Worker(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
     state = make_state(*SIZES[size])
     last = rounds + STEPS_APART
     found["restore_s"] = {}
     for name in (MEMORY, CACHED, DISK):
         if name == DISK and rank == 0:
             drop_cached(Path(place))
-        life = Life(rank, world, dist.PrefixStore(name, store), place, folder)
-        act = life.snapshots.restore if name == MEMORY else life.saver.restore
-        life.snapshots._met() if name == MEMORY else life.saver._met()
+        worker = Worker(rank, world, dist.PrefixStore(name, store), place, folder)
+        act = worker.snapshots.restore if name == MEMORY else worker.saver.restore
+        worker.snapshots._met() if name == MEMORY else worker.saver._met()
         found["restore_s"][name], restored = _slowest_of(lambda act=act: act(state))  # type: ignore[misc]
         assert restored is not None and (restored.step >= last or name != MEMORY), restored
-        life.close()
+        worker.close()
     pipe.send(found)
     folder = pipe.recv()[rank]
-    life = Life(rank, world, dist.PrefixStore(NEIGHBOUR, store), place, folder)
-    life.snapshots._met()
-    seconds, restored = _slowest_of(lambda: life.snapshots.restore(state))
-    assert restored is not None and restored.step >= last, life.lines
+    worker = Worker(rank, world, dist.PrefixStore(NEIGHBOUR, store), place, folder)
+    worker.snapshots._met()
+    seconds, restored = _slowest_of(lambda: worker.snapshots.restore(state))
+    assert restored is not None and restored.step >= last, worker.lines
     pipe.send(seconds)
     time.sleep(PATIENCE_S)
 
@@ -233,8 +233,8 @@ def drop_cached(folder: Path) -> None:
 class Bench:
     """The measurements of one rank while it trains."""
 
-    def __init__(self, life: Life, size: str) -> None:
-        self.life = life
+    def __init__(self, worker: Worker, size: str) -> None:
+        self.life = worker
         self.state = make_state(*SIZES[size])
         self.stall: dict[str, list[float]] = {}
         self.held: list[float] = []
@@ -358,7 +358,7 @@ def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambd
             snapshot, durable = _reported(nodes, draw.randrange(5), restored)
             time.sleep(draw.random() * LONGEST_PAUSE_S)
             nodes.kill()
-            snapshot, durable = _told(nodes.pipes[0], None, (snapshot, durable))
+            snapshot, durable = _receive_count(nodes.pipes[0], None, (snapshot, durable))
             before = tally.outcomes.copy()
             expected = _struck(nodes, draw, tally, snapshot, durable)
             fate = f"after {', '.join(tally.outcomes - before)}"
@@ -384,10 +384,10 @@ def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: Tally) 
 
 def _reported(nodes: Nodes, count: int, step: int) -> tuple[int, int]:
     """Waits for so many snapshots that are whole: the newest one's step, and the newest durable step."""
-    return _told(nodes.pipes[0], count, (step, 0))
+    return _receive_count(nodes.pipes[0], count, (step, 0))
 
 
-def _told(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[int, int]:
+def _receive_count(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[int, int]:
     """What rank 0 has said of what is whole, until it has said so much, or all that it ever said."""
     snapshot, durable = known
     try:
@@ -449,26 +449,26 @@ def train(pipe: Connection, rank: int, world: int, port: int, place: str, folder
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a process that writes checkpoints complains when its rank is killed
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    life = Life(rank, world, store, place, folder)
+    worker = Worker(rank, world, store, place, folder)
     state = content(0, rank)
-    found = life.snapshots.restore(state)
+    found = worker.snapshots.restore(state)
     source = "a snapshot" if found else "a checkpoint"
-    found = found or life.saver.restore(state)
+    found = found or worker.saver.restore(state)
     step = found.step if found else 0
     pipe.send((source if found else "nothing", step, equal(state, content(step, rank))))
-    life.prepare(state)
+    worker.prepare(state)
     draw, held = random.Random(seed), step
     while True:
         step += 1
         state = content(step, rank)
         if draw.randrange(DURABLE_EVERY) == 0:
-            life.saver.save(state, _manifest(step, world, reason="periodic"))
-            if all(each.error is None for each in life.saver.wait()) and rank == 0:
+            worker.saver.save(state, _manifest(step, world, reason="periodic"))
+            if all(each.error is None for each in worker.saver.wait()) and rank == 0:
                 pipe.send(("durable", step))
-        elif life.snapshots.take(state, _manifest(step, world)) and draw.random() < 0.7:
-            life.snapshots.wait()
-        if rank == 0 and life.snapshots.newest_step > held:
-            held = life.snapshots.newest_step
+        elif worker.snapshots.take(state, _manifest(step, world)) and draw.random() < 0.7:
+            worker.snapshots.wait()
+        if rank == 0 and worker.snapshots.newest_step > held:
+            held = worker.snapshots.newest_step
             pipe.send(("held", held))
 
 

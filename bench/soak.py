@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.evidence import Evidence, Failure, Goal, Sheet, finish
 from bench.soaking.account import STEP_SECONDS, Account, ReferenceRun
 from bench.soaking.faults import FAULTS, STORM
-from bench.soaking.judging import Judgement, judge
+from bench.soaking.judging import Judgement, evaluate_run
 from bench.soaking.notes import Step
 from bench.soaking.plan import choose_faults, make_plans
 from bench.soaking.soak_run import Injection, SoakRun, led_by, shifted
@@ -93,7 +93,7 @@ class Soak:
             self.references[key] = ReferenceRun(self.account, setup, steps)
         return self.references[key]
 
-    def judge(self, folder: Path, state: Path) -> None:
+    def evaluate(self, folder: Path, state: Path) -> None:
         """Return the state of each run and of the account."""
         for soak_run in self.soak_runs:
             if soak_run.run is None:
@@ -101,7 +101,7 @@ class Soak:
                 continue
             soak_run.notes.read([attempt.job_name for attempt in soak_run.run.attempts])
             soak_run.timeline = self.account.runs.timeline(soak_run.name)
-            self.judged.append(judge(soak_run, self._reference_of(soak_run), folder, self.log))
+            self.judged.append(evaluate_run(soak_run, self._reference_of(soak_run), folder, self.log))
         for reference in self.references.values():
             if reference.description["TrainingJobStatus"] != "Completed":
                 self.wrong.append(f"{reference.name} is {reference.description['TrainingJobStatus']}")
@@ -144,8 +144,8 @@ def _orphans(state: Path) -> Iterator[str]:
     """Processes of this machine whose job has its files below this folder."""
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         with suppress(OSError):
-            told = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            if any(word.startswith(f"SAGEMAKER_BASE_DIR={state}".encode()) for word in told.split(b"\0")):
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if any(word.startswith(f"SAGEMAKER_BASE_DIR={state}".encode()) for word in environment.split(b"\0")):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if command:  # a zombie has none
                     yield f"{entry.name} {command[:80]}"
@@ -172,7 +172,7 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
         with LocalAws(state / "aws", scale=SCALE, schedule_scale=SCALE, assemblies=place.SYNTHESES) as aws:
             soaked = Soak(Account(aws, folder, SCALE), seed, log)
             soaked.run(names, beside=beside, progress=show)
-            soaked.judge(folder, state)
+            soaked.evaluate(folder, state)
             for soak_run in soaked.soak_runs:
                 if soak_run.run is not None:
                     save_for(soaked.account.here, soak_run.name, state / f"{soak_run.name}.html", ())

@@ -91,8 +91,8 @@ def _forget_old(cache: Path) -> None:
 
 
 def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
-    told = json.dumps(context, sort_keys=True)
-    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {told}".encode())
+    settings = json.dumps(context, sort_keys=True)
+    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {settings}".encode())
     for path in sorted({*_files(root, (app, *inputs))}):
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())

@@ -67,10 +67,12 @@ class Rank:
         if at == self.read_at or self.plan is None:
             return
         self.read_at = at
-        told = json.loads(self.orders.read_text())
-        self.breaks |= {kind: int(step) for kind, step in (part.split(":") for part in told["own"].split(";") if part)}
+        orders = json.loads(self.orders.read_text())
+        self.breaks |= {
+            kind: int(step) for kind, step in (part.split(":") for part in orders["own"].split(";") if part)
+        }
         new = [
-            each for each in plan_of(faults.parse(told["drill"]), **self.here).drills if each not in self.plan.drills
+            each for each in plan_of(faults.parse(orders["drill"]), **self.here).drills if each not in self.plan.drills
         ]
         object.__setattr__(self.plan, "drills", (*self.plan.drills, *new))
 

@@ -52,7 +52,7 @@ class Judgement:
     wrong: tuple[str, ...]
 
 
-def judge(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: Callable[[str], None]) -> Judgement:
+def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: Callable[[str], None]) -> Judgement:
     """Everything that can be said of a run when it is over."""
     run = soak_run.run
     assert run is not None, "only adopted runs are judged"

@@ -47,11 +47,11 @@ def apply(scale: float) -> None:
     cloudwatch._evict_old_metrics = _now_and_then(cloudwatch._evict_old_metrics, TIDIED_EVERY_S)
     stock_actions = cloudwatch._dispatch_alarm_actions
 
-    def act_and_tell(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+    def act_and_notify(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
         stock_actions(alarm, old_state, new_state, reason)
-        tell_bus(alarm, old_state, new_state, reason)
+        put_change_event(alarm, old_state, new_state, reason)
 
-    cloudwatch._dispatch_alarm_actions = act_and_tell
+    cloudwatch._dispatch_alarm_actions = act_and_notify
     threading.Thread(target=_watch, name="alarms", daemon=True).start()
 
 
@@ -83,7 +83,7 @@ def _evaluate(alarm: dict[str, Any], scale: float) -> None:
     young = time.time() - alarm["AlarmConfigurationUpdatedTimestamp"] < MINUTE_S / scale
     if young and all(value is None for value in values):
         return
-    new_state = judge(alarm, values)
+    new_state = evaluate_state(alarm, values)
     old_state = alarm["StateValue"]
     if new_state != old_state:
         shown = ", ".join("missing" if value is None else f"{value:g}" for value in values)
@@ -118,7 +118,7 @@ def datapoints(alarm: dict[str, Any], now: float, scale: float) -> list[float | 
     return values
 
 
-def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
+def evaluate_state(alarm: dict[str, Any], values: list[float | None]) -> str:
     """ALARM, OK or INSUFFICIENT_DATA for these datapoints; the present state where `ignore` says so."""
     treatment = alarm.get("TreatMissingData") or "missing"
     state: str = alarm["StateValue"]
@@ -130,11 +130,11 @@ def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
     return "ALARM" if bad >= needed else "OK"
 
 
-def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+def put_change_event(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
     """The event of a change of state. Fact: CloudWatch user guide, "Alarm events and EventBridge"."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime())
     if "AlarmRule" in alarm:
-        _tell(alarm, {"alarmRule": alarm["AlarmRule"]}, old_state, new_state, reason, moment)
+        _put_event(alarm, {"alarmRule": alarm["AlarmRule"]}, old_state, new_state, reason, moment)
         return
     metric = {
         "namespace": alarm.get("Namespace"),
@@ -147,10 +147,10 @@ def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str)
         "metricStat": {"metric": metric, "period": alarm.get("Period"), "stat": stat},
         "returnData": True,
     }
-    _tell(alarm, {"metrics": [query]}, old_state, new_state, reason, moment)
+    _put_event(alarm, {"metrics": [query]}, old_state, new_state, reason, moment)
 
 
-def _tell(
+def _put_event(
     alarm: dict[str, Any], watches: dict[str, Any], old_state: str, new_state: str, reason: str, moment: str
 ) -> None:
     detail = {

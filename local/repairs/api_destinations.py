@@ -163,7 +163,7 @@ def bury(delivery: Delivery, code: str, message: str, exhausted: str, retries: i
     if queue is None:
         logger.warning("%s has no dead-letter queue: event lost (%s)", parse_arn(delivery.target_arn).resource, message)
         return
-    told = {
+    facts = {
         "RULE_ARN": delivery.rule_arn,
         "TARGET_ARN": delivery.target_arn,
         "ERROR_CODE": code,
@@ -171,5 +171,5 @@ def bury(delivery: Delivery, code: str, message: str, exhausted: str, retries: i
         "EXHAUSTED_RETRY_CONDITION": exhausted,
         "RETRY_ATTEMPTS": str(retries),
     }
-    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value}
+    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in facts.items() if value}
     sqs._act_send_message({"MessageBody": delivery.payload, "MessageAttributes": attributes}, queue["url"])

@@ -8,10 +8,10 @@ from ministack.core import lambda_runtime
 
 # In the script that every Python worker runs; the other answer with this shape is for an invocation, and has a trace.
 BARE = '_real_stdout.write(json.dumps({"status": "error", "error": str(e)}) + "\\n")'
-TOLD = BARE.replace("str(e)", "traceback.format_exc()")
+TRACED = BARE.replace("str(e)", "traceback.format_exc()")
 
 
 def apply() -> None:
     script = lambda_runtime._PYTHON_WORKER_SCRIPT
     assert script.count(BARE) == 1
-    lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(BARE, TOLD)
+    lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(BARE, TRACED)

@@ -44,13 +44,13 @@ def bury(target: dict[str, Any], event: dict[str, Any], rule: dict[str, Any], vi
     if queue is None:
         logger.warning("rule target %s does not exist and has no dead-letter queue: event lost", target["Arn"])
         return
-    told = {
+    facts = {
         "RULE_ARN": rule.get("Arn", ""),
         "TARGET_ARN": target["Arn"],
         "ERROR_CODE": "NO_RESOURCE",
         "ERROR_MESSAGE": "The target does not exist.",
         "RETRY_ATTEMPTS": "0",
     }
-    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value}
+    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in facts.items() if value}
     body = target.get("Input") or json.dumps(view.event_with_detail())
     sqs._act_send_message({"MessageBody": body, "MessageAttributes": attributes}, queue["url"])

@@ -61,7 +61,7 @@ class EventFeed:
             else:
                 self._send(entry)
 
-    def tell(self, detail_type: str, detail: dict[str, Any], resources: list[str]) -> None:
+    def publish(self, detail_type: str, detail: dict[str, Any], resources: list[str]) -> None:
         """One more of SageMaker's events, about something that there is no stand-in for."""
         self._send(
             {"Source": "aws.sagemaker", "DetailType": detail_type, "Detail": json.dumps(detail), "Resources": resources}

@@ -25,7 +25,7 @@ class Faults:
     capacity_wait: float = 0.0
     only: dict[str, str] = field(default_factory=dict)
 
-    def strike_call(self, operation: str, request: dict[str, Any]) -> None:
+    def apply_to_call(self, operation: str, request: dict[str, Any]) -> None:
         for fault in ("describe_error", "throttle", "resource_limit"):
             if self.refused_calls[fault, operation] > 0 and self._concerns(fault, request.get("TrainingJobName", "")):
                 self.refused_calls[fault, operation] -= 1

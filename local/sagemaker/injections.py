@@ -168,7 +168,7 @@ class Injections:
         kind, detail, resources = request.get("DetailType"), request.get("Detail"), request.get("Resources", [])
         if not isinstance(kind, str) or not kind.startswith("SageMaker ") or not isinstance(detail, dict):
             raise invalid("DetailType must begin with 'SageMaker ', and Detail must be a JSON object")
-        self._feed.tell(kind, detail, resources)
+        self._feed.publish(kind, detail, resources)
 
     def _run_in(self, request: Request, secondary: Secondary | None = None) -> JobRun:
         run = self._runs.get(request.get("TrainingJobName", ""))

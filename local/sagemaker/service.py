@@ -104,7 +104,7 @@ class TrainingService:
         if operation not in self._operations:
             known = ", ".join(self._operations)
             raise ServiceError("UnknownOperationException", f"{operation} is not part of this fake; known: {known}")
-        self._fleet.faults.strike_call(operation, request)
+        self._fleet.faults.apply_to_call(operation, request)
         check_request(operation, request)
         return await self._operations[operation](request)
 

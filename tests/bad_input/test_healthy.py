@@ -49,11 +49,11 @@ def test_the_measure_can_fail(given_, monkeypatch):
 
 
 @pytest.mark.parametrize("report", FOREIGN.values(), ids=FOREIGN)
-@pytest.mark.parametrize("told", ["findings", "crashed"])
-def test_a_grave_report_of_anybody_else_stops_nothing(report, told, monkeypatch):
+@pytest.mark.parametrize("kind", ["findings", "crashed"])
+def test_a_grave_report_of_anybody_else_stops_nothing(report, kind, monkeypatch):
     """It is refused, or passed over; the word of a stranger is no authority here."""
     monkeypatch.setattr(healthy, "_is_authorised", lambda body, world: False)
-    grave = {**report, "kind": told, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
+    grave = {**report, "kind": kind, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
     batch(json.dumps({"messages": [FILED], "report": grave}).encode())
 
 

@@ -201,6 +201,6 @@ def test_a_record_with_a_value_of_another_kind_is_no_record(field, value, named)
 @pytest.mark.parametrize("text", ["[" * 20_000, '{"schema":1,"attempts":' + "[" * 20_000, "\ud800", "1" * 5_000])
 def test_a_text_that_is_no_record_at_all_is_said_to_be_none(text):
     """However deep, however long."""
-    with pytest.raises(BadRecord) as told:
+    with pytest.raises(BadRecord) as raised:
         loads(Run, text)
-    assert len(str(told.value)) < 500
+    assert len(str(raised.value)) < 500

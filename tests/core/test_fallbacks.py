@@ -203,7 +203,7 @@ def adopt_run(world: World, *fallbacks: str, **facts) -> World:
 
 
 def notice_titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is Severity.INFORM]
+    return [notice.title for notice in world.bus.notices if notice.severity is Severity.INFORM]
 
 
 def reasons(world: World) -> str:

@@ -301,7 +301,7 @@ def world() -> World:
 def hello(world: World) -> None:
     current = world.run().current
     agent = Agent(world, attempt=current.number, job=current.job_name)
-    agent.hear(agent.files(ReportKind.HELLO, abilities=BOTH))
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=BOTH))
 
 
 def save(world: World, step: int, **facts) -> None:
@@ -343,7 +343,7 @@ def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
     assert "replay in attempt 2, skip in attempt 3, far_skip in attempt 4, lower_rate in attempt 5" in run.hold_reason
     assert len(run.incidents) == 1, "no progress beyond the onset: it is one incident"
     assert all(f"rung {rung}" in run.incidents[0].reason for rung in RUNGS)
-    (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    (page,) = [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
     assert page.title.startswith("gpt: held: the loss went wrong again at step ")
     assert page.runbook == "diverged"
 
@@ -392,8 +392,8 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
 
 def fail_with_nan(world: World, step: int) -> None:
     """The script itself raises when its loss is no number."""
-    told = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
-    world.sagemaker.fail(world.run().current.job_name, f"AlgorithmError: {json.dumps(told)}, exit code: 1")
+    error = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
+    world.sagemaker.fail(world.run().current.job_name, f"AlgorithmError: {json.dumps(error)}, exit code: 1")
     world.minutes(25)
 
 

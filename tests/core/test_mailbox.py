@@ -56,7 +56,7 @@ REPORT = Report(
 HEARTBEAT = Heartbeat("gpt", 1, "gpt", NOON, Phase.STEP, 60, NOON, 2.5, 0.1, 1000)
 
 
-def legible(text: str) -> str:
+def without_controls(text: str) -> str:
     return text.translate(CONTROLS)
 
 
@@ -69,7 +69,9 @@ def read(text: bytes, kind: type) -> Any:
 @given(commands)
 def test_a_command_is_read_as_it_was_written(command):
     again = read_command(serialize(command), run=command.run)
-    assert dumps(again) == dumps(command).replace(json.dumps(command.reason), json.dumps(legible(command.reason)))
+    assert dumps(again) == dumps(command).replace(
+        json.dumps(command.reason), json.dumps(without_controls(command.reason))
+    )
 
 
 @given(reports)
@@ -77,7 +79,7 @@ def test_a_report_is_read_as_it_was_written(report):
     """But for the characters that a terminal would obey."""
     again = read_report(serialize(report), run=report.run, id=report.id)
     assert (again.kind, again.at, again.command, again.step) == (report.kind, report.at, report.command, report.step)
-    assert (again.reason, again.evidence) == (legible(report.reason), legible(report.evidence))
+    assert (again.reason, again.evidence) == (without_controls(report.reason), without_controls(report.evidence))
     assert [f.kind for f in again.findings] == [f.kind for f in report.findings]
 
 

@@ -110,8 +110,8 @@ def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
             failure_reason="InternalServerError: once",
         ),
     ]
-    told = [signals.Tick(at), signals.JobGone(at, name), *(signals.JobObserved(at, job) for job in seen)]
-    for signal in told:
+    received = [signals.Tick(at), signals.JobGone(at, name), *(signals.JobObserved(at, job) for job in seen)]
+    for signal in received:
         after = decide(run, signal, Policy()).run
         assert after.id == run.id
         assert len(after.attempts) >= len(run.attempts)

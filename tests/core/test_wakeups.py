@@ -41,7 +41,7 @@ def refusal(message: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "wakeup"),
+    ("name", "expected"),
     [
         ("training_job_state_change", JobStateChanged("gpt-7b")),
         ("training_job_state_change_documented", JobStateChanged("kmeans-1")),
@@ -61,9 +61,9 @@ def refusal(message: object) -> str:
         ),
     ],
 )
-def test_every_sample_is_read_right(name, wakeup):
+def test_every_sample_is_read_right(name, expected):
     """What each source really sends, from the samples in tests/events."""
-    assert parse_message(sample(name)) == wakeup
+    assert parse_message(sample(name)) == expected
 
 
 @pytest.mark.threat("T10")
@@ -93,8 +93,8 @@ def test_what_is_no_name_is_refused(name):
 def test_an_unknown_source_is_refused_with_the_known_ones(source):
     """The message lists everybody who is heard."""
     message = refusal({"source": source, "detail": {"TrainingJobName": "gpt", "run": "gpt"}})
-    heard = "aws.sagemaker, aws.cloudwatch, aws.s3, rerail.sweep, rerail.operator"
-    assert message == f"field 'source' is {source!r}; it must be one of {heard}"
+    sources = "aws.sagemaker, aws.cloudwatch, aws.s3, rerail.sweep, rerail.operator"
+    assert message == f"field 'source' is {source!r}; it must be one of {sources}"
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_an_event_of_s3_that_is_no_new_object_is_refused(change, complaint):
 
 def test_an_alarm_names_its_job_in_a_dimension():
     """Custom metrics carry TrainingJobName, machine metrics Host, which is the job and its machine."""
-    heard = parse_message((EVENTS / "alarm_on_a_job.json").read_text())
-    assert heard == AlarmStateChanged("gpt", "gpu-idle", "ALARM", heard.reason)
-    assert "less than the threshold" in heard.reason
+    sources = parse_message((EVENTS / "alarm_on_a_job.json").read_text())
+    assert sources == AlarmStateChanged("gpt", "gpu-idle", "ALARM", sources.reason)
+    assert "less than the threshold" in sources.reason
     with pytest.raises(BadMessage, match="names no training job"):
         parse_message((EVENTS / "other_alarm.json").read_text())
 

@@ -105,10 +105,10 @@ def test_two_broken_settings_are_found_and_fixed(still: Account):
         status, found = checks(environment)
         events.enable_rule(Name=rule)
         assert rerail(environment, "resume", "--local").returncode == 0
-        mended = checks(environment)
+        results = checks(environment)
     finally:
         heed(still, False)
     assert status == 1
     assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "pause"]
     assert rule in found["rules"]["said"] and "rerail resume" in found["pause"]["remedy"]
-    assert mended[0] == 0, mended
+    assert results[0] == 0, results

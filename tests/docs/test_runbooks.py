@@ -86,7 +86,7 @@ def spend_time() -> World:
 
 def exceed_rate() -> World:
     world = make_world(Policy(limits=Limits(account_relaunches=1)))
-    world.brake.admit("another-a002", at=world.clock(), limit=1, window=timedelta(hours=1))
+    world.rate_limit.admit("another-a002", at=world.clock(), limit=1, window=timedelta(hours=1))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     return world
@@ -161,7 +161,7 @@ def normalize(text: str) -> str:
 
 def last_notice(world: World) -> Notice:
     """Return the last page, or the last notice if there is no page."""
-    return next((n for n in reversed(world.bus.told) if n.severity is Severity.PAGE), world.bus.told[-1])
+    return next((n for n in reversed(world.bus.notices) if n.severity is Severity.PAGE), world.bus.notices[-1])
 
 
 @pytest.mark.parametrize("runbook", SCENARIOS)
@@ -214,7 +214,7 @@ def test_a_run_whose_time_is_spent_cannot_be_released():
     world = spend_time()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "go on"))
     assert world.run().state is RunState.STOPPED
-    assert Severity.PAGE not in {notice.severity for notice in world.bus.told}
+    assert Severity.PAGE not in {notice.severity for notice in world.bus.notices}
 
 
 def test_every_page_has_a_scenario_or_is_about_the_stack():
@@ -243,4 +243,4 @@ def _split_at_names(quote: str) -> list[str]:
 def test_the_initial_world_is_healthy():
     """Before the failure the run trains and no notice was sent."""
     world = make_world()
-    assert world.run().state is RunState.WATCHING and not world.bus.told
+    assert world.run().state is RunState.WATCHING and not world.bus.notices

@@ -29,7 +29,7 @@ def a_record() -> Run:
     machine = {"instance_type": "ml.p4d.24xlarge", "status": JobStatus.FAILED}
     first = {"created_at": ago(100), "training_started_at": ago(95), "ended_at": ago(60), "last_step": 500}
     second = {"created_at": ago(55), "training_started_at": ago(50), "resumed_from_step": 400}
-    told = {"cause": Cause.HANG, "reason": "", "evidence": ""}
+    facts = {"cause": Cause.HANG, "reason": "", "evidence": ""}
     return Run(
         id="gpt-7b",
         policy="default",
@@ -40,8 +40,10 @@ def a_record() -> Run:
             Attempt(2, "gpt-7b-a002", **{**machine, "status": JobStatus.IN_PROGRESS}, **second),
         ),
         incidents=(
-            Incident(1, "stall", 1, **told, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), recovered=True),
-            Incident(2, "stall", 2, **told, happened_at=ago(10), decided_at=ago(5)),
+            Incident(
+                1, "stall", 1, **facts, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), recovered=True
+            ),
+            Incident(2, "stall", 2, **facts, happened_at=ago(10), decided_at=ago(5)),
         ),
         version=1,
     )

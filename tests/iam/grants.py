@@ -292,13 +292,13 @@ class Granted:
 
     def _of_alarms(self, place: Place) -> Iterator[Wired]:
         source = (("aws:sourceaccount", self.account),)
-        told = {
+        expected = {
             str(self.value(topic))
             for kind in ("AWS::CloudWatch::Alarm", "AWS::CloudWatch::CompositeAlarm")
             for alarm in self._of(kind)
             for topic in (*alarm.get("AlarmActions", []), *alarm.get("OKActions", []))
         }
-        for topic in sorted(told):
+        for topic in sorted(expected):
             yield Wired(CLOUDWATCH, "alarms", Need("sns:Publish", topic, source))
             for action in ("Decrypt", "GenerateDataKey"):
                 yield Wired(CLOUDWATCH, "alarms", Need(f"kms:{action}", place.key_of(topic), source))

@@ -28,10 +28,10 @@ def test_dead_letter_queue_gets_the_event_itself(aws: LocalAws, seen: Mailbox) -
 def test_failure_destination_gets_the_whole_story(aws: LocalAws) -> None:
     """The on-failure destination is told how often the function was run, with one retry allowed: twice."""
     put_event(aws, "Told", once="told")
-    [told] = Mailbox(aws, "Failures").find(lambda m: m["body"]["requestPayload"]["detail"] == {"once": "told"})
-    assert told["body"]["requestContext"]["condition"] == "RetriesExhausted"
-    assert told["body"]["requestContext"]["approximateInvokeCount"] == 2
-    assert told["body"]["responsePayload"]["errorMessage"] == "no luck"
+    [message] = Mailbox(aws, "Failures").find(lambda m: m["body"]["requestPayload"]["detail"] == {"once": "told"})
+    assert message["body"]["requestContext"]["condition"] == "RetriesExhausted"
+    assert message["body"]["requestContext"]["approximateInvokeCount"] == 2
+    assert message["body"]["responsePayload"]["errorMessage"] == "no luck"
 
 
 def test_no_event_is_lost_to_a_concurrency_limit(aws: LocalAws, seen: Mailbox) -> None:

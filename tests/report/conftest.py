@@ -55,7 +55,7 @@ def held() -> Facts:
     """A run that ran out of memory, and waits for somebody."""
     when = BEGAN + timedelta(minutes=52)
     reason = "attempt 1 failed: oom (CUDA out of memory); held: the same batch needs the same memory"
-    tell = Notify(
+    notify = Notify(
         Severity.PAGE,
         "gpt: held",
         reason,
@@ -75,7 +75,7 @@ def held() -> Facts:
         (failed,),
         incidents=(replace(incident, closed_at=when, resolution="the run was held"),),
         hold_reason=reason,
-        pages=(OpenPage(tell, 1, when),),
+        pages=(OpenPage(notify, 1, when),),
     )
     entry = TimelineEntry(
         "gpt", 3, when, RunState.WATCHING, RunState.HELD, reason, "job_failed", inputs={"rule": "oom", "last_step": 700}

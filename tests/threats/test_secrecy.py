@@ -39,8 +39,8 @@ def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
 
     class Refusing:
         def create_training_job(self, **request):
-            told = f"Value '{request['Environment']}' at 'environment' failed to satisfy constraint"
-            raise ClientError({"Error": {"Code": "ValidationException", "Message": told}}, "CreateTrainingJob")
+            message = f"Value '{request['Environment']}' at 'environment' failed to satisfy constraint"
+            raise ClientError({"Error": {"Code": "ValidationException", "Message": message}}, "CreateTrainingJob")
 
     monkeypatch.setattr(sagemaker, "client", lambda service: Refusing())
     with pytest.raises(RequestRefused) as refused:

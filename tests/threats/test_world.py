@@ -138,8 +138,8 @@ def test_a_job_spends_its_own_budgets_only(world, agent):
         run = world.run()
         if run.state.is_end:
             break
-        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, told=300, signing_key=KEY)
-        crier.hear(crier.files(ReportKind.HELLO))
+        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, reports=300, signing_key=KEY)
+        crier.deliver(crier.files(ReportKind.HELLO))
         world.sagemaker.fail(run.current.job_name, "InternalServerError: We encountered an internal error.")
         world.minutes(30)
     assert world.run().state is RunState.HELD

@@ -129,11 +129,11 @@ def arguments(data: bytes) -> None:
     words = text_of(data).split("\n")
     found = as_hyperparameters(words)
     for value in (found or {}).values():
-        told = json.loads(encoded(value))
-        assert told == value or str(told) == value, f"{value!r:.60} has become {told!r:.60}"
+        table = json.loads(encoded(value))
+        assert table == value or str(table) == value, f"{value!r:.60} has become {table!r:.60}"
 
 
-def told(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
+def with_remedy(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
     """A reader of users' files: what is wrong is said with a remedy, and ends the command with status 2."""
 
     def reads(data: bytes) -> None:

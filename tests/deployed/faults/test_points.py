@@ -67,7 +67,7 @@ def test_what_only_new_functions_come_to_needs_a_new_function():
     known = learn(lessons)
     assert known.met[RECOVERY] == {CREATE, LOAD}
     assert known.once[RECOVERY] == {LOAD}
-    assert known.told == {SCENARIO: {"a"}}
+    assert known.notices == {SCENARIO: {"a"}}
 
 
 class FakeRunner:
