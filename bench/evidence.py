@@ -32,7 +32,7 @@ class Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class GoalResult:
     """A goal beside the measured value, both formatted: "at most 60 s", "12.4 s"."""
 
     what: str
@@ -42,7 +42,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BenchFailed:
     """Something that did not hold, and its cause where it is known."""
 
     what: str
@@ -55,9 +55,9 @@ class Evidence:
 
     claim: str
     sheets: tuple[Sheet, ...] = ()
-    goals: tuple[Goal, ...] = ()
+    goals: tuple[GoalResult, ...] = ()
     notes: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[BenchFailed, ...] = ()
 
     @property
     def holds(self) -> bool:

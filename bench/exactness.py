@@ -92,7 +92,7 @@ class Omission:
     found_at: int
 
 
-class Job:
+class TrainedRun:
     """Attempts of one run, each with processes of its own."""
 
     def __init__(self, base: Path, layout: str) -> None:
@@ -149,9 +149,9 @@ def weights(err: str) -> str:
 def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exactness:
     """An undisturbed run against one that is killed again and again."""
     progress(f"{name}: {STEPS} undisturbed steps")
-    whole, output = Job(folder / f"{name}-whole", LAYOUTS[name]).train()
+    whole, output = TrainedRun(folder / f"{name}-whole", LAYOUTS[name]).train()
     expected = weights(output)
-    job = Job(folder / f"{name}-killed", LAYOUTS[name])
+    job = TrainedRun(folder / f"{name}-killed", LAYOUTS[name])
     pairs: list[tuple[str, str | None]] = []
     for kill in (*KILLS, 0):
         progress(f"{name}: " + (f"until a kill at step {kill}" if kill else "to the end"))
@@ -164,7 +164,7 @@ def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exact
 def omission(name: str, piece: str, folder: Path, progress: Callable[[str], None]) -> Omission:
     """A run that fails shortly after a checkpoint, and is resumed without the piece."""
     progress(f"{name}: a resume without its {piece}")
-    job = Job(folder / f"{name}-{piece}", LAYOUTS[name])
+    job = TrainedRun(folder / f"{name}-{piece}", LAYOUTS[name])
     job.train(drill=f"bug:step={FORGOT_AT + 5}")
     _, output = job.train(drill=f"bug:step={FORGOT_AT + 6}", forgetting=piece)
     found = FORGOTTEN.search(output)

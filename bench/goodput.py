@@ -41,7 +41,7 @@ UNAVOIDABLE = (Spent.MACHINES, Spent.REPAIR, Spent.INIT, Spent.RESTART, Spent.SA
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GoodputVerdict:
     """One goal: what was asked for, what was measured, and whether that is met."""
 
     what: str
@@ -72,19 +72,19 @@ def bound(row: Row) -> float:
     return 1 - sum(row.share(what) for what in UNAVOIDABLE)
 
 
-def verdicts(rows: dict[int, list[Row]], speed: float) -> list[Verdict]:
+def verdicts(rows: dict[int, list[Row]], speed: float) -> list[GoodputVerdict]:
     """The goals, in order."""
     largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
-    found = [Verdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
+    found = [GoodputVerdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
     for way, goal in ((WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):
         row = largest[way.key]
         what = f"ETTR on {FEWEST_GPUS:,} GPUs, {way.key} (bound {bound(row):.4f})"
-        found.append(Verdict(what, goal, row.ettr, row.ettr >= goal))
+        found.append(GoodputVerdict(what, goal, row.ettr, row.ettr >= goal))
     for gpus, each in rows.items():
         named = {row.outcomes[0].task.way.key: row for row in each}
         left = (1 - named[SNAPSHOTS.key].ettr) / (1 - named[SAGEMAKER_ASYNC.key].ettr)
         what = f"lost on {gpus:,} GPUs, of what SageMaker's own means lose"
-        found.append(Verdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))
+        found.append(GoodputVerdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))
     return found
 
 
@@ -98,7 +98,7 @@ def _tables(rows: dict[str, list[Row]], days: float, seeds: int) -> dict[str, Ta
     return tables | {key: report.sweep(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()}
 
 
-def _goals(found: Sequence[Verdict]) -> Table:
+def _goals(found: Sequence[GoodputVerdict]) -> Table:
     table = Table(title="Goals", title_justify="left", header_style="bold")
     for name in ("", "asked", "measured", "goal"):
         table.add_column(name, justify="right" if name in ("asked", "measured") else "left")

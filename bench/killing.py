@@ -41,7 +41,7 @@ LONGEST_PAUSE_S = 0.03  # before a kill, so that it comes at any point of the ne
 
 
 @dataclass
-class Tally:
+class KillTally:
     """The results of the kills or the damages; `wrong` has each failure and how to repeat it."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -80,17 +80,17 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _counted(progress: Progress, name: str, total: int, act: Callable[[Callable[[], None]], Tally]) -> Tally:
+def _counted(progress: Progress, name: str, total: int, act: Callable[[Callable[[], None]], KillTally]) -> KillTally:
     task = progress.add_task(name, total=total)
     return act(lambda: progress.advance(task))
 
 
-def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
+def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
     """SIGKILLs runs of one and of two ranks at random moments, and lets a successor restore and go on each time.
 
     Attempts follow one another in the same folder, as those of a real run do, so what one leaves the next must bear.
     """
-    tally = Tally()
+    tally = KillTally()
     draw = random.Random(seed)
     context = get_context("forkserver")
     context.set_forkserver_preload(["bench.killing"])
@@ -110,7 +110,9 @@ def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tall
     return tally
 
 
-def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.Random, tally: Tally, name: str) -> int:
+def _one_kill(
+    context: Any, root: Path, ranks: int, reported: int, draw: random.Random, tally: KillTally, name: str
+) -> int:
     """One attempt, killed; what it restored at its start is checked by itself, what it leaves by us."""
     ours, theirs = context.Pipe()
     victim = context.Process(target=train, args=(str(root), ranks, draw.randrange(1 << 30), theirs))
@@ -250,9 +252,9 @@ def check(root: Path) -> tuple[int, str]:
     return step, difference(state, make(step, 0))
 
 
-def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
+def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
     """Damages the newer of two checkpoints in one file: the older one must be restored, or the newer one unharmed."""
-    tally = Tally()
+    tally = KillTally()
     draw = random.Random(seed)
     whole = Path(tempfile.mkdtemp(prefix="rerail-damage-"))
     try:
@@ -322,7 +324,7 @@ def manifest(step: int, ranks: int = 1) -> Manifest:
     return Manifest("bench", 1, step, 3 * step, ranks, 1.0 / (1 + step), "emergency")
 
 
-def _table(killed: Tally, damaged: Tally) -> Table:
+def _table(killed: KillTally, damaged: KillTally) -> Table:
     table = Table(title=f"wrong restores: {len(killed.wrong) + len(damaged.wrong)}, goal 0")
     for heading in ("", "outcome", "times"):
         table.add_column(heading, justify="right" if heading == "times" else "left")

@@ -41,7 +41,7 @@ ASYNC, CACHED, BARE = "dcp.async_save", "dcp.async_save, cached stager", "bare w
 
 
 @dataclass(frozen=True)
-class Goal:
+class RatioGoal:
     """One ratio, and how large or small it has to be."""
 
     name: str
@@ -124,7 +124,7 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
     dist.init_process_group("gloo")
     with open(os.devnull, "w") as nowhere:
         sys.stderr = nowhere  # DCP warns about each of its own defaults
-        bench = Bench(rank, size, Path(root), report=messages.put if rank == 0 else lambda thing: None)
+        bench = SavingBench(rank, size, Path(root), report=messages.put if rank == 0 else lambda thing: None)
         found = bench.run(rounds)
     if rank == 0:
         messages.put(found)
@@ -134,7 +134,7 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
     os._exit(0)  # destroying a gloo group can hang
 
 
-class Bench:
+class SavingBench:
     """Run the benchmark on one rank."""
 
     def __init__(self, rank: int, size: str, root: Path, report: Callable[[Any], None]) -> None:
@@ -309,26 +309,30 @@ def _cached_stager() -> Any:
     )
 
 
-def _goals(measured: Mapping[str, Any]) -> list[Goal]:
+def _goals(measured: Mapping[str, Any]) -> list[RatioGoal]:
     stall, durable = measured["stall_s"], measured["durable_s"]
     ratios = [ours / copy for ours, copy in zip(stall[OURS][1:], stall[COPY][1:], strict=True)]
     goals = [
-        Goal("stall / plain copy of the same bytes, median", median(ratios), 1.25),
-        Goal("worst stall / worst plain copy", max(stall[OURS][1:]) / max(stall[COPY][1:]), 2.0),
-        Goal("first stall / later ones", stall[OURS][0] / _later(stall, OURS), 2.0),
-        Goal("dcp.async_save stall / ours", _later(stall, ASYNC) / _later(stall, OURS), 2.0, at_most=False),
+        RatioGoal("stall / plain copy of the same bytes, median", median(ratios), 1.25),
+        RatioGoal("worst stall / worst plain copy", max(stall[OURS][1:]) / max(stall[COPY][1:]), 2.0),
+        RatioGoal("first stall / later ones", stall[OURS][0] / _later(stall, OURS), 2.0),
+        RatioGoal("dcp.async_save stall / ours", _later(stall, ASYNC) / _later(stall, OURS), 2.0, at_most=False),
     ]
     if CACHED in stall:
         goals += [
-            Goal("cached async_save stall / ours", _later(stall, CACHED) / _later(stall, OURS), 2.0, at_most=False),
-            Goal("cached async_save first stall / our first", stall[CACHED][0] / stall[OURS][0], 8.0, at_most=False),
+            RatioGoal(
+                "cached async_save stall / ours", _later(stall, CACHED) / _later(stall, OURS), 2.0, at_most=False
+            ),
+            RatioGoal(
+                "cached async_save first stall / our first", stall[CACHED][0] / stall[OURS][0], 8.0, at_most=False
+            ),
         ]
     windows = list(zip(*(measured["drag"][key] for key in ("before", "while writing", "after")), strict=True))
     drag = median(2 * writing / (before + after) for before, writing, after in windows)
     return [
         *goals,
-        Goal("on disk / bare write + fsync of the same bytes", _later(durable, OURS) / _later(durable, BARE), 1.5),
-        Goal("step while writing / step without", drag, 1.03, unrest=_unrest(windows)),
+        RatioGoal("on disk / bare write + fsync of the same bytes", _later(durable, OURS) / _later(durable, BARE), 1.5),
+        RatioGoal("step while writing / step without", drag, 1.03, unrest=_unrest(windows)),
     ]
 
 
@@ -357,7 +361,7 @@ def _times(measured: Mapping[str, Any]) -> Table:
     return table
 
 
-def verdicts(goals: Sequence[Goal]) -> Table:
+def verdicts(goals: Sequence[RatioGoal]) -> Table:
     """Each ratio beside what is asked of it."""
     table = Table(title="goals")
     for heading in ("ratio", "measured", "goal", "verdict"):

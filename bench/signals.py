@@ -48,7 +48,7 @@ DRIVER = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait()
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """The process that is PID 1, and the launcher between it and the ranks."""
 
     name: str
@@ -58,7 +58,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SignalOutcome:
     """`reached_ms` is when the last rank had the signal, None if one never did; 137 is SageMaker's SIGKILL."""
 
     layout: str
@@ -68,7 +68,7 @@ class Outcome:
     exit_code: int
 
 
-def layouts(rank: Path) -> list[Layout]:
+def layouts(rank: Path) -> list[ProcessLayout]:
     """Each without our init and with it as PID 1."""
     one = (sys.executable, str(rank))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
@@ -83,7 +83,7 @@ def layouts(rank: Path) -> list[Layout]:
     ]
     if shutil.which("mpirun"):
         rows.append(("mpirun", (*mpirun, *one), 2))
-    return [Layout(name, command, ranks, init) for name, command, ranks in rows for init in (False, True)]
+    return [ProcessLayout(name, command, ranks, init) for name, command, ranks in rows for init in (False, True)]
 
 
 def refusal() -> str:
@@ -134,7 +134,7 @@ class Namespace:
             self._err.close()
 
 
-def stop(layout: Layout, folder: Path, *, save_s: float, stop_s: float) -> Outcome:
+def stop(layout: ProcessLayout, folder: Path, *, save_s: float, stop_s: float) -> SignalOutcome:
     """Starts a layout, waits for its ranks, sends SIGTERM and sees what becomes of their saves."""
     folder.mkdir()
     command = [f"--master-port={free_port()}" if word == "PORT" else word for word in layout.command]
@@ -148,7 +148,7 @@ def stop(layout: Layout, folder: Path, *, save_s: float, stop_s: float) -> Outco
     delays = [float(path.read_text()) - sent for path in folder.glob("heard-*")]
     reached_ms = round(1000 * max(delays), 1) if len(delays) == layout.ranks else None
     saved = len(list(folder.glob("saved-*"))) == layout.ranks
-    return Outcome(layout.name, layout.init, reached_ms, saved, code)
+    return SignalOutcome(layout.name, layout.init, reached_ms, saved, code)
 
 
 def await_files(place: Namespace, folder: Path, what: str, count: int) -> None:
@@ -166,7 +166,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[Outcome]:
+def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[SignalOutcome]:
     """All layouts, at the same time."""
     rank = folder / "rank.py"
     rank.write_text(RANK)
@@ -179,7 +179,7 @@ def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[Outcome]:
         return [run.result() for run in runs]
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[SignalOutcome]) -> str:
     rows = [("PID 1 and below", "our init", "ranks reached", "saved", "exit code")]
     for each in outcomes:
         reached = "never" if each.reached_ms is None else f"after {each.reached_ms:.0f} ms"

@@ -36,7 +36,7 @@ from torch import distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
-from bench.saving import SIZES, Goal, make_state, verdicts
+from bench.saving import SIZES, RatioGoal, make_state, verdicts
 from rerail_agent.checkpoints import Manifest, Saver, Snapshots, open_store
 from rerail_agent.snapshot_keeper import SnapshotKeeper
 
@@ -198,7 +198,7 @@ def measure(
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=world)
-    found = Bench(Worker(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
+    found = SnapshotBench(Worker(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
     state = make_state(*SIZES[size])
     last = rounds + STEPS_APART
     found["restore_s"] = {}
@@ -230,21 +230,21 @@ def drop_cached(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class Bench:
+class SnapshotBench:
     """The measurements of one rank while it trains."""
 
     def __init__(self, worker: Worker, size: str) -> None:
-        self.life = worker
+        self.worker = worker
         self.state = make_state(*SIZES[size])
         self.stall: dict[str, list[float]] = {}
         self.held: list[float] = []
 
     def run(self, rounds: int) -> dict[str, Any]:
-        self.life.saver.save(self.state, _manifest(1, 2, reason="periodic"))
-        self.life.saver.wait()
-        prepared, _ = _slowest_of(lambda: self.life.prepare(self.state))
-        assert self.life.saver._plan is not None
-        share = self.life.saver._plan.staged_bytes
+        self.worker.saver.save(self.state, _manifest(1, 2, reason="periodic"))
+        self.worker.saver.wait()
+        prepared, _ = _slowest_of(lambda: self.worker.prepare(self.state))
+        assert self.worker.saver._plan is not None
+        share = self.worker.saver._plan.staged_bytes
         source = torch.ones(share, dtype=torch.uint8)
         targets = [torch.zeros(share, dtype=torch.uint8) for _ in range(2)]  # in turn, as snapshots have two places
         for step in range(2, rounds + 3):
@@ -255,14 +255,14 @@ class Bench:
                 self.stall.setdefault(name, []).append(_slowest_of(act)[0])
                 if name == SNAPSHOT:
                     began = time.perf_counter()
-                    assert self.life.snapshots.wait(PATIENCE_S), self.life.lines
+                    assert self.worker.snapshots.wait(PATIENCE_S), self.worker.lines
                     self.held.append(time.perf_counter() - began)
         steps = self._drag(rounds)
         return {"share_bytes": share, "prepare_s": prepared, "stall_s": self.stall, "held_s": self.held, "drag": steps}
 
     def _snapshot(self, step: int) -> Callable[[], Any]:
         def act() -> None:
-            assert self.life.snapshots.take(self.state, _manifest(step, 2)), self.life.lines
+            assert self.worker.snapshots.take(self.state, _manifest(step, 2)), self.worker.lines
 
         return act
 
@@ -287,7 +287,7 @@ class Bench:
             result = work
             for _ in range(4):
                 result = torch.tanh(work @ result)
-            flag[0] = float(not self.life.snapshots.wait(0))
+            flag[0] = float(not self.worker.snapshots.wait(0))
             dist.all_reduce(flag)
             times.append(time.perf_counter() - began)
             if steps is None and not flag.item():
@@ -305,7 +305,7 @@ def _slowest_of(act: Callable[[], Any]) -> tuple[float, Any]:
     return float(seconds), result
 
 
-def _goals(size: str, measured: Mapping[str, Any]) -> list[Goal]:
+def _goals(size: str, measured: Mapping[str, Any]) -> list[RatioGoal]:
     stall, restore = measured["stall_s"], measured["restore_s"]
     ratios = [ours / copy for ours, copy in zip(stall[SNAPSHOT][1:], stall[COPY][1:], strict=True)]
     windows = list(zip(*(measured["drag"][key] for key in ("before", "on its way", "after")), strict=True))
@@ -313,11 +313,11 @@ def _goals(size: str, measured: Mapping[str, Any]) -> list[Goal]:
     drag = median(2 * during / (before + after) for before, during, after in windows)
     most = 1.25 if measured["share_bytes"] >= LARGE else 1.5
     return [
-        Goal(f"{size}: stall / plain copy of the same bytes, median", median(ratios), most),
-        Goal(f"{size}: first stall / later ones", stall[SNAPSHOT][0] / median(stall[SNAPSHOT][1:]), 2.0),
-        Goal(f"{size}: restore from memory / from disk", restore[MEMORY] / restore[DISK], 1.0),
-        Goal(f"{size}: restore after the loss of a node / from disk", restore[NEIGHBOUR] / restore[DISK], 2.0),
-        Goal(f"{size}: step while one is on its way / without", drag, 1.25, unrest=unrest),
+        RatioGoal(f"{size}: stall / plain copy of the same bytes, median", median(ratios), most),
+        RatioGoal(f"{size}: first stall / later ones", stall[SNAPSHOT][0] / median(stall[SNAPSHOT][1:]), 2.0),
+        RatioGoal(f"{size}: restore from memory / from disk", restore[MEMORY] / restore[DISK], 1.0),
+        RatioGoal(f"{size}: restore after the loss of a node / from disk", restore[NEIGHBOUR] / restore[DISK], 2.0),
+        RatioGoal(f"{size}: step while one is on its way / without", drag, 1.25, unrest=unrest),
     ]
 
 
@@ -338,16 +338,16 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
 
 
 @dataclass
-class Tally:
+class LossTally:
     """The results of the losses; `wrong` has each failure and how to repeat it."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
-def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
+def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambda: None) -> LossTally:
     """Kills all ranks at random moments, and with them no node, one, or two neighbours; flips bits now and then."""
-    tally, draw = Tally(), random.Random(seed)
+    tally, draw = LossTally(), random.Random(seed)
     nodes = Nodes(context, NODES)
     expected, fate = (0, 0), "at first"
     try:
@@ -368,7 +368,7 @@ def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambd
     return tally
 
 
-def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: Tally) -> int:
+def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: LossTally) -> int:
     """The step that all ranks begin with; noted if it is not the same everywhere, not right, or too old."""
     least, durable = expected
     said = []
@@ -400,7 +400,7 @@ def _receive_count(pipe: Connection, count: int | None, known: tuple[int, int]) 
     return snapshot, durable
 
 
-def _struck(nodes: Nodes, draw: random.Random, tally: Tally, snapshot: int, durable: int) -> tuple[int, int]:
+def _struck(nodes: Nodes, draw: random.Random, tally: LossTally, snapshot: int, durable: int) -> tuple[int, int]:
     """Loses nodes or bits; the step that has to be restored after it, and the newest durable one."""
     fate = draw.random()
     if fate < 0.35:
@@ -488,7 +488,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _losses(tally: Tally) -> Table:
+def _losses(tally: LossTally) -> Table:
     table = Table(title=f"{len(tally.wrong)} wrong restores")
     table.add_column("what happened")
     table.add_column("times", justify="right")

@@ -23,8 +23,8 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.evidence import Evidence, Failure, Goal, Sheet, finish
-from bench.soaking.account import STEP_SECONDS, Account, ReferenceRun
+from bench.evidence import BenchFailed, Evidence, GoalResult, Sheet, finish
+from bench.soaking.account import STEP_SECONDS, ReferenceRun, SoakAccount
 from bench.soaking.faults import FAULTS, STORM
 from bench.soaking.judging import Judgement, evaluate_run
 from bench.soaking.notes import Step
@@ -50,7 +50,7 @@ CLAIM = (
 class Soak:
     """One soak of one seed: what is being played, what is over, and what must hold of all of it together."""
 
-    account: Account
+    account: SoakAccount
     seed: int
     log: Callable[[str], None]
     references: dict[str, ReferenceRun] = field(default_factory=dict)
@@ -170,7 +170,7 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
             progress.update(task, completed=over, description="; ".join(soak_run.state for soak_run in active)[:100])
 
         with LocalAws(state / "aws", scale=SCALE, schedule_scale=SCALE, assemblies=place.SYNTHESES) as aws:
-            soaked = Soak(Account(aws, folder, SCALE), seed, log)
+            soaked = Soak(SoakAccount(aws, folder, SCALE), seed, log)
             soaked.run(names, beside=beside, progress=show)
             soaked.evaluate(folder, state)
             for soak_run in soaked.soak_runs:
@@ -185,21 +185,21 @@ def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
     """The figures of one soak or of several."""
     judged = [each for soak in soaked for each in soak.judged]
     injections = [injection for soak in soaked for injection in soak.injections]
-    failures = [Failure(each) for each in wrong]
-    failures += [Failure(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
+    failures = [BenchFailed(each) for each in wrong]
+    failures += [BenchFailed(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
     missed = sorted(
         {injection.planned.name for injection in injections if injection.problems or injection.over_at is None}
     )
     compared, other = sum(each.learnt.compared for each in judged), sum(each.learnt.other_bits for each in judged)
     goals = (
-        Goal("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
-        Goal(
+        GoalResult("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
+        GoalResult(
             "faults diagnosed as what they were, and resolved",
             "all",
             f"{sum(not s.problems and s.over_at is not None for s in injections)} of {len(injections)}",
             not missed,
         ),
-        Goal(
+        GoalResult(
             "scenarios",
             f"all {len(FAULTS)}",
             str(len({injection.planned.name for injection in injections})),

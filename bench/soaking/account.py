@@ -23,7 +23,7 @@ STEP_SECONDS, SAVE_EVERY, KEPT = 0.08, 25, 400
 TOPICS = {"pages": "PageTopicArn", "informs": "InformTopicArn"}
 
 
-class Account:
+class SoakAccount:
     """The local AWS with the deployed template, as the soak uses it."""
 
     def __init__(self, aws: LocalAws, folder: Path, scale: float) -> None:
@@ -118,7 +118,7 @@ class Account:
 class ReferenceRun:
     """The same training without faults and without Rerail."""
 
-    def __init__(self, account: Account, setup: Setup, steps: int) -> None:
+    def __init__(self, account: SoakAccount, setup: Setup, steps: int) -> None:
         self.name, self.setup, self.account = f"reference-{setup.script_name}-{setup.hosts}x{steps}", setup, account
         self.notes = Notes(account.folder)
         self.curve = Curve(self.name, setup.script)

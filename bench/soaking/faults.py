@@ -20,7 +20,7 @@ MACHINE = "ml.m5.4xlarge"
 STORM_WINDOW, STORM_RELAUNCHES = timedelta(minutes=20), 2
 
 
-class World(Protocol):
+class SoakEnvironment(Protocol):
     """The means of a fault from outside."""
 
     @property
@@ -64,7 +64,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SoakFault:
     """One fault, in runs of the kind `setup`.
 
     container/faults.py injects `drill`, bench/soak_worker/rank.py injects `own`, both in `repeats` attempts. The soak
@@ -80,8 +80,8 @@ class Fault:
     setup: Setup
     drill: str = ""
     own: str = ""
-    injection: Callable[[World, str], None] | None = None
-    after: Callable[[World, str], None] | None = None
+    injection: Callable[[SoakEnvironment, str], None] | None = None
+    after: Callable[[SoakEnvironment, str], None] | None = None
     causes: tuple[str, ...] = ()
     or_causes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
@@ -144,39 +144,39 @@ SETUPS = (
 )
 
 
-def kill(world: World, job: str) -> None:
+def kill(world: SoakEnvironment, job: str) -> None:
     """SIGKILL to every process of the job."""
     world.inject("kill", TrainingJobName=job)
 
 
-def lose_the_node(world: World, job: str) -> None:
+def lose_the_node(world: SoakEnvironment, job: str) -> None:
     """SageMaker says InternalServerError."""
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_and_all_like_it(world: World, job: str) -> None:
+def lose_the_node_and_all_like_it(world: SoakEnvironment, job: str) -> None:
     """The next job is accepted, and waits for machines that do not come for two hours."""
     world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
     lose_the_node(world, job)
 
 
-def reclaim(world: World, job: str) -> None:
+def reclaim(world: SoakEnvironment, job: str) -> None:
     """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
     may take before it counts as a hang."""
     world.inject("interrupt", TrainingJobName=job, WaitSeconds=900)
 
 
-def stop(world: World, job: str) -> None:
+def stop(world: SoakEnvironment, job: str) -> None:
     """Stop the job as a person would."""
     world.stop(job)
 
 
-def kill_the_second(world: World, job: str) -> None:
+def kill_the_second(world: SoakEnvironment, job: str) -> None:
     """SIGKILL to every process of one of two hosts."""
     world.inject("kill", TrainingJobName=job, Host="algo-2")
 
 
-def lose_the_node_and_have_no_other(world: World, job: str) -> None:
+def lose_the_node_and_have_no_other(world: SoakEnvironment, job: str) -> None:
     """The next launch of this run is refused, and the one after gets no machines."""
     run = job.rpartition("-a")[0] if RELAUNCHED.search(job) else job
     world.inject("resource_limit", Count=1, TrainingJobName=f"{run}-a")
@@ -184,91 +184,93 @@ def lose_the_node_and_have_no_other(world: World, job: str) -> None:
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_under_throttling(world: World, job: str) -> None:
+def lose_the_node_under_throttling(world: SoakEnvironment, job: str) -> None:
     """The API refuses the next launches for their rate, and cannot describe the job for a while."""
     world.inject("throttle", Operation="CreateTrainingJob", Count=2)
     world.inject("describe_error", Count=2)
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_and_its_newest_save(world: World, job: str) -> None:
+def lose_the_node_and_its_newest_save(world: SoakEnvironment, job: str) -> None:
     """Damage the checkpoint that the next attempt would resume from, so that it differs from its manifest."""
     world.inject("internal_error", TrainingJobName=job)
     world.damage_newest_save(job)
 
 
-def kill_unheard(world: World, job: str) -> None:
+def kill_unheard(world: SoakEnvironment, job: str) -> None:
     """No event of any job arrives any more: only the sweep can see that this one is dead."""
     world.inject("events", Loss=1)
     world.inject("kill", TrainingJobName=job)
 
 
-def kill_in_bad_weather(world: World, job: str) -> None:
+def kill_in_bad_weather(world: SoakEnvironment, job: str) -> None:
     """Every event comes twice, and each other one minutes late: after those that came later."""
     world.inject("events", Repeat=1, Delay=300, DelayEvery=2)
     world.inject("kill", TrainingJobName=job)
 
 
-def clear_up(world: World, job: str) -> None:
+def clear_up(world: SoakEnvironment, job: str) -> None:
     """Events arrive again, once and in time."""
     world.inject("events", Loss=0, Repeat=0, Delay=0, DelayEvery=1)
 
 
-def find_machines_again(world: World, job: str) -> None:
+def find_machines_again(world: SoakEnvironment, job: str) -> None:
     """There are machines of every type."""
     world.inject("machines", InstanceType=OWN_TYPE)
 
 
-def kill_the_deaf(world: World, job: str) -> None:
+def kill_the_deaf(world: SoakEnvironment, job: str) -> None:
     """Its agent has been gone for a moment when the job is killed."""
     time.sleep(1.0)
     world.inject("kill", TrainingJobName=job)
 
 
-def lose_every_node(world: World, job: str) -> None:
+def lose_every_node(world: SoakEnvironment, job: str) -> None:
     """All of the storm's jobs die in the same moment."""
     for name in world.others:
         world.inject("internal_error", TrainingJobName=name)
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: Mapping[str, SoakFault] = {
     # The platform and its API.
-    "crash": Fault("every process of the job is killed", STEADY, injection=kill, causes=("unknown",)),
-    "infra": Fault("SageMaker loses the node", STEADY, injection=lose_the_node, causes=("infrastructure",)),
-    "capacity": Fault(
+    "crash": SoakFault("every process of the job is killed", STEADY, injection=kill, causes=("unknown",)),
+    "infra": SoakFault("SageMaker loses the node", STEADY, injection=lose_the_node, causes=("infrastructure",)),
+    "capacity": SoakFault(
         "the node is lost; a launch is refused, the next finds no machine",
         STEADY,
         injection=lose_the_node_and_have_no_other,
         causes=("infrastructure", "capacity"),
     ),
-    "throttled": Fault(
+    "throttled": SoakFault(
         "the node is lost; the API throttles and does not describe",
         STEADY,
         injection=lose_the_node_under_throttling,
         causes=("infrastructure",),
     ),
-    "lost-events": Fault(
+    "lost-events": SoakFault(
         "killed, and no event arrives", STEADY, injection=kill_unheard, after=clear_up, causes=("unknown",)
     ),
-    "late-events": Fault(
+    "late-events": SoakFault(
         "killed; events come twice, late and out of order",
         STEADY,
         injection=kill_in_bad_weather,
         after=clear_up,
         causes=("unknown",),
     ),
-    "damaged-save": Fault(
+    "damaged-save": SoakFault(
         "the node is lost, and the newest checkpoint has other bits",
         STEADY,
         injection=lose_the_node_and_its_newest_save,
         causes=("infrastructure",),
     ),
     # The machine and the process.
-    "rank-killed": Fault("the rank is killed at a step", STEADY, drill="kill:step={step}", causes=("unknown",)),
-    "in-save": Fault("killed in the middle of a save", STEADY, own="in-save:{step}", causes=("unknown",)),
-    "ecc": Fault("CUDA: an uncorrectable ECC error", STEADY, own="ecc:{step}", causes=("hardware",)),
-    "writer-killed": Fault("the process that writes checkpoints is killed", STEADY, own="writer:{step}", ends=False),
-    "agent-killed": Fault(
+    "rank-killed": SoakFault("the rank is killed at a step", STEADY, drill="kill:step={step}", causes=("unknown",)),
+    "in-save": SoakFault("killed in the middle of a save", STEADY, own="in-save:{step}", causes=("unknown",)),
+    "ecc": SoakFault("CUDA: an uncorrectable ECC error", STEADY, own="ecc:{step}", causes=("hardware",)),
+    "writer-killed": SoakFault(
+        "the process that writes checkpoints is killed", STEADY, own="writer:{step}", ends=False
+    ),
+    "agent-killed": SoakFault(
         "the agent's thread ends, a moment later the job is killed",
         STEADY,
         own="deaf:{step}",
@@ -276,34 +278,34 @@ FAULTS: Mapping[str, Fault] = {
         causes=("unknown",),
     ),
     # The host that is left may be the first to say so: its peer has closed the connection.
-    "peer-killed": Fault(
+    "peer-killed": SoakFault(
         "one of two hosts is killed",
         PAIR,
         injection=kill_the_second,
         causes=("unknown",),
         or_causes=("infrastructure",),
     ),
-    "peer-hang": Fault("one of two ranks stays away", PAIR, drill="hang:step={step}", causes=("hang",)),
-    "suspect": Fault(
+    "peer-hang": SoakFault("one of two ranks stays away", PAIR, drill="hang:step={step}", causes=("hang",)),
+    "suspect": SoakFault(
         "the machine computes wrong results, its warm pool is given back",
         POOL,
         drill="exit:step={step}:code=16",
         causes=("hardware",),
     ),
-    "warm": Fault("killed, with a warm pool", POOL, injection=kill, causes=("unknown",)),
-    "spot": Fault("the spot market takes the machine back", SPOT, injection=reclaim, ends=False, self_repairs=1),
-    "fallback": Fault(
+    "warm": SoakFault("killed, with a warm pool", POOL, injection=kill, causes=("unknown",)),
+    "spot": SoakFault("the spot market takes the machine back", SPOT, injection=reclaim, ends=False, self_repairs=1),
+    "fallback": SoakFault(
         "the node is lost, and none of its type is left",
         ELSEWHERE,
         injection=lose_the_node_and_all_like_it,
         after=find_machines_again,
         causes=("infrastructure", "capacity"),
     ),
-    "storm": Fault(
+    "storm": SoakFault(
         "all jobs die at once, the brake holds", STORM, injection=lose_every_node, causes=("infrastructure",)
     ),
     # The script and its data: held by design, and released.
-    "bug": Fault(
+    "bug": SoakFault(
         "a bug at one step, fixed after the hold",
         HOLDS,
         drill="bug:step={step}",
@@ -311,8 +313,8 @@ FAULTS: Mapping[str, Fault] = {
         repeats=2,
         held=True,
     ),
-    "oom": Fault("out of memory, fixed after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
-    "data": Fault(
+    "oom": SoakFault("out of memory, fixed after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
+    "data": SoakFault(
         "a shard that ends too soon, fixed after the hold",
         HOLDS,
         own="data:{step}",
@@ -321,7 +323,7 @@ FAULTS: Mapping[str, Fault] = {
         held=True,
     ),
     # What only the metrics show.
-    "spike": Fault(
+    "spike": SoakFault(
         "the loss jumps and does not recover",
         WATCHED,
         drill="spike:step={step}",
@@ -330,7 +332,7 @@ FAULTS: Mapping[str, Fault] = {
         rungs=("replay",),
         room=LONG_ROOM,
     ),
-    "nan": Fault(
+    "nan": SoakFault(
         "the loss is no number any more",
         WATCHED,
         drill="nan:step={step}",
@@ -339,7 +341,7 @@ FAULTS: Mapping[str, Fault] = {
         rungs=("replay",),
         room=LONG_ROOM,
     ),
-    "ladder": Fault(
+    "ladder": SoakFault(
         "samples that break the model",
         WATCHED,
         drill="toxic:sample={sample}",
@@ -349,7 +351,7 @@ FAULTS: Mapping[str, Fault] = {
         repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
-    "ladder-rate": Fault(
+    "ladder-rate": SoakFault(
         "a step that breaks the model at its learning rate",
         RATE,
         drill="unstable:step={step}",
@@ -359,7 +361,7 @@ FAULTS: Mapping[str, Fault] = {
         repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
-    "heal": Fault(
+    "heal": SoakFault(
         "the loss jumps and recovers by itself",
         WATCHED,
         drill="heal:step={step}:for=40",
@@ -368,7 +370,7 @@ FAULTS: Mapping[str, Fault] = {
         stays=True,
         room=LONG_ROOM,
     ),
-    "slow": Fault(
+    "slow": SoakFault(
         "each step takes four times as long",
         WATCHED,
         drill="slow:step={step}:factor=4",
@@ -376,7 +378,7 @@ FAULTS: Mapping[str, Fault] = {
         findings=("throughput_drop",),
         room=LONG_ROOM,
     ),
-    "stall": Fault(
+    "stall": SoakFault(
         "no step completes any more",
         WATCHED,
         drill="stall:step={step}",
@@ -384,8 +386,8 @@ FAULTS: Mapping[str, Fault] = {
         findings=("stall",),
         room=LONG_ROOM,
     ),
-    "hang": Fault("the rank hangs, and ignores SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
-    "blind": Fault(
+    "hang": SoakFault("the rank hangs, and ignores SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
+    "blind": SoakFault(
         "a script without an agent prints nothing any more",
         MUTE,
         drill="blind:step={step}",
@@ -393,8 +395,8 @@ FAULTS: Mapping[str, Fault] = {
         ends=False,
         room=LONG_ROOM,
     ),
-    "mute-crash": Fault("a script without an agent is killed", MUTE, injection=kill, causes=("unknown",)),
-    "hf": Fault(
+    "mute-crash": SoakFault("a script without an agent is killed", MUTE, injection=kill, causes=("unknown",)),
+    "hf": SoakFault(
         "a Hugging Face script: a weight turns into a NaN",
         FOREIGN,
         drill="BREAK_AT={step}",
@@ -403,7 +405,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     # Other modes.
-    "inplace": Fault(
+    "inplace": SoakFault(
         "the loss is NaN: restarted within the job",
         IN_PLACE,
         drill="nan:step={step}",
@@ -412,7 +414,7 @@ FAULTS: Mapping[str, Fault] = {
         in_place=True,
         room=LONG_ROOM,
     ),
-    "inplace-bug": Fault(
+    "inplace-bug": SoakFault(
         "a bug that occurs once: restarted within the job",
         IN_PLACE,
         drill="bug:step={step}",
@@ -420,8 +422,8 @@ FAULTS: Mapping[str, Fault] = {
         in_place=True,
         room=LONG_ROOM,
     ),
-    "approve": Fault(
+    "approve": SoakFault(
         "the node is lost, and an operator approves", APPROVED, injection=lose_the_node, causes=("infrastructure",)
     ),
-    "sigterm": Fault("a person stops the job", ENDED, injection=stop, last=True, ends=False),
+    "sigterm": SoakFault("a person stops the job", ENDED, injection=stop, last=True, ends=False),
 }

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.soaking.account import BUCKET, SAVE_EVERY, Account
-from bench.soaking.faults import FAULTS, Fault
+from bench.soaking.account import BUCKET, SAVE_EVERY, SoakAccount
+from bench.soaking.faults import FAULTS, SoakFault
 from bench.soaking.notes import Notes
 from bench.soaking.plan import PlannedFault, RunPlan
 from cli.demo.scenarios import BATCH_SIZE
@@ -61,14 +61,14 @@ class Injection:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> SoakFault:
         return FAULTS[self.planned.name]
 
 
 class SoakRun:
     """One run, advanced by `look`; `log` gets a line for each event."""
 
-    def __init__(self, account: Account, plan: RunPlan, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, account: SoakAccount, plan: RunPlan, name: str, log: Callable[[str], None]) -> None:
         self.account, self.plan, self.name, self.log = account, plan, name, log
         self.setup = plan.setup
         self.notes = Notes(account.folder)
@@ -425,7 +425,7 @@ class SoakRun:
                 yield attempt, self.account.describe(attempt.job_name)
 
 
-def _kind(fault: Fault) -> str:
+def _kind(fault: SoakFault) -> str:
     """Return the name that the rank gives the fault in its notes."""
     return (fault.drill or fault.own).partition(":")[0]
 

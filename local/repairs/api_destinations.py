@@ -36,7 +36,7 @@ Properties = dict[str, Any]
 
 
 @dataclass
-class Delivery:
+class DestinationRequest:
     """One event on its way to a destination: the request as it is made each time, and what the rule says of trying."""
 
     name: str
@@ -69,7 +69,7 @@ def apply(retry_scale: float) -> None:
 
     def dispatch(spec: Any, payload: str, target: Properties) -> None:
         policy = target.get("RetryPolicy") or {}
-        delivery = Delivery(
+        delivery = DestinationRequest(
             name=spec.resource.split("/", 2)[1],
             payload=payload,
             parameters=target.get("HttpParameters") or {},
@@ -113,7 +113,7 @@ def _attributes(answer: Any, arn: str) -> Properties:
     return {"Arn": table[arn], "ArnForPolicy": table[arn]}
 
 
-def deliver(delivery: Delivery, retry_scale: float) -> None:
+def deliver(delivery: DestinationRequest, retry_scale: float) -> None:
     """Try until it is taken, refused or too old; runs in a thread of its own."""
     began, delay_s, tries = time.monotonic(), FIRST_DELAY_S, 0
     while True:
@@ -138,7 +138,7 @@ def deliver(delivery: Delivery, retry_scale: float) -> None:
         tries, delay_s = tries + 1, min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def attempt(delivery: Delivery) -> tuple[int | None, str]:
+def attempt(delivery: DestinationRequest) -> tuple[int | None, str]:
     """The answer's status, or None where there was none, and what was wrong."""
     destination = eventbridge._api_destinations.get(delivery.name)
     connection = destination and eventbridge._connections.get(destination["ConnectionArn"].rpartition("/")[2])
@@ -157,7 +157,7 @@ def attempt(delivery: Delivery) -> tuple[int | None, str]:
     return status, f"The target answered {status}."
 
 
-def bury(delivery: Delivery, code: str, message: str, exhausted: str, retries: int) -> None:
+def bury(delivery: DestinationRequest, code: str, message: str, exhausted: str, retries: int) -> None:
     """Lay what the target would have been sent into its dead-letter queue, without what the connection adds."""
     queue = sqs._queue_by_arn(delivery.dead_letters) if delivery.dead_letters else None
     if queue is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from .channels import download_channels
 from .checkpoints import CheckpointMirror
-from .fleet import Fleet
+from .fleet import LocalFleet
 from .hosts import Host, environment_of, free_port, hosts_of, lay_out
 from .images import Image, find_image
-from .job import Job
+from .job import LocalJob
 from .logs import HostLog
 from .metrics import NAMESPACE, HostMeter, MetricScraper
 from .processes import HostProcess
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 _DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 
-class Attempt:
+class JobExecution:
     """A job has one, or several when SageMaker itself restarts it (RetryStrategy, spot interruption)."""
 
-    def __init__(self, job: Job, fleet: Fleet) -> None:
+    def __init__(self, job: LocalJob, fleet: LocalFleet) -> None:
         self._job = job
         self._fleet = fleet
         self.hosts = hosts_of(job.request, fleet.job_folder(job.name))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .job import Job, Status
+from .job import LocalJob, Status
 from .timing import Timing
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Delivery:
+class EventDelivery:
     """How unreliable the feed is for jobs whose names begin with `only`: AWS promises best effort only."""
 
     loss_every: int = 0
@@ -41,13 +41,13 @@ class EventFeed:
     """Emits an entry for each change; loss, repetition and delay as `delivery` says at that moment."""
 
     def __init__(self, emit: Emit, timing: Timing) -> None:
-        self.delivery = Delivery()
+        self.delivery = EventDelivery()
         self._emit = emit
         self._timing = timing
         self._number = 0
         self._waiting: set[asyncio.TimerHandle] = set()
 
-    def announce(self, job: Job) -> None:
+    def announce(self, job: LocalJob) -> None:
         if not job.name.startswith(self.delivery.only):
             self._send(entry_for(job))
             return
@@ -87,7 +87,7 @@ class EventFeed:
             log.exception("The event for %s could not be emitted", entry["Resources"])
 
 
-def entry_for(job: Job) -> dict[str, Any]:
+def entry_for(job: LocalJob) -> dict[str, Any]:
     return {
         "Source": "aws.sagemaker",
         "DetailType": DETAIL_TYPE,
@@ -97,7 +97,7 @@ def entry_for(job: Job) -> dict[str, Any]:
     }
 
 
-def detail_of(job: Job) -> dict[str, Any]:
+def detail_of(job: LocalJob) -> dict[str, Any]:
     """Times are epoch milliseconds and Tags a map, as captured events show them; the documentation differs."""
     request = job.request
     algorithm = request["AlgorithmSpecification"]

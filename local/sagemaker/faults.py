@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ServiceError
-from .job import Job
+from .job import LocalJob
 from .market import choices, over_quota
 
 CAPACITY_ERROR = (
@@ -62,5 +62,5 @@ def _refusal(fault: str, request: dict[str, Any]) -> ServiceError:
     return over_quota(kind, limit=count, used=count, delta=count)
 
 
-def pending_limit(job: Job) -> float:
+def pending_limit(job: LocalJob) -> float:
     return float(job.request["StoppingCondition"].get("MaxPendingTimeInSeconds", "inf"))

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from .errors import ServiceError, invalid, not_found
-from .events import Delivery, EventFeed
-from .fleet import Fleet
+from .events import EventDelivery, EventFeed
+from .fleet import LocalFleet
 from .job import Secondary, Status
 from .lifecycle import JobRun, Order
 from .validation import Request
@@ -31,7 +31,7 @@ OPERATIONS = (
 
 
 class Injections:
-    def __init__(self, *, runs: Mapping[str, JobRun], fleet: Fleet, feed: EventFeed) -> None:
+    def __init__(self, *, runs: Mapping[str, JobRun], fleet: LocalFleet, feed: EventFeed) -> None:
         self._runs = runs
         self._fleet = fleet
         self._feed = feed
@@ -155,7 +155,7 @@ class Injections:
     async def _events(self, request: Request) -> None:
         """Loss, Repeat, Delay, DelayEvery and TrainingJobName are changed where given; the rest stays."""
         now = self._feed.delivery
-        self._feed.delivery = Delivery(
+        self._feed.delivery = EventDelivery(
             loss_every=int(_number(request, "Loss", default=now.loss_every)),
             repeat=int(_number(request, "Repeat", default=now.repeat)),
             delay=_number(request, "Delay", default=now.delay),

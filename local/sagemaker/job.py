@@ -52,10 +52,10 @@ _MESSAGES = {
 }
 
 
-class Job:
+class LocalJob:
     """Changes only on the event loop; `changed` hears of every move, in order."""
 
-    def __init__(self, request: dict[str, Any], *, arn: str, changed: Callable[["Job"], None]) -> None:
+    def __init__(self, request: dict[str, Any], *, arn: str, changed: Callable[["LocalJob"], None]) -> None:
         self.request = request
         self.name: str = request["TrainingJobName"]
         self.arn = arn

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ServiceError
-from .job import Job
+from .job import LocalJob
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Market:
     limits: dict[str, int] = field(default_factory=dict)
     patience: float = 0.0
 
-    def check_quota(self, request: dict[str, Any], jobs: Iterable[Job]) -> None:
+    def check_quota(self, request: dict[str, Any], jobs: Iterable[LocalJob]) -> None:
         """Raises ResourceLimitExceeded where the job would be one too many; kept pools count, but for the job's own."""
         wanted = choices(request)
         if len(wanted) != 1:
@@ -27,7 +27,7 @@ class Market:
         if kind in self.limits and used + count > self.limits[kind]:
             raise over_quota(kind, limit=self.limits[kind], used=used, delta=count)
 
-    def take(self, job: Job) -> bool:
+    def take(self, job: LocalJob) -> bool:
         """Machines for the job, of the first of its types that there are enough of."""
         for kind, count in choices(job.request):
             if self.left.get(kind, count) < count:
@@ -59,7 +59,7 @@ def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
     )
 
 
-def _held(job: Job) -> list[tuple[str, int]]:
+def _held(job: LocalJob) -> list[tuple[str, int]]:
     """The machines that a job has now, or that are kept warm after it."""
     resources = job.request["ResourceConfig"]
     if job.over and (job.warm_pool or {}).get("Status") != "Available":

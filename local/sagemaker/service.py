@@ -9,10 +9,10 @@ from typing import Any
 
 from .errors import ServiceError, in_use, invalid, not_found
 from .events import Emit, EventFeed
-from .fleet import Fleet
+from .fleet import LocalFleet
 from .images import Image, default_images
 from .injections import OPERATIONS, Injections
-from .job import Job, Secondary, Status
+from .job import LocalJob, Secondary, Status
 from .lifecycle import JobRun
 from .listing import list_page
 from .protocol import Response, operation_name, read_request, write_answer, write_error, write_plain
@@ -47,7 +47,7 @@ class TrainingService:
         account_id: str = "000000000000",
     ) -> None:
         self._arn_prefix = f"arn:aws:sagemaker:{region}:{account_id}:training-job/"
-        self._fleet = Fleet(
+        self._fleet = LocalFleet(
             endpoint_url=endpoint_url,
             state_dir=Path(state_dir).resolve(),
             timing=timing or Timing(scale=scale),
@@ -117,7 +117,7 @@ class TrainingService:
             )
         if not self._fleet.pools.has_for(request):
             self._fleet.market.check_quota(request, (run.job for run in self._runs.values()))
-        job = Job(request, arn=f"{self._arn_prefix}{name}", changed=self.events.announce)
+        job = LocalJob(request, arn=f"{self._arn_prefix}{name}", changed=self.events.announce)
         run = self._runs[name] = JobRun(job, self._fleet)
         task = asyncio.create_task(run.run(), name=f"training-job {name}")
         self._tasks.add(task)
@@ -177,14 +177,14 @@ class TrainingService:
             tags.pop(key, None)
         return {}
 
-    def _job(self, request: Request) -> Job:
+    def _job(self, request: Request) -> LocalJob:
         self._fleet.pools.settle()
         run = self._runs.get(request["TrainingJobName"])
         if run is None:
             raise not_found()
         return run.job
 
-    def _tagged(self, request: Request) -> Job:
+    def _tagged(self, request: Request) -> LocalJob:
         run = self._runs.get(request["ResourceArn"].removeprefix(self._arn_prefix))
         if run is None:
             raise invalid(f"Could not find a training job with the ARN {request['ResourceArn']}.")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import invalid
-from .job import Job
+from .job import LocalJob
 from .timing import Timing
 
 
 @dataclass
 class _Pool:
-    owner: Job
+    owner: LocalJob
     fingerprint: str
     since: float
     until: float
@@ -32,7 +32,7 @@ class WarmPools:
         self._timing = timing
         self._available: list[_Pool] = []
 
-    def claim(self, job: Job) -> bool:
+    def claim(self, job: LocalJob) -> bool:
         """Give the job a matching pool, if there is one; its previous owner then shows Reused."""
         self.settle()
         wanted = fingerprint(job.request)
@@ -47,11 +47,11 @@ class WarmPools:
         self.settle()
         return any(pool.fingerprint == fingerprint(request) for pool in self._available)
 
-    def occupy(self, job: Job) -> None:
+    def occupy(self, job: LocalJob) -> None:
         if _keep_alive(job):
             job.warm_pool = {"Status": "InUse"}
 
-    def retain(self, job: Job) -> None:
+    def retain(self, job: LocalJob) -> None:
         """Keep the cluster of a job that has ended, if the request asked for it."""
         if not _keep_alive(job):
             return
@@ -60,12 +60,12 @@ class WarmPools:
         self._available.append(pool)
         pool.show("Available", now)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: LocalJob) -> None:
         """After a failure that may be the cluster's, SageMaker keeps no pool."""
         if job.warm_pool:
             job.warm_pool = {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
 
-    def update(self, job: Job, seconds: int) -> None:
+    def update(self, job: LocalJob, seconds: int) -> None:
         """UpdateTrainingJob: a new period from now; 0 lets the pool go."""
         self.settle()
         pool = next((pool for pool in self._available if pool.owner is job), None)
@@ -111,5 +111,5 @@ def fingerprint(request: dict[str, Any]) -> str:
     )
 
 
-def _keep_alive(job: Job) -> int:
+def _keep_alive(job: LocalJob) -> int:
     return int(job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds", 0))

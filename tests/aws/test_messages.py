@@ -89,7 +89,7 @@ def test_messages_for_a_job_and_for_a_run_are_distinguished(queue_url):
     }
 
 
-def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
+def test_a_message_that_is_not_accepted_is_an_error(monkeypatch):
     """SQS may take nine of ten: the round fails aloud, and the next minute makes it good."""
 
     class Choosy:

@@ -78,7 +78,7 @@ def names(*steps: int) -> set[str]:
     return {f"checkpoint-{step}/{name}" for step in steps for name in TRAINER}
 
 
-def test_what_was_saved_after_the_step_to_resume_from_goes_aside(s3):
+def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     """Byte for byte, outside of the folder that the next job is given; the rest stays as it is."""
     trainer_saves(s3, 300, 400, 500, 600)
     put(s3, "runs/events.out.tfevents.1", b"board")
@@ -91,7 +91,7 @@ def test_what_was_saved_after_the_step_to_resume_from_goes_aside(s3):
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
-def test_without_a_step_to_resume_from_all_saves_go_aside(s3):
+def test_without_a_step_to_resume_from_all_saves_are_quarantined(s3):
     """Also what was never finished: the script would fall over it."""
     trainer_saves(s3, 300, 400)
     put(s3, "checkpoint-500/model.safetensors")
@@ -122,7 +122,7 @@ def test_scripts_that_write_manifests_are_left_to_themselves(s3):
         ("iter_{:07d}", "latest_checkpointed_iteration.txt", "500", "400"),
     ],
 )
-def test_a_pointer_to_a_tainted_save_is_kept_aside_and_then_names_the_clean_one(s3, folder, pointer, before, after):
+def test_a_pointer_to_a_tainted_save_is_quarantined_and_then_names_the_clean_one(s3, folder, pointer, before, after):
     """Without one such a script would start from scratch, with the old one it would look for what is gone."""
     for step in (300, 400, 500):
         put(s3, f"{folder.format(step)}/model.pt", f"{step}")
@@ -178,7 +178,7 @@ def test_there_must_be_a_place_outside(s3, uri):
     assert "checkpoint-500/trainer_state.json" in contents(s3)
 
 
-def test_nothing_is_written_over_what_was_set_aside_by_another(s3):
+def test_nothing_is_written_over_what_another_has_quarantined(s3):
     """What lies there already and is not the same stays, and so does the source."""
     trainer_saves(s3, 400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")

@@ -163,7 +163,7 @@ def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(
     )
 
 
-def test_without_a_clean_save_all_of_them_go_aside(world):
+def test_without_a_clean_save_all_of_them_are_quarantined(world):
     """From the start means from the start."""
     report_divergence(world, onset=50)
     world.minutes(3)

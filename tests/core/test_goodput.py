@@ -148,7 +148,7 @@ def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[
 
 
 @pytest.mark.parametrize(("resumed", "lost"), [(None, 60), (0, 60), (400, 0)])
-def test_where_no_step_is_known_all_is_lost_or_nothing_can_be_told(resumed, lost):
+def test_where_no_step_is_known_all_is_lost_or_unknown(resumed, lost):
     """Started anew, the whole attempt was for nothing; resumed from somewhere within, nobody knows how far it came."""
     run = a_run(an_attempt(1, 0, 5, 65), an_attempt(2, 65, 65, None, resumed_from_step=resumed))
     assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == lost

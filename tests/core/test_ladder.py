@@ -325,7 +325,7 @@ def launch_environment(world: World) -> dict[str, str]:
     return {name: environment[name] for name in names if name in environment}
 
 
-def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
+def test_a_repeated_finding_takes_every_rung_of_the_ladder(world):
     """Each launch asks for what its rung says, the attempt carries its name, and the fifth time people are asked."""
     for _ in range(4):
         report_divergence(world)
@@ -397,7 +397,7 @@ def fail_with_nan(world: World, step: int) -> None:
     world.minutes(25)
 
 
-def test_a_script_that_gives_its_loss_up_climbs_the_same_ladder(world):
+def test_a_script_that_stops_for_its_loss_takes_the_same_rungs(world):
     """The same error at the same step is what the next rung is for; what was warned of dates the onset."""
     report_divergence(world, onset=940, level=Level.WARN, minutes=1)
     fail_with_nan(world, 970)

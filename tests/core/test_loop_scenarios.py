@@ -226,7 +226,7 @@ def test_a_restart_storm_is_held(world):
     assert "restart storm: 5 starts" in world.run().hold_reason
 
 
-def test_observe_mode_says_what_it_would_do_and_does_nothing(world):
+def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
     adopt_run(world)
     world.checkpoints.save(step=70)

@@ -210,7 +210,7 @@ def test_never_an_all_clear_for_what_was_never_paged(world):
     assert (pages(world), cleared(world)) == ([], [])
 
 
-def test_the_brake_is_over_when_the_launch_that_paged_goes_ahead(world):
+def test_the_rate_limit_is_over_when_the_launch_that_paged_goes_ahead(world):
     """While it only asks again, it is not."""
     world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")

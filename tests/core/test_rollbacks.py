@@ -71,7 +71,7 @@ def test_what_is_saved_after_it_counts_again():
     assert relaunched(world, minutes=40) == "350"
 
 
-def test_of_a_script_without_an_agent_what_is_newer_is_set_aside():
+def test_of_a_script_without_an_agent_what_is_newer_is_quarantined():
     world = World().with_saves(layout="huggingface")
     assert roll_back(world, 200).endswith("(the data was wrong)")
     assert relaunched(world) == "200"

@@ -175,7 +175,7 @@ def test_a_job_that_dies_after_an_upgrade_is_answered(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", stored("launches"))
-def test_the_brake_counts_on(line: str) -> None:
+def test_the_rate_limit_keeps_its_count(line: str) -> None:
     """Launches that an older version has counted still count."""
     launches = loads(Launches, line)
     at = max(launches.at.values())

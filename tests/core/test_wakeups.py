@@ -166,7 +166,7 @@ envelopes = st.fixed_dictionaries(
 
 
 @given(envelopes.map(json.dumps) | json_values.map(json.dumps) | st.text())
-def test_any_message_is_a_wakeup_or_a_bad_message(body):
+def test_any_message_is_parsed_or_a_bad_message(body):
     """Nothing but BadMessage is ever raised, whatever is on the queue."""
     try:
         assert isinstance(parse_message(body), Message)

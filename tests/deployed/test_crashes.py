@@ -31,7 +31,7 @@ def faulty(tmp_path: Path, pace: Pace) -> Iterator[FaultyAws]:
         yield FaultyAws(aws, tmp_path / "faults", pace, lambda policy: patient(policy, pace))
 
 
-def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(faulty: FaultyAws, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_survives_a_broken_call_in_each_of_its_phases(faulty: FaultyAws, monkeypatch: pytest.MonkeyPatch):
     """And what it is judged by can fail: another number of jobs, and a letter that nobody is told of."""
     dead = next(url for url in faulty.dead if "Signals" in url)
     faulty.sqs.send_message(QueueUrl=dead, MessageBody="a letter")

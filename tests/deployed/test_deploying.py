@@ -71,7 +71,7 @@ def store_as_the_first_version(account: Account, name: str) -> None:
         account.aws.client("dynamodb").put_item(TableName=account.aws.outputs["TableName"], Item=item)
 
 
-def test_a_first_deployment_says_what_it_grants_and_what_to_do_next(first: dict[str, Any]):
+def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[str, Any]):
     assert first["action"] == "created"
     assert first["account"] == "000000000000"
     assert {"TableName", "MailboxBucket", "PageTopicArn"} <= set(first["outputs"])
@@ -132,7 +132,7 @@ def test_an_open_run_keeps_its_supervisor(first: dict[str, Any], surroundings: d
     assert "--force" in answer.stderr
 
 
-def test_an_update_says_what_changes_and_the_open_run_is_mended_after_it(
+def test_an_update_lists_its_changes_and_the_open_run_recovers_after_it(
     first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str], pace: Pace
 ):
     """Permissions in plain words, then the new stack; the older version's run loses its job, and gets another."""

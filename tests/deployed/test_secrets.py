@@ -23,7 +23,7 @@ SECRETS = {
 
 
 @pytest.mark.threat("T16")
-def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: dict[str, str], state_dir: Path):
+def test_no_secret_of_a_job_is_published(account: Account, environment: dict[str, str], state_dir: Path):
     """Its environment holds four, its failure quotes them, its log prints them. Neither the functions' logs, nor the
     notices, nor the report, nor the record, nor the command line says one; the successor is handed all of them."""
     queue = NotificationQueue(account, "ears-for-secrets", "PageTopicArn", "InformTopicArn")

@@ -177,7 +177,7 @@ def test_a_notice_names_the_page_that_is_about_it_and_the_page_quotes_its_words(
 
 
 @pytest.mark.parametrize("runbook", RELEASABLE)
-def test_a_release_starts_the_next_attempt_as_the_page_says(runbook: Runbook):
+def test_a_release_starts_the_next_attempt_as_on_the_page(runbook: Runbook):
     """The next attempt starts at once from the newest checkpoint."""
     world = SCENARIOS[runbook]()
     assert world.run().state is RunState.HELD

@@ -110,7 +110,7 @@ def test_the_agent_is_cheaper_than_metrics():
     assert beats <= replaced / 9
 
 
-def test_the_page_says_what_the_code_says(tmp_path):
+def test_the_page_has_the_figures_of_the_code(tmp_path):
     """If this fails: python -m bench.cost --page docs/cost.md"""
     page = ROOT / "docs" / "cost.md"
     copy = tmp_path / "cost.md"

@@ -107,7 +107,7 @@ def test_a_completion_imports_the_command_that_is_typed_and_no_other(typed):
     assert found <= {COMMANDS[first].module, "cli.runs"} if more else not found
 
 
-def test_the_list_says_of_each_command_what_its_own_help_says():
+def test_the_list_of_commands_has_the_summary_of_each():
     """The table is written by hand: its names and first paragraphs are those of the commands."""
     group = typer.main.get_command(app)
     real = {name: (command.name, first_paragraph(command.help)) for name, command in group.commands.items()}

@@ -25,7 +25,7 @@ def test_dead_letter_queue_gets_the_event_itself(aws: LocalAws, seen: Mailbox) -
     assert len(seen.find(lambda m: m["body"].get("event", {}).get("detail") == {"once": "dead"}, count=3)) == 3
 
 
-def test_failure_destination_gets_the_whole_story(aws: LocalAws) -> None:
+def test_a_failure_destination_gets_the_request_and_the_error(aws: LocalAws) -> None:
     """The on-failure destination is told how often the function was run, with one retry allowed: twice."""
     put_event(aws, "Told", once="told")
     [message] = Mailbox(aws, "Failures").find(lambda m: m["body"]["requestPayload"]["detail"] == {"once": "told"})

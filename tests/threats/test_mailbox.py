@@ -56,7 +56,7 @@ def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
 
 
 @pytest.mark.threat("T1")
-def test_the_runs_own_agent_is_heard(world, agent):
+def test_reports_of_the_runs_own_agent_are_handled(world, agent):
     """The same finding with the run's seal ends in an intervention: it is the seal that makes the difference."""
     world.checkpoints.save(step=40)
     agent.finds(RUINED)
@@ -75,7 +75,7 @@ def test_the_runs_own_agent_is_heard(world, agent):
         ReportKind.CHECKPOINT,
     ],
 )
-def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, stranger, facts):
+def test_a_forged_report_does_not_change_the_run(world, agent, stranger, facts):
     """No checkpoint is called damaged, no crash is answered, nothing is believed to be saved."""
     before = world.run()
     stranger.deliver(stranger.files(facts, step=40, saved_by=1, reason="because", evidence="boom", command="c1"))
@@ -85,7 +85,7 @@ def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, str
 
 @pytest.mark.threat("T1")
 @given(reports, st.binary(max_size=40))
-def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
+def test_a_signature_covers_every_byte_and_the_name(report, more):
     """A sealed report that is changed, cut, given another name or another key is refused, or has no seal any more."""
     name = make_report_key(report.run, report.id)
     text = sign(serialize(report), name=name, key=KEY)
@@ -103,7 +103,7 @@ def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
 
 
 @pytest.mark.threat("T1")
-def test_nobody_can_write_that_a_report_is_sealed(world):
+def test_a_report_cannot_claim_to_be_signed(world):
     """What the object says of itself counts for nothing."""
     agent = Agent(world)
     name = agent.files(ReportKind.HELLO)
@@ -147,7 +147,7 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
 
 
 @pytest.mark.threat("T3")
-def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
+def test_reports_of_a_job_without_a_key_are_handled_until_its_successor_signs(world):
     """A first job that somebody started without one, or an agent of an older version: as before, and no longer."""
     world.sagemaker.submit("old")
     world.supervisor().handle(JobStateChanged("old"))

@@ -26,7 +26,7 @@ FAILED = (
 
 
 @pytest.mark.threat("T17")
-def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
+def test_what_sagemaker_quotes_is_published_without_secrets(monkeypatch):
     """The failed script's command line, and a refused request's fields with their values."""
     description = {
         **REQUEST,
