@@ -138,7 +138,7 @@ def step_cost(steps: int) -> dict[str, float]:
 def reduce_cost(steps: int) -> dict[str, float]:
     """reduce() and a plain all-reduce of the same loss in turns, so that both see the same moments of the machine."""
     times: tuple[list[float], list[float]] = _together(_reducing, 2, steps)[0]
-    mine, plain = (each[WARM_UP // 2 :] for each in times)
+    mine, plain = (series[WARM_UP // 2 :] for series in times)
     return {
         "reduce_p50_us": _quantile(mine, 0.5) * 1e6,
         "plain_p50_us": _quantile(plain, 0.5) * 1e6,
@@ -179,11 +179,11 @@ def agreement_trial(agreements: int, console: Console) -> dict[str, float]:
     seen = multiprocessing.get_context("fork").Value("q", 0, lock=False)
     answers = _together(_agreeing, 3, agreements, seen, console=console)
     saves, looks = ([answer[part] for answer in answers] for part in (0, 1))
-    mismatches = sum(len({tuple(one) for one in trial}) > 1 for trial in zip(*saves, strict=True))
+    mismatches = sum(len({tuple(steps) for steps in trial}) > 1 for trial in zip(*saves, strict=True))
     return {
         "agreement_mismatches": float(mismatches),
         "local_mismatches": float(sum(len(set(trial)) > 1 for trial in zip(*looks, strict=True))),
-        "agreement_steps_max": float(max(step - 2 * trial for trial, one in enumerate(saves[0]) for step in one)),
+        "agreement_steps_max": float(max(step - 2 * trial for trial, steps in enumerate(saves[0]) for step in steps)),
         "agreements": float(agreements),
     }
 

@@ -157,7 +157,7 @@ def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exact
         progress(f"{name}: " + (f"until a kill at step {kill}" if kill else "to the end"))
         losses, output = job.train(drill=f"kill:step={kill}" if kill else "")
         pairs += [(loss, whole.get(step)) for step, loss in losses.items()]
-    different = sum(one != other for one, other in pairs)
+    different = sum(first != other for first, other in pairs)
     return Exactness(name, len(KILLS), len(pairs), different, weights(output) == expected != "")
 
 
@@ -187,12 +187,14 @@ def main() -> int:
     for row in exact:
         same = "the same" if row.same_weights else "OTHER"
         print(f"{row.layout}: {row.compared} losses over {row.resumes} resumes, {row.different} differ; {same} weights")
-    for each in omitted:
-        output = f"found at step {each.found_at} after it" if each.found_at else "NOT FOUND"
-        print(f"{each.layout}, a resume without its {each.piece}: {output}")
-    good = not any(row.different or not row.same_weights for row in exact) and all(each.found_at for each in omitted)
+    for omission in omitted:
+        output = f"found at step {omission.found_at} after it" if omission.found_at else "NOT FOUND"
+        print(f"{omission.layout}, a resume without its {omission.piece}: {output}")
+    good = not any(row.different or not row.same_weights for row in exact) and all(
+        omission.found_at for omission in omitted
+    )
     if chosen.json:
-        figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(each) for each in omitted]}
+        figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(omission) for omission in omitted]}
         chosen.json.write_text(json.dumps({"steps": STEPS, "ranks": RANKS, "good": good, **figures}, indent=1) + "\n")
     return 0 if good else 1
 

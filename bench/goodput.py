@@ -94,17 +94,19 @@ def _tables(rows: dict[str, list[Row]], days: float, seeds: int) -> dict[str, Ta
     for size in SIZES:
         tables[f"ways {size}"] = report.ways(rows[f"ways:{size}"], gpus=size, days=days, seeds=seeds)
         tables[f"takings {size}"] = report.takings(rows[f"ways:{size}"], gpus=size)
-    swept = {key: each for key, each in SWEEPS.items() if key in rows}
-    return tables | {key: report.sweep(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()}
+    swept = {key: sweep for key, sweep in SWEEPS.items() if key in rows}
+    return tables | {key: report.sweep(f"{sweep.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, sweep in swept.items()}
 
 
 def _goals(found: Sequence[GoodputVerdict]) -> Table:
     table = Table(title="Goals", title_justify="left", header_style="bold")
     for name in ("", "asked", "measured", "goal"):
         table.add_column(name, justify="right" if name in ("asked", "measured") else "left")
-    for each in found:
-        said = "met" if each.met else "missed"
-        table.add_row(said, *(f"{n:,.0f}" if n > 100 else f"{n:.3f}" for n in (each.asked, each.measured)), each.what)
+    for verdict in found:
+        said = "met" if verdict.met else "missed"
+        table.add_row(
+            said, *(f"{n:,.0f}" if n > 100 else f"{n:.3f}" for n in (verdict.asked, verdict.measured)), verdict.what
+        )
     return table
 
 
@@ -122,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = {f"ways:{size}": [(way.title, way, assumed) for way in WAYS.values()] for size in SIZES}
     rows = Maker(SIZES, given.days, range(given.seeds), default_policy()).rows(asked, console)
     if not given.no_sweeps:
-        varied = {key: list(each.variants(assumed)) for key, each in SWEEPS.items()}
+        varied = {key: list(sweep.variants(assumed)) for key, sweep in SWEEPS.items()}
         rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), default_policy()).rows(varied, console)
     found = verdicts({size: rows[f"ways:{size}"] for size in SIZES}, speed)
     tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
@@ -130,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.page:
         pages.write(given.page, {name: tables[name] for name in PAGE_TABLES})
     if given.json:
-        figures = {group: report.as_json(each) for group, each in rows.items()}
+        figures = {group: report.as_json(group_rows) for group, group_rows in rows.items()}
         goals = [{"what": v.what, "asked": v.asked, "measured": v.measured, "met": v.met} for v in found]
         given.json.write_text(json.dumps({"goals": goals, **figures}, indent=2) + "\n", encoding="utf-8")
     return 0

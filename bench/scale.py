@@ -143,7 +143,7 @@ class FakeAws:
         puts = [part["Put"] for part in request["TransactItems"]]
         met = [self._is_met(put) for put in puts]
         if not all(met):
-            reasons = [{"Code": "None" if one else "ConditionalCheckFailed"} for one in met]
+            reasons = [{"Code": "None" if is_met else "ConditionalCheckFailed"} for is_met in met]
             raise _error("TransactionCanceledException", CancellationReasons=reasons)
         for put in puts:
             self._write(put["Item"], times=2)
@@ -407,7 +407,7 @@ class FunctionsUnderTest:
         records = [{**common, "messageId": str(n), "receiptHandle": "r", "body": b} for n, b in enumerate(bodies)]
         with redirect_stdout(io.StringIO()):
             failed = self._supervise({"Records": records}, Context("Rerail-Supervise"))["batchItemFailures"]
-        return [bodies[int(each["itemIdentifier"])] for each in failed]
+        return [bodies[int(failure["itemIdentifier"])] for failure in failed]
 
 
 def measure_sweep(runs: int, *, agent: bool) -> SweepCost:
@@ -548,8 +548,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = [(size, agent) for agent in (False, True) for size in sizes]
     costs = [measure_sweep(size, agent=agent) for size, agent in track(plan, "sweeps", console=console)]
     storms = [
-        measure_storm(options.jobs, limit=each, minutes=minutes)
-        for each, minutes in track([(0, 60), (None, 30)], "storms", console=console)
+        measure_storm(options.jobs, limit=limit, minutes=minutes)
+        for limit, minutes in track([(0, 60), (None, 30)], "storms", console=console)
     ]
     sweeps, storm = show_sweeps(costs), show_storm(storms[0], storms[1], limit=limit)
     notes = (

@@ -181,10 +181,10 @@ def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[SignalOutcome]
 
 def table(outcomes: Sequence[SignalOutcome]) -> str:
     rows = [("PID 1 and below", "our init", "ranks reached", "saved", "exit code")]
-    for each in outcomes:
-        reached = "never" if each.reached_ms is None else f"after {each.reached_ms:.0f} ms"
-        code = "137 (killed)" if each.exit_code == 137 else str(each.exit_code)
-        rows.append((each.layout, "yes" if each.init else "no", reached, "yes" if each.saved else "NO", code))
+    for outcome in outcomes:
+        reached = "never" if outcome.reached_ms is None else f"after {outcome.reached_ms:.0f} ms"
+        code = "137 (killed)" if outcome.exit_code == 137 else str(outcome.exit_code)
+        rows.append((outcome.layout, "yes" if outcome.init else "no", reached, "yes" if outcome.saved else "NO", code))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -201,7 +201,7 @@ def main() -> None:
         outcomes = matrix(Path(folder), save_s=options.save_seconds, stop_s=options.stop_seconds)
     print(table(outcomes))
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
 
 if __name__ == "__main__":

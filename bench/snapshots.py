@@ -327,7 +327,7 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
     for heading in ("", "first ms", "median ms", "worst ms"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, times in {**measured["stall_s"], "until held by all": measured["held_s"]}.items():
-        table.add_row(name, *(f"{1e3 * each:.1f}" for each in (times[0], median(times[1:]), max(times[1:]))))
+        table.add_row(name, *(f"{1e3 * duration:.1f}" for duration in (times[0], median(times[1:]), max(times[1:]))))
     for name, seconds in measured["restore_s"].items():
         table.add_row(f"restore {name}", "", f"{1e3 * seconds:.0f}", "")
     table.caption = f"prepare() took {measured['prepare_s']:.2f} s"
@@ -375,8 +375,8 @@ def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: LossTal
     for pipe in nodes.pipes:
         said.append(pipe.recv() if pipe.poll(PATIENCE_S) else ("silent", 0, False))
     source, step, is_right = said[0]
-    steps = {each[1] for each in said}
-    if len(steps) != 1 or not all(each[2] for each in said) or step < least or step < durable:
+    steps = {message[1] for message in said}
+    if len(steps) != 1 or not all(message[2] for message in said) or step < least or step < durable:
         tally.wrong.append(f"{name}: {said}, at least {least} expected, {durable} durable")
     tally.outcomes[f"restored {source}"] += 1
     return int(step)
@@ -463,7 +463,7 @@ def train(pipe: Connection, rank: int, world: int, port: int, place: str, folder
         state = content(step, rank)
         if draw.randrange(DURABLE_EVERY) == 0:
             worker.saver.save(state, _manifest(step, world, reason="periodic"))
-            if all(each.error is None for each in worker.saver.wait()) and rank == 0:
+            if all(save.error is None for save in worker.saver.wait()) and rank == 0:
                 pipe.send(("durable", step))
         elif worker.snapshots.take(state, _manifest(step, world)) and draw.random() < 0.7:
             worker.snapshots.wait()

@@ -113,8 +113,8 @@ class Soak:
         starts = sum(len(soak_run.notes.starts) for soak_run in self.soak_runs)
         self.checks = {
             "starts of training processes, each alone in its run": starts,
-            "jobs, none created while the one before lived": sum(each.attempts for each in self.judged),
-            "checkpoints seen in S3, all of them still there": sum(each.saves for each in self.judged),
+            "jobs, none created while the one before lived": sum(judgement.attempts for judgement in self.judged),
+            "checkpoints seen in S3, all of them still there": sum(judgement.saves for judgement in self.judged),
             "queues for dead letters, all empty": len(queues),
             "processes of ended jobs that are left": len(orphans),
             **self._count_messages(state),
@@ -178,19 +178,22 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
                     save_for(soaked.account.here, soak_run.name, state / f"{soak_run.name}.html", ())
                     soak_run.keep_timeline()
     left = list(_orphans(state))
-    return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {each}" for each in left)]
+    return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {process}" for process in left)]
 
 
 def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
     """The figures of one soak or of several."""
-    judged = [each for soak in soaked for each in soak.judged]
+    judged = [judgement for soak in soaked for judgement in soak.judged]
     injections = [injection for soak in soaked for injection in soak.injections]
-    failures = [BenchFailed(each) for each in wrong]
-    failures += [BenchFailed(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
+    failures = [BenchFailed(problem) for problem in wrong]
+    failures += [BenchFailed(f"{judgement.run}: {problem}") for judgement in judged for problem in judgement.wrong]
     missed = sorted(
         {injection.planned.name for injection in injections if injection.problems or injection.over_at is None}
     )
-    compared, other = sum(each.learnt.compared for each in judged), sum(each.learnt.other_bits for each in judged)
+    compared, other = (
+        sum(judgement.learnt.compared for judgement in judged),
+        sum(judgement.learnt.other_bits for judgement in judged),
+    )
     goals = (
         GoalResult("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
         GoalResult(
@@ -230,13 +233,26 @@ def _runs(judged: Sequence[Judgement]) -> Sheet:
     )
     rows = tuple(
         (
-            *(each.run, each.learnt.reference, each.faults, each.attempts, each.learnt.steps, each.learnt.lost),
-            *(each.learnt.samples, each.skipped, each.learnt.compared, each.learnt.other_bits, each.learnt.from_plain),
-            *(round(each.run_s, 1), round(each.reference_s, 1)),
-            f"{each.reference_s / each.run_s:.0%}" if each.is_complete else "",
-            f"{each.share:.0%}" if each.share is not None else "",
+            *(
+                judgement.run,
+                judgement.learnt.reference,
+                judgement.faults,
+                judgement.attempts,
+                judgement.learnt.steps,
+                judgement.learnt.lost,
+            ),
+            *(
+                judgement.learnt.samples,
+                judgement.skipped,
+                judgement.learnt.compared,
+                judgement.learnt.other_bits,
+                judgement.learnt.from_plain,
+            ),
+            *(round(judgement.run_s, 1), round(judgement.reference_s, 1)),
+            f"{judgement.reference_s / judgement.run_s:.0%}" if judgement.is_complete else "",
+            f"{judgement.share:.0%}" if judgement.share is not None else "",
         )
-        for each in judged
+        for judgement in judged
     )
     return Sheet("Each run beside its reference", columns, rows, words=2)
 
@@ -258,24 +274,29 @@ def _scenarios(injections: Sequence[Injection]) -> Sheet:
     rows = []
     for name in FAULTS:
         if here := [injection for injection in injections if injection.planned.name == name]:
-            found = sorted({", ".join(dict.fromkeys((*each.causes, *each.findings))) or "no trouble" for each in here})
+            found = sorted(
+                {
+                    ", ".join(dict.fromkeys((*injection.causes, *injection.findings))) or "no trouble"
+                    for injection in here
+                }
+            )
             rows.append(
                 (
                     *(name, FAULTS[name].description, " / ".join(found), len(here)),
-                    sum(not each.problems and each.over_at is not None for each in here),
-                    _median([each.detected_s for each in here]),
-                    _median([each.recovered_s for each in here]),
-                    sum(each.lost_steps for each in here),
-                    sum(each.attempts for each in here),
-                    sum(each.notices.get(Severity.PAGE, 0) for each in here),
-                    sum(each.notices.get(Severity.INFORM, 0) for each in here),
+                    sum(not injection.problems and injection.over_at is not None for injection in here),
+                    _median([injection.detected_s for injection in here]),
+                    _median([injection.recovered_s for injection in here]),
+                    sum(injection.lost_steps for injection in here),
+                    sum(injection.attempts for injection in here),
+                    sum(injection.notices.get(Severity.PAGE, 0) for injection in here),
+                    sum(injection.notices.get(Severity.INFORM, 0) for injection in here),
                 )
             )
     return Sheet("Each scenario", columns, tuple(rows), words=3)
 
 
 def _counts(soaked: Sequence[Soak]) -> Sheet:
-    rows = tuple((what, sum(each.checks.get(what, 0) for each in soaked)) for what in soaked[0].checks)
+    rows = tuple((what, sum(soak.checks.get(what, 0) for soak in soaked)) for what in soaked[0].checks)
     return Sheet("What was watched all the time; a failure of any is listed below", ("", "number"), rows)
 
 
@@ -292,8 +313,8 @@ def _pairs(reference: ReferenceRun) -> Iterator[tuple[Step, Step]]:
 
 
 def _notes(soaked: Sequence[Soak], judged: Sequence[Judgement], injections: Sequence[Injection]) -> tuple[str, ...]:
-    ended = [each for each in judged if each.is_complete]
-    run_s, reference_s = sum(each.run_s for each in ended), sum(each.reference_s for each in ended)
+    ended = [judgement for judgement in judged if judgement.is_complete]
+    run_s, reference_s = sum(judgement.run_s for judgement in ended), sum(judgement.reference_s for judgement in ended)
     share = reference_s / run_s if run_s else 0.0
     gaps = [
         step.at - before.at
@@ -338,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here, problems = soak(seed, names, options.beside, state, console)
         soaked.append(here)
         wrong += problems
-        if problems or any(each.wrong for each in here.judged):
+        if problems or any(judgement.wrong for judgement in here.judged):
             again = " ".join(f"--scenario {name}" for name in options.scenario or ())
             again = again or f"--faults {len(names)}"
             console.print(

@@ -72,7 +72,9 @@ class Rank:
             kind: int(step) for kind, step in (part.split(":") for part in orders["own"].split(";") if part)
         }
         new = [
-            each for each in plan_of(faults.parse(orders["drill"]), **self.here).drills if each not in self.plan.drills
+            drill
+            for drill in plan_of(faults.parse(orders["drill"]), **self.here).drills
+            if drill not in self.plan.drills
         ]
         object.__setattr__(self.plan, "drills", (*self.plan.drills, *new))
 
@@ -124,7 +126,7 @@ class Rank:
             after=run.step,
             source=self.source,
             consumed=run.consumed_samples,
-            skipped=[[each.start, each.stop - 1] for each in job.skipped],
+            skipped=[[samples.start, samples.stop - 1] for samples in job.skipped],
             rate=job.rate,
         )
 
@@ -147,8 +149,8 @@ class Rank:
 
     def settle(self, run: train.Run, ended: Any) -> None:
         known = list(ended)
-        for each in known:
-            self.note(saved=each.step, error=str(each.error or ""))
+        for drill in known:
+            self.note(saved=drill.step, error=str(drill.error or ""))
         stock["settle"](run, known)
 
     def tell(self, message: str) -> None:

@@ -58,7 +58,11 @@ def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: 
     assert run is not None, "only adopted runs are judged"
     wrong = [
         *soak_run.problems,
-        *(f"{injection.planned.name}: {each}" for injection in soak_run.injections for each in injection.problems),
+        *(
+            f"{injection.planned.name}: {problem}"
+            for injection in soak_run.injections
+            for problem in injection.problems
+        ),
     ]
     jobs = list(soak_run.described())
     wrong += _uncaused(soak_run)
@@ -112,7 +116,11 @@ def _learning(
     plain = {number: step.loss for number, (_, step) in lineage(reference.notes.starts).items()}
     theirs, kind, weights = plain, "undisturbed", reference.notes.weights
     parts = remedied.stretches(final)
-    stayed = (each for each in soak_run.injections if each.fault.stays and final[each.step][0].at < each.at.timestamp())
+    stayed = (
+        injection
+        for injection in soak_run.injections
+        if injection.fault.stays and final[injection.step][0].at < injection.at.timestamp()
+    )
     bad = [injection.fault.drill.format(step=injection.step) for injection in stayed]
     if len(parts) > 1 or bad or any(part.skipped or part.rate != 1 for part in parts):
         place = folder / f"remedied-{soak_run.name}"
@@ -152,7 +160,7 @@ def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Lea
         wrong.append(f"{other} of {len(shared)} losses differ from the reference's, by up to {apart:g}")
     attempts = soak_run.run.attempts if soak_run.run else ()
     pairs = zip(attempts, attempts[1:], strict=False)
-    lost = sum(soak_run.curves[one.job_name].last_step - (two.resumed_from_step or 0) for one, two in pairs)
+    lost = sum(soak_run.curves[earlier.job_name].last_step - (two.resumed_from_step or 0) for earlier, two in pairs)
     return Learning(
         steps=soak_run.plan.steps,
         lost=lost,
@@ -167,8 +175,8 @@ def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Lea
 def _uncaused(soak_run: SoakRun) -> Iterator[str]:
     """Yield the incidents that lie outside of every fault: nothing may be done to a healthy run."""
     for incident in soak_run.run.incidents if soak_run.run else ():
-        faults = (each for each in soak_run.injections if each.at <= incident.decided_at)
-        if not any(each.over_at is None or incident.decided_at <= each.over_at for each in faults):
+        faults = (injection for injection in soak_run.injections if injection.at <= incident.decided_at)
+        if not any(fault.over_at is None or incident.decided_at <= fault.over_at for fault in faults):
             yield f"an incident that no fault has caused: {incident.kind} in attempt {incident.attempt}"
 
 

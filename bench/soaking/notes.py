@@ -107,7 +107,7 @@ class Notes:
         """What all ranks together read for a step of the final lineage; what another rank read twice counts once where
         it is the same (a step that is trained again after a kill of SageMaker's own)."""
         others = set(self._others.get((start.attempt, start.restart, step.number), []))
-        return sorted([*step.ids, *(each for ids in others for each in ids)])
+        return sorted([*step.ids, *(id for ids in others for id in ids)])
 
 
 def lineage(starts: Sequence[Start]) -> dict[int, tuple[Start, Step]]:
@@ -122,7 +122,7 @@ def _until(starts: Sequence[Start], index: int, step: int) -> dict[int, tuple[St
     if start.source is not None:
         before = _until(starts, _parent(starts, index), start.after)
     own = {number: (start, each) for number, each in start.steps.items() if number <= step}
-    return {number: each for number, each in before.items() if number <= start.after} | own
+    return {number: entry for number, entry in before.items() if number <= start.after} | own
 
 
 def _parent(starts: Sequence[Start], index: int) -> int:
@@ -143,7 +143,7 @@ def lost_steps(starts: Sequence[Start], final: Mapping[int, tuple[Start, Step]])
 def doubled(ids: Sequence[int]) -> list[int]:
     """Those that stand in it more than once."""
     seen: set[int] = set()
-    return sorted({each for each in ids if each in seen or seen.add(each)})  # type: ignore[func-returns-value]
+    return sorted({id for id in ids if id in seen or seen.add(id)})  # type: ignore[func-returns-value]
 
 
 def uncovered(
@@ -158,13 +158,13 @@ def uncovered(
     for step in sorted(read):
         if len(read[step]) != batch:
             yield f"step {step} read {len(read[step])} samples, not {batch}"
-    ids = [each for step in sorted(read) for each in sorted(read[step])]
+    ids = [id for step in sorted(read) for id in sorted(read[step])]
     if twice := doubled(ids):
         yield f"{len(twice)} samples were trained twice, the first is {twice[0]}"
     elif ids != sorted(ids):
         yield "samples were trained out of order"
     passed = set(range(max(ids, default=-1) + 1)) - set(ids)
-    meant = {each for first, last in skipped for each in range(first, min(last, max(ids, default=-1)) + 1)}
+    meant = {id for first, last in skipped for id in range(first, min(last, max(ids, default=-1)) + 1)}
     if lacking := sorted(passed - meant):
         yield f"{len(lacking)} samples were never trained, the first is {lacking[0]}"
     if used := sorted(meant - passed):

@@ -246,9 +246,11 @@ class SoakRun:
         run = self.run
         assert run is not None, "it trains, so it was adopted"
         repairs = sum(attempt.self_repairs for attempt in run.attempts)
-        attempt = max((each.number for each in run.attempts if each.created_at and each.created_at < at), default=1)
+        attempt = max(
+            (attempt.number for attempt in run.attempts if attempt.created_at and attempt.created_at < at), default=1
+        )
         version = max((entry.version for entry in self.account.runs.timeline(self.name) if entry.at < at), default=0)
-        incidents = sum(each.decided_at < at for each in run.incidents)
+        incidents = sum(incident.decided_at < at for incident in run.incidents)
         injection = Injection(planned, at, step, attempt, version, incidents, repairs)
         self.injections.append(injection)
         self.log(f"{planned.name} is injected into {self.name} at step {step}: {injection.fault.description}")
@@ -360,11 +362,11 @@ class SoakRun:
     def _sum_up(self, run: Run, injection: Injection) -> None:
         """Return the recorded and the noted facts of the run."""
         fault, since = injection.fault, [entry for entry in self.timeline if entry.version > injection.version]
-        mine = [each for each in run.attempts if injection.attempt <= each.number < run.current.number]
+        mine = [attempt for attempt in run.attempts if injection.attempt <= attempt.number < run.current.number]
         injection.attempts = run.current.number - injection.attempt
-        injection.causes = tuple(each.cause.value for each in mine if each.cause)
+        injection.causes = tuple(attempt.cause.value for attempt in mine if attempt.cause)
         injection.findings = tuple(sorted({entry.finding for entry in since if entry.finding in set(Kind)}))
-        climbed = [each.rung for each in run.attempts if each.number > injection.attempt and each.rung]
+        climbed = [attempt.rung for attempt in run.attempts if attempt.number > injection.attempt and attempt.rung]
         injection.rungs = tuple(climbed)
         injection.detected_s = self._detected(run, injection, since)
         injection.recovered_s = self._recovered(injection)
@@ -382,7 +384,7 @@ class SoakRun:
 
     def _detected(self, run: Run, injection: Injection, since: Sequence[TimelineEntry]) -> float | None:
         """Seconds from the fault to the first decision about it, or the first word of it."""
-        times = [each.decided_at for each in run.incidents[injection.incidents :]]
+        times = [incident.decided_at for incident in run.incidents[injection.incidents :]]
         times += [entry.at for entry in since if entry.finding in set(Kind)]
         times += [entry.at for entry in since if injection.fault.self_repairs or injection.fault.last][:1]
         return (min(times) - injection.at).total_seconds() if times else None

@@ -110,7 +110,7 @@ class JobExecution:
     def failure_text(self, host: str) -> str:
         """What the container left in output/failure: on the host that failed, else on any other."""
         ordered = sorted(self.hosts, key=lambda each: each.name != host)
-        paths = [each.base / "output" / "failure" for each in ordered]
+        paths = [host.base / "output" / "failure" for host in ordered]
         return next((path.read_text(errors="replace") for path in paths if path.is_file()), "")
 
     async def stop(self) -> None:

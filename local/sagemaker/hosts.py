@@ -76,17 +76,17 @@ def _channel(channel: dict[str, Any], mode: str) -> dict[str, Any]:
 
 
 def _resources(host: Host, hosts: list[Host]) -> dict[str, Any]:
-    groups = {each.group: each.instance_type for each in hosts}
+    groups = {host.group: host.instance_type for host in hosts}
     return {
         "current_host": host.name,
         "current_instance_type": host.instance_type,
         "current_group_name": host.group,
-        "hosts": [each.name for each in hosts],
+        "hosts": [host.name for host in hosts],
         "instance_groups": [
             {
                 "instance_group_name": group,
                 "instance_type": instance_type,
-                "hosts": [each.name for each in hosts if each.group == group],
+                "hosts": [host.name for host in hosts if host.group == group],
             }
             for group, instance_type in groups.items()
         ],

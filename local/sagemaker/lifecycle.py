@@ -258,7 +258,7 @@ class JobRun:
         raise _Ordered(self._take_order())
 
     def _take_order(self) -> Order:
-        order = next(each for each in Order if each in self._orders)
+        order = next(order for order in Order if order in self._orders)
         self._orders.clear()
         self._ordered.clear()
         return order

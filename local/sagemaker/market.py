@@ -46,7 +46,10 @@ def choices(request: dict[str, Any]) -> list[tuple[str, int]]:
     if "InstanceType" in resources:
         return [(resources["InstanceType"], resources["InstanceCount"])]
     count = resources.get("InstanceCount")
-    return [(each["InstanceType"], count or each["InstanceCount"]) for each in resources.get("InstancePreferences", [])]
+    return [
+        (preference["InstanceType"], count or preference["InstanceCount"])
+        for preference in resources.get("InstancePreferences", [])
+    ]
 
 
 def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:

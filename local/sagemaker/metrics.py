@@ -22,7 +22,7 @@ class MetricScraper:
     def __init__(self, cloudwatch: Any, *, job: str, definitions: list[dict[str, str]]) -> None:
         self._cloudwatch = cloudwatch
         self._dimensions = [{"Name": "TrainingJobName", "Value": job}]
-        self._definitions = [(each["Name"], re.compile(each["Regex"])) for each in definitions]
+        self._definitions = [(definition["Name"], re.compile(definition["Regex"])) for definition in definitions]
         self._data: list[dict[str, Any]] = []
         self._final: dict[str, tuple[float, float]] = {}
         self._adding = threading.Lock()

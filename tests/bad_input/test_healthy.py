@@ -69,5 +69,5 @@ def test_what_goes_back_leaves_its_line_in_the_log():
     """Three bad messages, three lines that say why."""
     bad = ["{", {"source": "nobody", "detail": {}}, {"source": "aws.sagemaker", "detail": {"TrainingJobName": 7}}]
     world = healthy.deepcopy(healthy._world())
-    failed, lines = healthy._supervised(world, [each if isinstance(each, str) else json.dumps(each) for each in bad])
+    failed, lines = healthy._supervised(world, [body if isinstance(body, str) else json.dumps(body) for body in bad])
     assert failed == {"0", "1", "2"} and lines == 3

@@ -46,12 +46,12 @@ def apart(monkeypatch, tmp_path) -> Iterator[None]:
     monkeypatch.setattr(clients, "CONFIG", clients.CONFIG)
     monkeypatch.setattr(answers.WIRE, "otherwise", answers.WIRE.otherwise)
     made_once = (answers.ready, commands._ready, commands._command)
-    for each in made_once:
-        each.cache_clear()
+    for value in made_once:
+        value.cache_clear()
     with our_own_clients():
         yield
-    for each in made_once:
-        each.cache_clear()
+    for value in made_once:
+        value.cache_clear()
 
 
 @pytest.mark.parametrize("target", COMMANDS, ids=lambda each: each.name)

@@ -279,10 +279,10 @@ def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, afte
     """Whenever the function dies: one successor, and nothing tainted in its folder when it is created."""
     world = World()
     world = rollback_scenario(FaultInjector(call, after))
-    for each in (ENDED, world):
-        assert sorted(each.sagemaker.jobs) == ["gpt", "gpt-a002"]
-        assert each.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
-        assert each.run().current.resumed_from_step == 100
-        assert steps_in_folder(each) == [100]
-        assert sorted(c.step for c in each.checkpoints.quarantined) == [200, 300]
-        assert each.run().pending == ()
+    for state in (ENDED, world):
+        assert sorted(state.sagemaker.jobs) == ["gpt", "gpt-a002"]
+        assert state.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+        assert state.run().current.resumed_from_step == 100
+        assert steps_in_folder(state) == [100]
+        assert sorted(c.step for c in state.checkpoints.quarantined) == [200, 300]
+        assert state.run().pending == ()

@@ -63,9 +63,9 @@ def test_the_rungs_come_in_their_order_and_then_a_human():
     """Replay, skip 200 batches, skip 500 from farther back, a tenth off the learning rate; each once."""
     plans, hold = take_all_rungs(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
     assert [plan.rung for plan in plans] == RUNGS
-    assert [each.resume_step for each in plans] == [900, 900, 800, 800]
-    assert [each.skip_samples for each in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
-    assert [each.rate for each in plans] == [1.0, 1.0, 1.0, 0.9]
+    assert [plan.resume_step for plan in plans] == [900, 900, 800, 800]
+    assert [plan.skip_samples for plan in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
+    assert [plan.rate for plan in plans] == [1.0, 1.0, 1.0, 0.9]
     assert "the loss went wrong again at step 1000 after replay in attempt 2, skip in attempt 3" in hold.why
 
 

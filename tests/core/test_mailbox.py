@@ -174,8 +174,8 @@ def test_any_finding_is_read_or_refused(changes):
         (finding,) = read(json.dumps(table).encode(), Report).findings
     except BadMailboxObject:
         return
-    assert all(each is None or type(each) is int for each in (finding.step, finding.onset_step))
-    assert all(each is None or each.tzinfo for each in (finding.at, finding.onset_at))
+    assert all(step is None or type(step) is int for step in (finding.step, finding.onset_step))
+    assert all(time is None or time.tzinfo for time in (finding.at, finding.onset_at))
     assert isinstance(finding.evidence, str)
     assert (finding.kind, finding.level) in {(k, v) for k in Kind for v in Level}
 

@@ -75,8 +75,8 @@ def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after,
     """Neither does a decision's."""
     turn = RecordedDecision(before, Decision(after, tuple(actions), reason="so it is"))
     said = list(decision_metrics.list_metrics([turn, turn], waited_s=waited_s))
-    assert {describe(each) for each in said} <= DECLARED
-    assert all(each.value >= 0 for each in said)
+    assert {describe(metric) for metric in said} <= DECLARED
+    assert all(metric.value >= 0 for metric in said)
 
 
 def test_a_decision_without_a_reason_is_not_counted(world):

@@ -354,7 +354,7 @@ def test_a_period_is_one_that_cloudwatch_takes(seconds, read):
 def a_round(published: PublishedSeries, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
     series = fetch(published, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
     seen = [make_samples(series, cursor, NAMES, now=now) for cursor in cursors]
-    return [cursor for cursor, _ in seen], [sample for _, found in seen for sample in found]
+    return [cursor for cursor, _ in seen], [sample for _, samples in seen for sample in samples]
 
 
 def test_a_round_asks_once_for_all_and_only_for_what_is_new():

@@ -67,8 +67,8 @@ def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             yield f"{path}[]"
-        for number, (one, other) in enumerate(zip(before, after, strict=False)):
-            yield from lost(one, other, f"{path}[{number}]")
+        for number, (item, other) in enumerate(zip(before, after, strict=False)):
+            yield from lost(item, other, f"{path}[{number}]")
     elif before != after:
         yield path
 

@@ -275,7 +275,7 @@ class NotificationQueue:
 def no_sweeps(account: Account) -> Iterator[None]:
     """Somebody has disabled the schedule; whatever comes of it, it is enabled again."""
     scheduler = account.aws.client("scheduler")
-    (name,) = [each["Name"] for each in scheduler.list_schedules()["Schedules"]]
+    (name,) = [schedule["Name"] for schedule in scheduler.list_schedules()["Schedules"]]
     found = scheduler.get_schedule(Name=name)
     schedule = {field: found[field] for field in SCHEDULE if field in found}
     scheduler.update_schedule(**schedule, State="DISABLED")

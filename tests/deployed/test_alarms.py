@@ -22,14 +22,14 @@ class Subscriber:
         """What was said so far of that alarm's change to that state."""
         texts = [message["Message"] for message in self._queue.received()]
         said = [json.loads(text) for text in texts if '"AlarmName"' in text]
-        return [each for each in said if each["AlarmName"] == alarm and each["NewStateValue"] == state]
+        return [message for message in said if message["AlarmName"] == alarm and message["NewStateValue"] == state]
 
 
 def states(account: Account) -> dict[str, str]:
     """Every alarm of the account's stack, and whether it is well."""
     kinds = ["MetricAlarm", "CompositeAlarm"]
     found = account.aws.client("cloudwatch").describe_alarms(AlarmTypes=kinds, AlarmNamePrefix="Rerail", MaxRecords=100)
-    return {each["AlarmName"]: each["StateValue"] for each in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
+    return {alarm["AlarmName"]: alarm["StateValue"] for alarm in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
 
 
 def test_a_missing_sweep_pages_once_and_its_return_clears(account: Account, disturbing: None):

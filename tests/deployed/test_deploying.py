@@ -194,7 +194,9 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
     folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1"})
     resources = organization.member_of(folder).template["Resources"].values()
     properties = [resource["Properties"] for resource in resources]
-    code = [each[name] for each in properties for name in ("Code", "Content") if "S3Key" in each.get(name, {})]
+    code = [
+        resource[name] for resource in properties for name in ("Code", "Content") if "S3Key" in resource.get(name, {})
+    ]
     for region in ("us-east-1", "eu-west-1"):
         os.environ |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
         clients.client.cache_clear()
@@ -203,6 +205,6 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
         bucket = organization.prepare(here, folder, Console(quiet=True))
         assert bucket == f"rerail-assets-000000000000-{region}"
         listed = clients.client("s3").list_objects_v2(Bucket=bucket)["Contents"]
-        assert {each["S3Key"] for each in code} <= {each["Key"] for each in listed}
-        assert all(each["Size"] for each in listed)
+        assert {source["S3Key"] for source in code} <= {stored["Key"] for stored in listed}
+        assert all(stored["Size"] for stored in listed)
     place.use_local(empty.endpoint_url)

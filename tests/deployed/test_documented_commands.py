@@ -97,7 +97,7 @@ def test_two_broken_settings_are_found_and_fixed(still: Account):
     """A rule that somebody has switched off, and a pause that is not valid."""
     environment = {"RERAIL_LOCAL_STATE": str(still.aws.state_dir), "COLUMNS": "200"}
     events, ssm = still.aws.client("events"), still.aws.client("ssm")
-    rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
+    rule = next(rule["Name"] for rule in events.list_rules()["Rules"] if "JobEvents" in rule["Name"])
     heed(still, True)
     try:
         events.disable_rule(Name=rule)

@@ -52,7 +52,7 @@ def test_events_that_somebody_makes_up_move_nothing(account: Account, bus: str):
         for source, kind, detail in received
     ]
     answer = events.put_events(Entries=entries)["Entries"]
-    refused = [source for (source, *_), each in zip(received, answer, strict=True) if each.get("ErrorCode")]
+    refused = [source for (source, *_), entry in zip(received, answer, strict=True) if entry.get("ErrorCode")]
     assert refused == ["aws.sagemaker", "aws.cloudwatch", "aws.s3"]
     neighbour = account.submit(f"neighbour-on-{bus}", steps=20)  # whatever was on its way has arrived by then
     account.run_in(neighbour, "completed")

@@ -80,7 +80,9 @@ class Receivers:
                     QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=0
                 )
                 for letter in answer.get("Messages", []):
-                    attributes = {name: one["StringValue"] for name, one in letter["MessageAttributes"].items()}
+                    attributes = {
+                        name: attribute["StringValue"] for name, attribute in letter["MessageAttributes"].items()
+                    }
                     found.append({"body": json.loads(letter["Body"]), **attributes})
         return found
 

@@ -48,7 +48,7 @@ def calls_of_a_sweep():
     def note(params, model, **_):
         seen[model.name] += 1
         seen["metrics"] += len(params.get("MetricDataQueries", ()))
-        seen["memories written"] += sum(len(each) for each in params.get("RequestItems", {}).values()) * (
+        seen["memories written"] += sum(len(items) for items in params.get("RequestItems", {}).values()) * (
             model.name == "BatchWriteItem"
         )
 

@@ -41,7 +41,7 @@ def test_a_log_line_stays_one_line_of_ours(account, logged, text):
     supervise.handler(batch(event, filed, strange, commanded, message), Context())
     for line in logged():
         assert isinstance(line, dict)
-        spaces = [each["Namespace"] for each in line.get("_aws", {}).get("CloudWatchMetrics", [])]
+        spaces = [metric["Namespace"] for metric in line.get("_aws", {}).get("CloudWatchMetrics", [])]
         assert set(spaces) <= {"Rerail"}
         assert "Completed" not in line, "the round's own metric, from which the alarm on the sweep is made"
         assert line.get("run") != "forged" and line.get("message") != "forged"

@@ -63,9 +63,9 @@ def of_cloudwatch(lines: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, fro
 def declared(function: str) -> set[tuple[str, str, frozenset[tuple[str, str]]]]:
     """Every metric that the function may ever make."""
     return {
-        (each.name, each.unit, frozenset({("service", function), *({(each.dimension, word)} if word else ())}))
-        for each in ALL[function]
-        for word in (each.words if each.by else ("",))
+        (metric.name, metric.unit, frozenset({("service", function), *({(metric.dimension, word)} if word else ())}))
+        for metric in ALL[function]
+        for word in (metric.words if metric.by else ("",))
     }
 
 

@@ -67,7 +67,7 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
 def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
     """Whatever stands at the start of a line is ours."""
     clean, nasty_ = (
-        format_text(each, links(each)).splitlines() for each in (notice, nasty(notice, notice.run, evidence))
+        format_text(variant, links(variant)).splitlines() for variant in (notice, nasty(notice, notice.run, evidence))
     )
     ours = {re.split(r"[:(]", line)[0] for line in clean if not line.startswith(" ")}
     assert {re.split(r"[:(]", line)[0].rstrip() for line in nasty_[1:] if line and not line.startswith(" ")} <= ours

@@ -113,7 +113,7 @@ def immense(*, every: int = 1, tries: int = 500) -> Facts:
     attempts = [attempt(n, start=(n - 1) * 1000 or None, last=n * 1000, cause=Cause.UNKNOWN) for n in numbers]
     incidents = [
         Incident(n, "job_failed", n, Cause.UNKNOWN, f"attempt {n} failed", "exit code 137", at, at, step=n * 1000)
-        for n, at in ((each.number, each.ended_at or BEGAN) for each in attempts[:-1])
+        for n, at in ((attempt.number, attempt.ended_at or BEGAN) for attempt in attempts[:-1])
     ]
     timeline = tuple(
         TimelineEntry("gpt", n, BEGAN + timedelta(minutes=n), RunState.WATCHING, RunState.WAITING, f"decision {n}" * 20)

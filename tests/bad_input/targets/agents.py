@@ -92,7 +92,7 @@ def failure(data: bytes) -> None:
     for error in (RuntimeError(words), MemoryError(words), KeyError(words)):
         text = describe(error, Position(rank=0, step=3))
         _is_failure_file(text)
-    lines = [StderrLine(2.0, each) for each in words.splitlines()[:200]]
+    lines = [StderrLine(2.0, line) for line in words.splitlines()[:200]]
     command, silent, testified = (exit_report.ProcessExit(0, status, 3.0) for status in (1, None, -9))
     testified = replace(testified, testimony=words)
     for ranks in ([], [silent], [testified, silent]):

@@ -317,7 +317,8 @@ def _with_text(data: bytes, *, more: list[Any] | None = None, packed: bool = Fal
     if not isinstance(table, dict):
         return data
     rows = [row for name in ("Items", "Item") for row in _rows(table.get(name))]
-    rows += [row for found in _rows(table.get("Responses")) for each in found.values() for row in _rows(each)]
+    responses = _rows(table.get("Responses"))
+    rows += [row for response in responses for items in response.values() for row in _rows(items)]
     for row in rows:
         doc = row.get("doc")
         for kind in ("S", "B"):
@@ -330,7 +331,7 @@ def _with_text(data: bytes, *, more: list[Any] | None = None, packed: bool = Fal
 
 
 def _rows(found: Any) -> list[dict[str, Any]]:
-    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict)]
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
 
 
 # ---------------------------------------------------------------------- S3
@@ -357,7 +358,7 @@ class _Still:
 
     def move(self, moves: Any) -> None:
         """What would be moved stays within the bucket."""
-        assert all(each.target.startswith("rerail-quarantine/") for each in moves)
+        assert all(move.target.startswith("rerail-quarantine/") for move in moves)
 
 
 def mail(data: bytes) -> None:

@@ -125,13 +125,13 @@ def _failures() -> Iterator[bytes]:
 def _batches() -> Iterator[bytes]:
     from tests.bad_input.targets.healthy import samples
 
-    yield from (json.dumps(each).encode() for each in samples())
+    yield from (json.dumps(sample).encode() for sample in samples())
 
 
 def _lines() -> Iterator[bytes]:
     from tests.bad_input.targets.commands import samples
 
-    yield from (json.dumps(each).encode() for each in samples())
+    yield from (json.dumps(sample).encode() for sample in samples())
 
 
 def _learnt() -> Iterator[bytes]:
@@ -332,4 +332,4 @@ ANSWERS = (
 )
 LOOP = (Target("messages about a healthy job", "healthy:batch", _batches, json_changed, 25000),)
 COMMANDS = (Target("command line", "commands:line", _lines, json_changed, 12000),)
-TARGETS = {each.name: each for each in (*LOOP, *COMMANDS, *ANSWERS, *PARSERS, *AGENTS, *FILES)}
+TARGETS = {target.name: target for target in (*LOOP, *COMMANDS, *ANSWERS, *PARSERS, *AGENTS, *FILES)}

@@ -49,7 +49,7 @@ def line(data: bytes) -> None:
         return
     table = table if isinstance(table, dict) else {"words": table}
     given = table.get("words")
-    words = [_word(each) for each in (given if isinstance(given, list) else [given])][:MOST_WORDS]
+    words = [_word(item) for item in (given if isinstance(given, list) else [given])][:MOST_WORDS]
     files = table.get("files")
     for name, content in (files if isinstance(files, dict) else {}).items():
         if name in FILES:

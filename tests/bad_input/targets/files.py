@@ -69,8 +69,8 @@ def events(data: bytes) -> None:
 
 def _judged(series: Series) -> None:
     short = Series(series.name, series.samples[:MOST_JUDGED])
-    for each in judge([Log("one", lambda: short)], Thresholds()):
-        each.scorable_lines()
+    for judged in judge([Log("one", lambda: short)], Thresholds()):
+        judged.scorable_lines()
 
 
 def policy_file(data: bytes) -> None:
@@ -102,8 +102,8 @@ def request(data: bytes) -> None:
         return
     for name in ASKED:
         getattr(found, name)
-    for each in found.metric_definitions:
-        expressions.read(each.get("Regex", ""), expressions.SMALL)
+    for definition in found.metric_definitions:
+        expressions.read(definition.get("Regex", ""), expressions.SMALL)
 
 
 ASKED = (

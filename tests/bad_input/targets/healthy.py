@@ -39,7 +39,7 @@ def batch(data: bytes) -> None:
         table = {"messages": [data.decode(errors="replace")]}
     table = table if isinstance(table, dict) else {"messages": table}
     messages = table.get("messages")
-    bodies = [_text(each) for each in (messages if isinstance(messages, list) else [messages])][:MOST]
+    bodies = [_text(message) for message in (messages if isinstance(messages, list) else [messages])][:MOST]
     world = deepcopy(_world())
     for key, name in ((REPORT, "report"), (make_heartbeat_key("gpt"), "heartbeat")):
         if name in table:
@@ -87,7 +87,7 @@ def _is_authorised(body: str, world: World) -> bool:
 
 
 def _is_grave(findings: Sequence[Finding]) -> bool:
-    return any(each.level is Level.INTERVENE for each in findings)
+    return any(finding.level is Level.INTERVENE for finding in findings)
 
 
 def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
@@ -114,7 +114,7 @@ def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
     errors = [line for line in lines if line.get("level") in ("ERROR", "WARNING")]
     if any(len(str(line.get("message", ""))) > 3_000 for line in errors):
         raise Unwell("a line of the log that nobody reads to its end")
-    return {each["itemIdentifier"] for each in answer["batchItemFailures"]}, len(errors)
+    return {failure["itemIdentifier"] for failure in answer["batchItemFailures"]}, len(errors)
 
 
 class _Context:

@@ -39,7 +39,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SIZES = {"model.pt": 100, "optimizer.pt": 200}
 NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 FIELD = re.compile(r"([a-z_]+)=(\S*)")
-PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in make_definitions()}
+PATTERNS = {definition["Name"]: re.compile(definition["Regex"]) for definition in make_definitions()}
 
 
 def clearly(read: Callable[[bytes], object], *errors: type[Exception]) -> Callable[[bytes], None]:
@@ -245,5 +245,5 @@ def cluster_event(data: bytes) -> None:
     world.clock.pass_by(timedelta(hours=3))
     watch.handle(message)
     list(world.hyperpods.waiting())
-    for each in world.bus.notices:
-        check_renderings(read_detail(json.loads(json.dumps(format_detail(each)))))
+    for notice in world.bus.notices:
+        check_renderings(read_detail(json.loads(json.dumps(format_detail(notice)))))

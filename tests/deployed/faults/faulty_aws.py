@@ -155,7 +155,7 @@ class FaultyAws:
         """On-call was told that the alarm on this queue of dead letters has gone off, and was not told so before."""
         self.read_notices()
         notices = self.notices[""]
-        for subject in [each for each in notices if each.startswith("ALARM")]:
+        for subject in [notice for notice in notices if notice.startswith("ALARM")]:
             if any(f'"{alarm}"' in subject for alarm in self.alarms.get(queue, [])):
                 del notices[subject]
                 return True

@@ -146,7 +146,7 @@ class Runners:
     def lessons(self) -> Iterator[Lesson]:
         """Yield what each scenario shows without faults, first with new workers in every phase."""
         wanted = [(scenario, number == 0) for number in range(LESSONS) for scenario in SCENARIOS]
-        for done in as_completed([self._pool.submit(_learn_from, *each) for each in wanted]):
+        for done in as_completed([self._pool.submit(_learn_from, *lesson) for lesson in wanted]):
             yield done.result()
 
     def run_plans(self, plans: Iterable[Plan], learnt: Learnt) -> Iterator[tuple[Plan, PlanResult]]:

@@ -163,7 +163,7 @@ class ScenarioRun:
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         found = [json.loads(line) for line in lines]
-        return [each for each in found if each["word"] == word and attempt in (None, each["attempt"])]
+        return [mark for mark in found if mark["word"] == word and attempt in (None, mark["attempt"])]
 
     def saved(self, attempt: int) -> int:
         """The newest step that the attempt has saved; 0 for none."""

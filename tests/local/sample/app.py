@@ -114,7 +114,7 @@ class Sample(cdk.Stack):
 
     def unwell(self) -> None:
         """One state over all alarms, after them."""
-        rules = [cloudwatch.AlarmRule.from_alarm(each, cloudwatch.AlarmState.ALARM) for each in self.alarms]
+        rules = [cloudwatch.AlarmRule.from_alarm(alarm, cloudwatch.AlarmState.ALARM) for alarm in self.alarms]
         composite = cloudwatch.CompositeAlarm(
             self, "Unwell", composite_alarm_name="Unwell", alarm_rule=cloudwatch.AlarmRule.any_of(*rules),
             alarm_description="something is wrong",

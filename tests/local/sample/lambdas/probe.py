@@ -52,4 +52,4 @@ def consume(event: dict[str, Any], context: Any) -> dict[str, Any]:
     time.sleep(max((body.get("seconds", 0) for body in bodies), default=0))
     send({"bodies": bodies, "began": began, "ended": time.time(), "pid": os.getpid()})
     failed = [record["messageId"] for record in event["Records"] if json.loads(record["body"]).get("fail")]
-    return {"batchItemFailures": [{"itemIdentifier": one} for one in failed]}
+    return {"batchItemFailures": [{"itemIdentifier": id} for id in failed]}
