@@ -44,7 +44,7 @@ IMPORTS = [str(ROOT), *(str(ROOT / folder) for folder in ("agent", "container", 
 
 
 def forget(piece: str, replace: Callable[[str, Callable[..., Any]], None]) -> None:
-    """Has train.py leave a piece of state out of every resume; `replace` puts a function in the place of its own."""
+    """Have train.py leave a piece of state out of every resume; `replace` replaces one of its functions."""
     import chance
     import train
 
@@ -93,14 +93,14 @@ class Omission:
 
 
 class TrainedRun:
-    """Attempts of one run, each with processes of its own."""
+    """A run of several attempts, each with its own processes."""
 
     def __init__(self, base: Path, layout: str) -> None:
         self.base, self.layout = base, layout
         self.attempt = 0
 
     def train(self, *, drill: str = "", forgetting: str = "") -> tuple[dict[int, str], str]:
-        """One attempt on two ranks: the losses that it printed, and its output."""
+        """Run one attempt on two ranks; return the losses that it printed, and its output."""
         self.attempt += 1
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ class TrainedRun:
 
 
 def be_a_rank(forgetting: str, options: list[str]) -> None:
-    """In a process of its own: train.py, with a piece of state left out if one is named."""
+    """Run train.py in this process, without the named piece of state if there is one."""
     import train
 
     if forgetting:
@@ -147,7 +147,7 @@ def weights(err: str) -> str:
 
 
 def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exactness:
-    """An undisturbed run against one that is killed again and again."""
+    """Compare an undisturbed run with one that is killed repeatedly."""
     progress(f"{name}: {STEPS} undisturbed steps")
     whole, output = TrainedRun(folder / f"{name}-whole", LAYOUTS[name]).train()
     expected = weights(output)
@@ -162,7 +162,7 @@ def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exact
 
 
 def omission(name: str, piece: str, folder: Path, progress: Callable[[str], None]) -> Omission:
-    """A run that fails shortly after a checkpoint, and is resumed without the piece."""
+    """Resume a run without the piece, after a failure shortly after a checkpoint."""
     progress(f"{name}: a resume without its {piece}")
     job = TrainedRun(folder / f"{name}-{piece}", LAYOUTS[name])
     job.train(drill=f"bug:step={FORGOT_AT + 5}")

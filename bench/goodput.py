@@ -1,7 +1,7 @@
 """Goodput: how fast the core decides, and what share of its time a simulated run trains; `make bench-goodput`.
 
 The goals: Rerail loses at most a quarter of what SageMaker's own means lose; on 16,384 GPUs it trains 0.95 of the time
-with relaunches, and 0.98 with restarts in the job. What is missed is said, with the bound that the assumptions set.
+with relaunches, and 0.98 with restarts in the job. A missed goal is reported, with the bound that the assumptions set.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class GoodputVerdict:
 
 
 def signals_a_minute(days: float = 3.0) -> float:
-    """The signals of a simulated run through `decide` once more, one after the other on one core."""
+    """Return the rate at which one core passes the signals of a simulated run through `decide` again."""
     received: list[tuple[Run, Signal, Policy]] = []
 
     def noting(run: Run, signal: Signal, policy: Policy) -> Decision:
@@ -73,7 +73,7 @@ def bound(row: Row) -> float:
 
 
 def verdicts(rows: dict[int, list[Row]], speed: float) -> list[GoodputVerdict]:
-    """The goals, in order."""
+    """Return the goals in order."""
     largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
     found = [GoodputVerdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
     for way, goal in ((WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):

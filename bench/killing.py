@@ -1,4 +1,4 @@
-"""Kills runs while they save, and damages what they saved: `python -m bench.killing`.
+"""Kill runs while they save, and damage what they saved: `python -m bench.killing`.
 
 Counts wrong restores: a state that is not what was saved at its step, a checkpoint lost that had been reported as
 committed, or anything that does not load. Exit status 1 when there is one.
@@ -53,7 +53,7 @@ class KillTally:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -86,9 +86,10 @@ def _counted(progress: Progress, name: str, total: int, act: Callable[[Callable[
 
 
 def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
-    """SIGKILLs runs of one and of two ranks at random moments, and lets a successor restore and go on each time.
+    """Send SIGKILL to runs of one and two ranks at random moments; each time a successor restores and continues.
 
-    Attempts follow one another in the same folder, as those of a real run do, so what one leaves the next must bear.
+    Attempts follow one another in the same folder, as those of a real run do, so that each must handle what the last
+    left.
     """
     tally = KillTally()
     draw = random.Random(seed)
@@ -103,17 +104,17 @@ def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Kill
                 root.mkdir()
                 reported = 0
             ranks = 1 + number % 2
-            reported = _one_kill(context, root, ranks, reported, draw, tally, f"kill {number} of seed {seed}")
+            reported = _run_and_kill(context, root, ranks, reported, draw, tally, f"kill {number} of seed {seed}")
             tick()
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return tally
 
 
-def _one_kill(
+def _run_and_kill(
     context: Any, root: Path, ranks: int, reported: int, draw: random.Random, tally: KillTally, name: str
 ) -> int:
-    """One attempt, killed; what it restored at its start is checked by itself, what it leaves by us."""
+    """Run and kill one attempt. The attempt checks what it restores; this process checks what the attempt leaves."""
     ours, theirs = context.Pipe()
     victim = context.Process(target=train, args=(str(root), ranks, draw.randrange(1 << 30), theirs))
     victim.start()
@@ -137,7 +138,7 @@ def _one_kill(
 
 
 def _commits(pipe: Connection, count: int | None) -> int:
-    """The last step committed, of so many commits that are waited for, or of all that were reported; 0 for none."""
+    """Return the step of the last commit, after `count` commits or all that were reported; 0 for none."""
     step = 0
     try:
         while count is None or (count > 0 and pipe.poll(LONGEST_WAIT_S)):
@@ -159,7 +160,8 @@ def _state_left(root: Path) -> str:
 
 
 def _kill_rank(pid: int, writers: Sequence[int], draw: random.Random) -> None:
-    """Mostly the run alone; sometimes first the process that writes, which the run then does without for a moment."""
+    """Kill the run; in some cases kill the process that writes first, so that the run continues without it for a
+    moment."""
     if draw.random() < 0.2:
         for writer in writers:
             _kill(writer)
@@ -183,7 +185,7 @@ def _await_death(pids: Sequence[int]) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """A dead process stays for a while until its parent has waited for it."""
+    """Return whether a process runs; a dead one is listed until its parent has waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -191,7 +193,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
-    """The victim: restores, says which processes write for it, and saves until it dies, telling each commit."""
+    """Restore, report which processes write, and save until the kill, with a report of each commit."""
     torch.set_num_threads(1)
     draw = random.Random(seed)
     store = dist.HashStore()
@@ -212,7 +214,7 @@ def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
 
 
 def _silence(line: str) -> None:
-    """The victim's savers may say what they like."""
+    """Discard what the savers print."""
 
 
 def _save(manifest: Manifest, saver: Saver) -> None:
@@ -236,7 +238,7 @@ def _start(saver: Saver, pipe: Connection) -> int:
 
 
 def check(root: Path) -> tuple[int, str]:
-    """The step that a successor would start from, and what is wrong with its state, "" if nothing is."""
+    """Return the step that a successor would start from, and the error in its state, "" if there is none."""
     saver = Saver(open_store(root), tell=_silence)
     state = make(0, 0)
     try:
@@ -253,7 +255,7 @@ def check(root: Path) -> tuple[int, str]:
 
 
 def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
-    """Damages the newer of two checkpoints in one file: the older one must be restored, or the newer one unharmed."""
+    """Damage the newer of two checkpoints in one file: the older one must be restored, or the newer one undamaged."""
     tally = KillTally()
     draw = random.Random(seed)
     whole = Path(tempfile.mkdtemp(prefix="rerail-damage-"))
@@ -300,7 +302,7 @@ def _damage_one(folder: Path, draw: random.Random) -> tuple[str, str]:
 
 
 def make(step: int, rank: int) -> dict[str, Any]:
-    """A state that follows from its step alone."""
+    """Return a state that depends only on its step."""
     draw = torch.Generator().manual_seed(step)
     return {
         "model": {f"{layer}": torch.randn(200, 100, generator=draw) for layer in range(4)},

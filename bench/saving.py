@@ -48,7 +48,8 @@ class RatioGoal:
     value: float
     limit: float
     at_most: bool = True
-    unrest: float = 0.0  # how far two measurements of the same thing lie apart; beyond the limit nothing can be said
+    # How far two measurements of the same thing differ; beyond the limit the ratio is not measurable.
+    unrest: float = 0.0
 
     @property
     def is_met(self) -> bool:
@@ -66,7 +67,7 @@ class RatioGoal:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     measured = _measure(options, console)
@@ -88,7 +89,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Runs the ranks and shows how far they are; what rank 0 found."""
+    """Run the ranks with a display of their progress; return the measurements of rank 0."""
     root = tempfile.mkdtemp(prefix="rerail-saving-", dir=options.folder)
     messages = mp.get_context("spawn").SimpleQueue()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -185,7 +186,7 @@ class SavingBench:
         return contenders
 
     def _one(self, name: str, contender: Callable[[Path], Any]) -> None:
-        """One save: how long the loop stood still, and how long until it was on disk, each on the slower rank."""
+        """Measure one save: the time that the loop stood still, and until it was on disk, each on the slower rank."""
         self.number += 1
         folder = self.root / f"{self.number}"
         folder.mkdir(exist_ok=True)
@@ -231,7 +232,7 @@ class SavingBench:
         dist.barrier()
 
     def _drag(self, rounds: int) -> dict[str, list[float]]:
-        """Steps of a training loop while a save is under way, and right before and after."""
+        """Measure the steps of a training loop during a save, and right before and after it."""
         work = torch.rand(512, 512)
         self._train(work, 30)
         found: dict[str, list[float]] = {"before": [], "while writing": [], "after": []}
@@ -255,7 +256,8 @@ class SavingBench:
         dist.barrier()
 
     def _train(self, work: torch.Tensor, steps: int | None) -> list[float]:
-        """Times of steps, nothing but arithmetic and one all-reduce, until a save is done or for so many."""
+        """Return the times of steps, which are arithmetic and one all-reduce, until a save is done or for a number of
+        steps."""
         times: list[float] = []
         flag = torch.zeros(1)
         while steps is None or len(times) < steps:
@@ -283,7 +285,7 @@ class SavingBench:
 
 
 def make_state(layers: int, width: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights and two moments of a transformer, from its embedding to its last norm."""
+    """Return the weights and two moments of a transformer, from its embedding to its last norm."""
     shapes: dict[str, tuple[int, ...]] = {"embedding": (4096, width)}
     for layer in range(layers):
         shapes[f"{layer}.norm"] = (width,)
@@ -297,7 +299,7 @@ def _manifest(step: int, *, reason: str) -> Manifest:
 
 
 def _cached_stager() -> Any:
-    """DCP's own answer to a slow first copy, where this version of PyTorch has it."""
+    """Return DCP's own remedy for a slow first copy, if this version of PyTorch has it."""
     try:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     except ImportError:
@@ -362,7 +364,7 @@ def _times(measured: Mapping[str, Any]) -> Table:
 
 
 def verdicts(goals: Sequence[RatioGoal]) -> Table:
-    """Each ratio beside what is asked of it."""
+    """Return each ratio with its goal."""
     table = Table(title="goals")
     for heading in ("ratio", "measured", "goal", "verdict"):
         table.add_column(heading, justify="left" if heading in ("ratio", "verdict") else "right")

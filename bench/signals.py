@@ -1,4 +1,4 @@
-"""Answers in which layouts of a container a long save outlives a Stop: `python -m bench.signals [--save-seconds 40]`.
+"""Measure in which layouts of a container a long save completes after a Stop: `python -m bench.signals [--save-seconds 40]`.
 
 Each layout runs in a PID namespace of its own, as in a container: its first process is PID 1. SIGTERM goes to that one
 alone, and SIGKILL to all 120 seconds later, as StopTrainingJob has it. Ranks take their time to save when they hear
@@ -59,17 +59,19 @@ class ProcessLayout:
 
 @dataclass(frozen=True)
 class SignalOutcome:
-    """`reached_ms` is when the last rank had the signal, None if one never did; 137 is SageMaker's SIGKILL."""
+    """The result of a stop in one process layout."""
 
     layout: str
     init: bool
+    # When the last rank had received the signal; None if one never did.
     reached_ms: float | None
     saved: bool
+    # 137 is SageMaker's SIGKILL.
     exit_code: int
 
 
 def layouts(rank: Path) -> list[ProcessLayout]:
-    """Each without our init and with it as PID 1."""
+    """Return the process layouts, each without the init and with it as PID 1."""
     one = (sys.executable, str(rank))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
@@ -135,7 +137,7 @@ class Namespace:
 
 
 def stop(layout: ProcessLayout, folder: Path, *, save_s: float, stop_s: float) -> SignalOutcome:
-    """Starts a layout, waits for its ranks, sends SIGTERM and sees what becomes of their saves."""
+    """Start a layout, wait for its ranks, send SIGTERM and observe what becomes of their saves."""
     folder.mkdir()
     command = [f"--master-port={free_port()}" if word == "PORT" else word for word in layout.command]
     environment = {"SIGNALS_SAVE_SECONDS": str(save_s), "RERAIL_GRACE_SECONDS": str(stop_s - 5)}
@@ -166,8 +168,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[SignalOutcome]:
-    """All layouts, at the same time."""
+def run_all(folder: Path, *, save_s: float, stop_s: float) -> list[SignalOutcome]:
+    """Run all layouts at the same time."""
     rank = folder / "rank.py"
     rank.write_text(RANK)
     chosen = layouts(rank)
@@ -198,7 +200,7 @@ def main() -> None:
     if reason := refusal():
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = matrix(Path(folder), save_s=options.save_seconds, stop_s=options.stop_seconds)
+        outcomes = run_all(Path(folder), save_s=options.save_seconds, stop_s=options.stop_seconds)
     print(table(outcomes))
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")

@@ -55,9 +55,9 @@ LARGE = 100_000_000  # bytes a rank; below, handing over some sixty tensors show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
-    os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # of the processes: each says that it runs a module
+    os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # each process warns that it runs a module
     console = Console() if sys.stdout.isatty() else Console(width=120)
     context = get_context("forkserver")
     context.set_forkserver_preload(["bench.snapshots"])
@@ -108,12 +108,12 @@ class Nodes:
         return keeper
 
     def lose(self, node: int) -> None:
-        """The keeper of a node dies with all its memory, and one with nothing takes its place."""
+        """Kill the keeper of a node with all its memory, and start an empty one in its place."""
         self.keepers[node].end()
         self.keepers[node] = self._keeper(node)
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
-        """One rank on each node, with a store of their own: target(pipe, rank, world size, port, folders, ...)."""
+        """Start one rank on each node, with their own store: target(pipe, rank, world size, port, folders, ...)."""
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         folders = [str(keeper.folder) for keeper in self.keepers]
         self.ranks, self.pipes = [], []
@@ -173,7 +173,7 @@ def _manifest(step: int, size: int, *, reason: str = "snapshot") -> Manifest:
 
 
 def timed(context: Any, size: str, rounds: int) -> dict[str, Any]:
-    """The measurements of rank 0 of two, on two nodes."""
+    """Return the measurements of rank 0 of two, on two nodes."""
     nodes = Nodes(context, 2)
     try:
         nodes.start(measure, size, rounds)
@@ -193,7 +193,7 @@ def timed(context: Any, size: str, rounds: int) -> dict[str, Any]:
 def measure(
     pipe: Connection, rank: int, world: int, port: int, place: str, folder: str, size: str, rounds: int
 ) -> None:
-    """One rank: stalls, steps beside a snapshot on its way, then restores."""
+    """Measure one rank: stalls, steps during a snapshot, then restores."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -222,7 +222,7 @@ def measure(
 
 
 def drop_cached(folder: Path) -> None:
-    """Has the next reader of these files wait for the disk."""
+    """Drop the cached pages of these files, so that the next reader waits for the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -267,7 +267,7 @@ class SnapshotBench:
         return act
 
     def _drag(self, rounds: int) -> dict[str, list[float]]:
-        """Steps of a training loop while a snapshot is on its way, and right before and after."""
+        """Measure the steps of a training loop during a snapshot, and right before and after it."""
         work = torch.rand(512, 512)
         found: dict[str, list[float]] = {"before": [], "on its way": [], "after": []}
         self._train(work, 30)
@@ -279,7 +279,8 @@ class SnapshotBench:
         return found
 
     def _train(self, work: torch.Tensor, steps: int | None) -> list[float]:
-        """Times of steps, nothing but arithmetic and one all-reduce, until a snapshot is held or for so many."""
+        """Return the times of steps, which are arithmetic and one all-reduce, until a snapshot is held or for a number
+        of steps."""
         times: list[float] = []
         flag = torch.zeros(1)
         while steps is None or len(times) < steps:
@@ -296,7 +297,7 @@ class SnapshotBench:
 
 
 def _slowest_of(act: Callable[[], Any]) -> tuple[float, Any]:
-    """The seconds on the slower rank, and what came of it here."""
+    """Return the seconds on the slower rank, and the result on this rank."""
     dist.barrier()
     began = time.perf_counter()
     result = act()
@@ -346,7 +347,7 @@ class LossTally:
 
 
 def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambda: None) -> LossTally:
-    """Kills all ranks at random moments, and with them no node, one, or two neighbours; flips bits now and then."""
+    """Kill all ranks at random moments, and with them no node, one, or two neighbours; flip bits in some rounds."""
     tally, draw = LossTally(), random.Random(seed)
     nodes = Nodes(context, NODES)
     expected, fate = (0, 0), "at first"
@@ -369,7 +370,7 @@ def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambd
 
 
 def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: LossTally) -> int:
-    """The step that all ranks begin with; noted if it is not the same everywhere, not right, or too old."""
+    """Return the step that all ranks begin with; note an error if it differs between them, is wrong or too old."""
     least, durable = expected
     said = []
     for pipe in nodes.pipes:
@@ -383,12 +384,12 @@ def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: LossTal
 
 
 def _reported(nodes: Nodes, count: int, step: int) -> tuple[int, int]:
-    """Waits for so many snapshots that are whole: the newest one's step, and the newest durable step."""
+    """Wait for a number of complete snapshots; return the newest one's step and the newest durable step."""
     return _receive_count(nodes.pipes[0], count, (step, 0))
 
 
 def _receive_count(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[int, int]:
-    """What rank 0 has said of what is whole, until it has said so much, or all that it ever said."""
+    """Read rank 0's reports of complete snapshots, up to `count` or to the end; return the newest steps."""
     snapshot, durable = known
     try:
         while count is None or (count > 0 and pipe.poll(PATIENCE_S)):
@@ -401,7 +402,7 @@ def _receive_count(pipe: Connection, count: int | None, known: tuple[int, int]) 
 
 
 def _struck(nodes: Nodes, draw: random.Random, tally: LossTally, snapshot: int, durable: int) -> tuple[int, int]:
-    """Loses nodes or bits; the step that has to be restored after it, and the newest durable one."""
+    """Lose nodes or bits; return the step that must be restored after it, and the newest durable one."""
     fate = draw.random()
     if fate < 0.35:
         tally.outcomes["ranks killed, all nodes there"] += 1
@@ -424,7 +425,7 @@ def _struck(nodes: Nodes, draw: random.Random, tally: LossTally, snapshot: int, 
 
 
 def await_rest(keeper: int) -> None:
-    """Return when a keeper serves no rank any more: what changes before it is summed up, no sum can tell."""
+    """Return when a keeper serves no rank any more, because a checksum of changing data is useless."""
     for _ in range(int(PATIENCE_S / 0.01)):
         with suppress(FileNotFoundError):
             sockets = [link for link in Path(f"/proc/{keeper}/fd").iterdir() if "socket:" in os.readlink(link)]
@@ -434,7 +435,7 @@ def await_rest(keeper: int) -> None:
 
 
 def flip(keeper: int, draw: random.Random) -> None:
-    """Changes one bit in every memory that a keeper has, within what is surely filled."""
+    """Change one bit in every memory that a keeper has, within the part that is certainly filled."""
     folder = Path(f"/proc/{keeper}/fd")
     for link in folder.iterdir():
         with suppress(FileNotFoundError):  # a connection that has ended meanwhile
@@ -445,7 +446,7 @@ def flip(keeper: int, draw: random.Random) -> None:
 
 
 def train(pipe: Connection, rank: int, world: int, port: int, place: str, folder: str, seed: int) -> None:
-    """One rank until it is killed: restores, says so, and takes one snapshot after the other."""
+    """Restore, report it, and take one snapshot after another on this rank until the kill."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a process that writes checkpoints complains when its rank is killed
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -473,7 +474,7 @@ def train(pipe: Connection, rank: int, world: int, port: int, place: str, folder
 
 
 def content(step: int, rank: int) -> dict[str, Any]:
-    """A state that follows from its step: most of it the same on every rank, some of each rank's own."""
+    """Return a state that depends on its step: most of it the same on every rank, some different on each."""
     draw = torch.Generator().manual_seed(step)
     weights = {f"layer{number}": torch.rand(400, 300, generator=draw) for number in range(3)}
     return {"model": weights, "step": step, "random": {str(rank): torch.arange(5) + step * 10 + rank}}

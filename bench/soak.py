@@ -60,7 +60,7 @@ class Soak:
     checks: dict[str, int] = field(default_factory=dict)
 
     def run(self, names: Sequence[str], *, beside: int, progress: Callable[[Sequence[SoakRun]], None]) -> None:
-        """Every run with its faults, so many beside each other; the storm when the others are over."""
+        """Run every run with its faults, a number of them at the same time; the storm when the others have ended."""
         waiting = make_plans(self.seed, names)
         active: list[SoakRun] = []
         while waiting or active:
@@ -133,7 +133,7 @@ class Soak:
 
     @property
     def injections(self) -> list[Injection]:
-        """Every fault that was caused, a storm once for each run that it hit."""
+        """Return every fault that was caused, a storm once for each run that it hit."""
         return sorted(
             (injection for soak_run in self.soak_runs for injection in soak_run.injections),
             key=lambda injection: injection.at,
@@ -141,7 +141,7 @@ class Soak:
 
 
 def _orphans(state: Path) -> Iterator[str]:
-    """Processes of this machine whose job has its files below this folder."""
+    """Return the processes of this machine whose job has its files below this folder."""
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         with suppress(OSError):
             environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
@@ -152,7 +152,7 @@ def _orphans(state: Path) -> Iterator[str]:
 
 
 def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Console) -> tuple[Soak, list[str]]:
-    """One soak, with its own local AWS; and what is wrong when all of it is ended."""
+    """Run one soak with its own local AWS; return what is wrong after its end."""
     shutil.rmtree(state, ignore_errors=True)
     folder = state / "notes"
     folder.mkdir(parents=True)
@@ -182,7 +182,7 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
 
 
 def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
-    """The figures of one soak or of several."""
+    """Return the figures of one soak or of several."""
     judged = [judgement for soak in soaked for judgement in soak.judged]
     injections = [injection for soak in soaked for injection in soak.injections]
     failures = [BenchFailed(problem) for problem in wrong]

@@ -17,7 +17,7 @@ class ProcessEntry(NamedTuple):
 
 
 def table() -> dict[int, ProcessEntry]:
-    """Every process of this machine by pid; zombies are left out, for they have ended."""
+    """Return every process of this machine by pid, without zombies, which have ended."""
     processes = _from_proc() if Path("/proc/self/stat").exists() else _from_ps()
     return {process.pid: process for process in processes}
 
@@ -44,7 +44,7 @@ def _from_ps() -> list[ProcessEntry]:
 
 
 def descendants(pid: int) -> list[ProcessEntry]:
-    """The living processes below `pid`, parents before their children."""
+    """Return the living processes below `pid`, parents before their children."""
     processes = table()
     found: list[ProcessEntry] = []
     parents = {pid}
@@ -56,7 +56,7 @@ def descendants(pid: int) -> list[ProcessEntry]:
 
 
 def alive(process: ProcessEntry) -> bool:
-    """Whether this very process still runs."""
+    """Return whether exactly this process still runs."""
     now = table().get(process.pid)
     return now is not None and now.started == process.started
 
@@ -75,7 +75,7 @@ def end_tree(pid: int, *, grace_s: float) -> None:
 
 
 def end_all(family: list[ProcessEntry], *, grace_s: float) -> None:
-    """End these processes: a term first when there is a grace, a kill for those that outlive it."""
+    """End these processes: with SIGTERM first if there is a grace period, then with SIGKILL."""
     if grace_s:
         for process in family:
             send(process, signal.SIGTERM)
@@ -95,7 +95,7 @@ def send(process: ProcessEntry, number: signal.Signals) -> None:
 
 
 def wait_until_ended(family: list[ProcessEntry], seconds: float) -> None:
-    """Return when none of these lives, or after `seconds`."""
+    """Return when all of these have ended, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while any(alive(process) for process in family) and time.monotonic() < deadline:
         time.sleep(0.02)

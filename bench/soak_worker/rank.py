@@ -49,11 +49,11 @@ class Rank:
             self.note(violation=f"{job} trains while another process of its run is alive")
 
     def note(self, **what: Any) -> None:
-        """One line; a single write, which a SIGKILL does not cut."""
+        """Write one line with a single write, which a SIGKILL does not cut."""
         os.write(self.file, (json.dumps({**what, "at": time.time()}) + "\n").encode())
 
     def plan_of(self, drills: tuple[faults.Drill, ...], **here: int) -> faults.Plan:
-        """The training's own plan, to which orders are added."""
+        """Return the training's own plan, to which orders are added."""
         self.plan, self.here = plan_of(drills, **here), here
         self.obey()
         return self.plan
@@ -131,7 +131,7 @@ class Rank:
         )
 
     def save(self, run: train.Run, *, reason: str) -> None:
-        """With the fault `in-save` the node is killed while the save has begun and has no manifest yet."""
+        """Save; with the fault `in-save`, kill the node when the save has begun and has no manifest yet."""
         if not 0 < self.breaks.get("in-save", 0) <= run.step:
             stock["save"](run, reason=reason)
             return

@@ -56,14 +56,14 @@ class SoakAccount:
         return subjects
 
     def waiting_in(self, url: str) -> int:
-        """Messages in a queue."""
+        """Return the number of messages in a queue."""
         counts = self.aws.client("sqs").get_queue_attributes(
             QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"]
         )
         return int(counts["Attributes"]["ApproximateNumberOfMessages"])
 
     def policy_for(self, setup: Setup) -> str:
-        """The name of the policy of such runs, which is there from now on."""
+        """Return the name of the policy of such runs; create the policy if it does not exist."""
         name = f"soak-{setup.name}"
         text = to_toml(setup.policy(self.policy, self.scale))
         parameter = f"{self.aws.outputs['PolicyPrefix']}/{name}"
@@ -106,7 +106,7 @@ class SoakAccount:
         )
 
     def order(self, job: str, *, drill: str = "", own: str = "") -> None:
-        """Tell an attempt what it breaks."""
+        """Write the order that has an attempt break something."""
         partial = self.folder / f"{job}.json.partial"
         partial.write_text(json.dumps({"drill": drill, "own": own}))
         partial.rename(self.folder / f"{job}.json")

@@ -25,7 +25,7 @@ class SoakEnvironment(Protocol):
 
     @property
     def others(self) -> list[str]:
-        """The jobs of the runs that are to be hit at the same time."""
+        """Return the jobs of the runs that are to be hit at the same time."""
 
     def inject(self, fault: str, **fields: Any) -> object:
         """Cause a fault of the platform."""
@@ -65,44 +65,50 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class SoakFault:
-    """One fault, in runs of the kind `setup`.
-
-    container/faults.py injects `drill`, bench/soak_worker/rank.py injects `own`, both in `repeats` attempts. The soak
-    calls `injection` once the training is past the fault's step, and `after` when the run has recovered. Expected are
-    the `causes` of the attempts that it ended (or `or_causes`, where two processes race to report), the `findings` of
-    the detectors and the `rungs` of the ladder. `held`: a person is asked, who releases the run. `ends`: it costs the
-    attempt. `self_repairs`: SageMaker itself restarts the job. `in_place`: the job's own init restarts its processes.
-    `last`: the run ends there. `stays`: the batches are bad and no remedy replaces them, so the reference run has them
-    too. `room` are the steps until the next fault.
-    """
+    """A fault of the soak, and what it must lead to."""
 
     description: str
+    # The kind of runs that it is injected in.
     setup: Setup
+    # What container/faults.py injects.
     drill: str = ""
+    # What bench/soak_worker/rank.py injects.
     own: str = ""
+    # Called once the training is past the fault's step.
     injection: Callable[[SoakEnvironment, str], None] | None = None
+    # Called when the run has recovered.
     after: Callable[[SoakEnvironment, str], None] | None = None
+    # The expected causes of the attempts that it ended; `or_causes` if two processes race to report.
     causes: tuple[str, ...] = ()
     or_causes: tuple[str, ...] = ()
+    # The expected findings of the detectors, and rungs of the ladder.
     findings: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
+    # The number of attempts in which `drill` or `own` is injected.
     repeats: int = 1
+    # The run is held, and an operator releases it.
     held: bool = False
+    # The attempt ends.
     ends: bool = True
+    # How often SageMaker itself restarts the job.
     self_repairs: int = 0
+    # The job's own init restarts its processes.
     in_place: bool = False
+    # The run ends there.
     last: bool = False
+    # The batches are bad and no remedy replaces them, so the reference run has them too.
     stays: bool = False
+    # The steps until the next fault.
     room: int = ROOM
 
     @property
     def is_within(self) -> bool:
-        """The training process itself breaks, at the very step."""
+        """Return whether the training process itself breaks, at exactly that step."""
         return bool(self.drill or self.own)
 
 
 def asks_first(policy: Policy, scale: float) -> Policy:
-    """Nothing is stopped or launched without a word."""
+    """Return the policy with an approval before each stop and launch."""
     return replace(policy, mode=Mode.APPROVE)
 
 
@@ -112,13 +118,13 @@ def restarts_in_place(policy: Policy, scale: float) -> Policy:
 
 
 def falls_back(policy: Policy, scale: float) -> Policy:
-    """Other machines are tried after a while."""
+    """Return the policy with a fall-back to other machines after a while."""
     capacity = replace(policy.capacity, fallbacks=(NEXT_BEST_TYPE,), fallback_after=FALLBACK_AFTER / scale)
     return replace(policy, capacity=capacity)
 
 
-def brakes(policy: Policy, scale: float) -> Policy:
-    """So few relaunches in a while that a storm must wait."""
+def with_low_rate_limit(policy: Policy, scale: float) -> Policy:
+    """Return a policy that allows so few relaunches that a storm must wait."""
     limits = replace(policy.limits, account_relaunches=STORM_RELAUNCHES, account_window=STORM_WINDOW / scale)
     return replace(policy, limits=limits)
 
@@ -136,7 +142,7 @@ ELSEWHERE = Setup("elsewhere", policy=falls_back, most=1, machine=OWN_TYPE)
 ENDED = Setup("ended", most=1)
 MUTE = Setup("mute", first=640, agent=False)
 PAIR = Setup("pair", hosts=2)
-STORM = Setup("storm", policy=brakes, at_once=3, most=1)
+STORM = Setup("storm", policy=with_low_rate_limit, at_once=3, most=1)
 FOREIGN = Setup("foreign", first=137, agent=False, script=HUGGING_FACE, most=1)
 SETUPS = (
     *(WATCHED, STEADY, MUTE, IN_PLACE, RATE, HOLDS, PAIR, POOL, SPOT, APPROVED, ELSEWHERE, FOREIGN, ENDED),
@@ -150,19 +156,21 @@ def kill(world: SoakEnvironment, job: str) -> None:
 
 
 def lose_the_node(world: SoakEnvironment, job: str) -> None:
-    """SageMaker says InternalServerError."""
+    """Cause an InternalServerError of SageMaker."""
     world.inject("internal_error", TrainingJobName=job)
 
 
 def lose_the_node_and_all_like_it(world: SoakEnvironment, job: str) -> None:
-    """The next job is accepted, and waits for machines that do not come for two hours."""
+    """Have the next job accepted, and wait two hours for machines that do not come."""
     world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
     lose_the_node(world, job)
 
 
 def reclaim(world: SoakEnvironment, job: str) -> None:
-    """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
-    may take before it counts as a hang."""
+    """Take a spot instance, and give another one a quarter of an hour later.
+
+    That is longer than any step may take before it counts as a hang.
+    """
     world.inject("interrupt", TrainingJobName=job, WaitSeconds=900)
 
 
@@ -177,7 +185,7 @@ def kill_the_second(world: SoakEnvironment, job: str) -> None:
 
 
 def lose_the_node_and_have_no_other(world: SoakEnvironment, job: str) -> None:
-    """The next launch of this run is refused, and the one after gets no machines."""
+    """Refuse the next launch of this run, and give the one after it no machines."""
     run = job.rpartition("-a")[0] if RELAUNCHED.search(job) else job
     world.inject("resource_limit", Count=1, TrainingJobName=f"{run}-a")
     world.inject("capacity", Count=1, TrainingJobName=f"{run}-a")
@@ -185,7 +193,7 @@ def lose_the_node_and_have_no_other(world: SoakEnvironment, job: str) -> None:
 
 
 def lose_the_node_under_throttling(world: SoakEnvironment, job: str) -> None:
-    """The API refuses the next launches for their rate, and cannot describe the job for a while."""
+    """Throttle the next launches, and refuse to describe the job for a while."""
     world.inject("throttle", Operation="CreateTrainingJob", Count=2)
     world.inject("describe_error", Count=2)
     world.inject("internal_error", TrainingJobName=job)
@@ -197,20 +205,20 @@ def lose_the_node_and_its_newest_save(world: SoakEnvironment, job: str) -> None:
     world.damage_newest_save(job)
 
 
-def kill_unheard(world: SoakEnvironment, job: str) -> None:
-    """No event of any job arrives any more: only the sweep can see that this one is dead."""
+def kill_without_events(world: SoakEnvironment, job: str) -> None:
+    """Kill the job while no event of any job arrives: only the sweep can notice that it has ended."""
     world.inject("events", Loss=1)
     world.inject("kill", TrainingJobName=job)
 
 
-def kill_in_bad_weather(world: SoakEnvironment, job: str) -> None:
-    """Every event comes twice, and each other one minutes late: after those that came later."""
+def kill_with_late_events(world: SoakEnvironment, job: str) -> None:
+    """Deliver every event twice, and every other one minutes late: after those that came later."""
     world.inject("events", Repeat=1, Delay=300, DelayEvery=2)
     world.inject("kill", TrainingJobName=job)
 
 
-def clear_up(world: SoakEnvironment, job: str) -> None:
-    """Events arrive again, once and in time."""
+def restore_events(world: SoakEnvironment, job: str) -> None:
+    """Deliver events again, once and in time."""
     world.inject("events", Loss=0, Repeat=0, Delay=0, DelayEvery=1)
 
 
@@ -219,14 +227,14 @@ def find_machines_again(world: SoakEnvironment, job: str) -> None:
     world.inject("machines", InstanceType=OWN_TYPE)
 
 
-def kill_the_deaf(world: SoakEnvironment, job: str) -> None:
-    """Its agent has been gone for a moment when the job is killed."""
+def kill_without_agent(world: SoakEnvironment, job: str) -> None:
+    """Kill the job a moment after its agent has ended."""
     time.sleep(1.0)
     world.inject("kill", TrainingJobName=job)
 
 
 def lose_every_node(world: SoakEnvironment, job: str) -> None:
-    """All of the storm's jobs die in the same moment."""
+    """End all of the storm's jobs at the same moment."""
     for name in world.others:
         world.inject("internal_error", TrainingJobName=name)
 
@@ -248,13 +256,13 @@ FAULTS: Mapping[str, SoakFault] = {
         causes=("infrastructure",),
     ),
     "lost-events": SoakFault(
-        "killed, and no event arrives", STEADY, injection=kill_unheard, after=clear_up, causes=("unknown",)
+        "killed, and no event arrives", STEADY, injection=kill_without_events, after=restore_events, causes=("unknown",)
     ),
     "late-events": SoakFault(
         "killed; events come twice, late and out of order",
         STEADY,
-        injection=kill_in_bad_weather,
-        after=clear_up,
+        injection=kill_with_late_events,
+        after=restore_events,
         causes=("unknown",),
     ),
     "damaged-save": SoakFault(
@@ -274,7 +282,7 @@ FAULTS: Mapping[str, SoakFault] = {
         "the agent's thread ends, a moment later the job is killed",
         STEADY,
         own="deaf:{step}",
-        injection=kill_the_deaf,
+        injection=kill_without_agent,
         causes=("unknown",),
     ),
     # The host that is left may be the first to say so: its peer has closed the connection.

@@ -23,15 +23,16 @@ SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What was trained, beside the losses of a reference run: `reference` says whether it is undisturbed or has the
-    same remedies. `from_plain` is the difference of the last loss from the undisturbed one."""
+    """What was trained, compared with the losses of a reference run."""
 
     steps: int
     lost: int
     samples: int
+    # Whether the reference run is undisturbed or has the same remedies.
     reference: str
     compared: int
     other_bits: int
+    # The difference of the last loss from the undisturbed one.
     from_plain: float
 
 
@@ -53,7 +54,7 @@ class Judgement:
 
 
 def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: Callable[[str], None]) -> Judgement:
-    """Everything that can be said of a run when it is over."""
+    """Return the evaluation of a run that has ended."""
     run = soak_run.run
     assert run is not None, "only adopted runs are judged"
     wrong = [
@@ -149,7 +150,7 @@ def _learning(
 
 
 def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Learning:
-    """Of a script that is not ours the losses alone are known, from its own checkpoints."""
+    """Check the curves; of a script without notes only the losses are known, from its own checkpoints."""
     script, s3 = soak_run.setup.script, soak_run.account.s3
     mine = dict(script.saved_losses(s3, BUCKET, f"{soak_run.name}/"))
     theirs = dict(script.saved_losses(s3, BUCKET, f"{reference.name}/"))
@@ -181,7 +182,7 @@ def _uncaused(soak_run: SoakRun) -> Iterator[str]:
 
 
 def _alone(soak_run: SoakRun, jobs: Sequence[tuple[Attempt, dict[str, Any]]]) -> Iterator[str]:
-    """Never two live attempts: as the processes saw it, and as SageMaker tells it."""
+    """Check that two attempts were never live at once, by the processes' notes and by SageMaker's times."""
     yield from soak_run.notes.violations
     for (_, before), (_, after) in zip(jobs, jobs[1:], strict=False):
         if after["CreationTime"] < _ended(before):

@@ -31,7 +31,7 @@ class RunPlan:
 
 
 def choose_faults(seed: int, count: int) -> list[str]:
-    """So many faults, every scenario among them where there is room for all; the rest are those that any run meets."""
+    """Choose faults, with every scenario if there is room for all; the rest are those that any run meets."""
     draw = Random(seed)
     names = sorted(FAULTS)
     if count <= len(names):
@@ -41,7 +41,7 @@ def choose_faults(seed: int, count: int) -> list[str]:
 
 
 def make_plans(seed: int, names: Sequence[str]) -> list[RunPlan]:
-    """The runs that meet these faults, those that take longest first; the seed draws their order and their steps."""
+    """Return the runs that meet these faults, the longest first; the seed draws their order and their steps."""
     draw = Random(seed)
     found: list[RunPlan] = []
     number = 0

@@ -26,7 +26,7 @@ class Stretch:
 
 
 def stretches(final: Mapping[int, tuple[Start, Step]]) -> list[Stretch]:
-    """The final lineage cut where its remedy changes."""
+    """Return the final lineage, cut where its remedy changes."""
     found: list[Stretch] = []
     for number in sorted(final):
         start = final[number][0]
@@ -78,5 +78,5 @@ def train(
 
 
 def losses(notes: Notes) -> dict[int, str]:
-    """Its losses by step, to the last bit."""
+    """Return its losses by step, exact to the last bit."""
     return {number: step.loss for number, (_, step) in lineage(notes.starts).items()}

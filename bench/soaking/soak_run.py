@@ -96,7 +96,7 @@ class SoakRun:
 
     @property
     def others(self) -> list[str]:
-        """The newest jobs of those that are hit together."""
+        """Return the newest jobs of those that are hit together."""
         return [soak_run.job for soak_run in (self, *self.siblings)]
 
     def inject(self, fault: str, **fields: Any) -> None:
@@ -124,7 +124,7 @@ class SoakRun:
 
     @property
     def last_step(self) -> int:
-        """The step that was trained last; it falls back with a resume."""
+        """Return the step that was trained last; it falls back with a resume."""
         if self.setup.script is OURS:
             return self.notes.last_step
         newest = self.curves.get(self.job)
@@ -132,7 +132,7 @@ class SoakRun:
 
     @property
     def is_over(self) -> bool:
-        """Every fault is over, and the run has ended with nothing owed; or it was given up."""
+        """Return whether every fault is over and the run has ended with nothing pending, or it was given up."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
         return bool(self.problems) or (ended and self.index == len(self.plan.faults))
 
@@ -216,7 +216,7 @@ class SoakRun:
         return next((injection for injection in self.injections if injection.planned == planned), None)
 
     def _open_injection(self) -> Injection | None:
-        """The fault that is not over yet."""
+        """Return the fault that is not over yet."""
         if self.index == len(self.plan.faults):
             return None
         return self._injection_of(self.plan.faults[self.index])
@@ -242,7 +242,7 @@ class SoakRun:
         return injection is not None and injection.repeats >= FAULTS[planned.name].repeats
 
     def _begin(self, planned: PlannedFault, at: datetime, *, step: int) -> Injection:
-        """A fault, with the record as it was at that moment, however late it is noticed."""
+        """Begin a fault, with the record as it was at that moment, however late it is noticed."""
         run = self.run
         assert run is not None, "it trains, so it was adopted"
         repairs = sum(attempt.self_repairs for attempt in run.attempts)
@@ -257,7 +257,7 @@ class SoakRun:
         return injection
 
     def _inject_planned(self, run: Run) -> None:
-        """Faults from outside, when the training is past their step and nothing else is the matter."""
+        """Inject faults from outside, when the training is past their step and no other fault is open."""
         if self.is_led or self.index == len(self.plan.faults) or self._open_injection():
             return
         planned = self.plan.faults[self.index]
@@ -282,7 +282,7 @@ class SoakRun:
                 soak_run._begin(planned, began, step=soak_run.last_step + 1)
 
     def _arm(self, planned: PlannedFault, *, calm: bool) -> None:
-        """Have the training process break at its step, or at the next that it can hear of in time."""
+        """Have the training process break at its step, or at the next one for which the order arrives in time."""
         if self._armed is None or self._armed[0] != planned:
             if calm and self._has_saved():
                 self._armed = (planned, max(planned.step, self.last_step + AHEAD_STEPS))
@@ -331,7 +331,7 @@ class SoakRun:
         self.keep_timeline()
 
     def keep_timeline(self) -> None:
-        """Write it beside the notes, so that it outlives the local AWS, whatever becomes of the soak."""
+        """Write the timeline beside the notes, so that it remains after the local AWS, whatever the result."""
         self.timeline = self.account.runs.timeline(self.name)
         lines = (f"{e.at:%H:%M:%S.%f} {e.before} -> {e.after} [{e.finding}] {e.reason}" for e in self.timeline)
         (self.account.folder.parent / f"{self.name}.txt").write_text("\n".join(lines) + "\n")
@@ -383,14 +383,14 @@ class SoakRun:
             injection.problems.append(f"{injection.attempts} attempts were launched, none was needed")
 
     def _detected(self, run: Run, injection: Injection, since: Sequence[TimelineEntry]) -> float | None:
-        """Seconds from the fault to the first decision about it, or the first word of it."""
+        """Return the seconds from the fault to the first decision or report about it."""
         times = [incident.decided_at for incident in run.incidents[injection.incidents :]]
         times += [entry.at for entry in since if entry.finding in set(Kind)]
         times += [entry.at for entry in since if injection.fault.self_repairs or injection.fault.last][:1]
         return (min(times) - injection.at).total_seconds() if times else None
 
     def _recovered(self, injection: Injection) -> float | None:
-        """Seconds from the fault until its step was trained by processes that were started since."""
+        """Return the seconds from the fault until its step was trained by processes that were started since."""
         if self.setup.script is not OURS:
             return None
         at = injection.at.timestamp()
@@ -399,7 +399,7 @@ class SoakRun:
         return min(times) - at if times else None
 
     def _lost(self, injection: Injection) -> int:
-        """Steps that processes started since the fault had to train again."""
+        """Return the steps that processes started since the fault had to train again."""
         starts, at = self.notes.starts, injection.at.timestamp()
         pairs = zip(starts, starts[1:], strict=False)
         return sum(max(0, before.last - after.after) for before, after in pairs if after.at > at)
@@ -421,7 +421,7 @@ class SoakRun:
                 self.seen_saves[manifest["step"], manifest["attempt"]] = key
 
     def described(self) -> Iterator[tuple[Attempt, dict[str, Any]]]:
-        """Every job of the run, as SageMaker tells of it."""
+        """Return every job of the run as SageMaker describes it."""
         for attempt in self.run.attempts if self.run else ():
             if attempt.exists:
                 yield attempt, self.account.describe(attempt.job_name)
@@ -433,12 +433,12 @@ def _kind(fault: SoakFault) -> str:
 
 
 def led_by(first: SoakRun, others: Sequence[SoakRun]) -> None:
-    """The first one's fault from outside hits the others too."""
+    """Have the first run's fault from outside hit the others too."""
     first.siblings = list(others)
     for soak_run in others:
         soak_run.is_led = True
 
 
 def shifted(plan: RunPlan, number: int) -> RunPlan:
-    """The same plan for a further run beside it."""
+    """Return the same plan for a further run beside it."""
     return plan if number == 1 else replace(plan, name=f"{plan.name}-{number}")

@@ -1,14 +1,15 @@
-"""Makes API destinations of templates, and delivers to them as EventBridge does: again and again, then aside.
+"""Create API destinations of templates, and deliver to them as EventBridge does: with retries, then to a dead-letter
+queue.
 
-MiniStack serves connections and API destinations through its API, with the requests as AWS makes them (headers, body
-parameters, five seconds to answer), but refuses both in a template, tries once and drops what was not taken. AWS tries
-again after 401, 407, 409, 429, 5xx and where nobody answers, ever more slowly, until MaximumEventAgeInSeconds or
-MaximumRetryAttempts of the rule's target; then, or at once after any other answer, what it should have been sent goes
-to its dead-letter queue.
-Facts: EventBridge user guide, "API destinations", "Retrying events" and "Using dead-letter queues".
+MiniStack serves connections and API destinations through its API, and makes the requests as AWS does (headers, body
+parameters, five seconds to answer). It refuses both in a template, tries once and drops what was not accepted. AWS
+tries again after 401, 407, 409, 429, 5xx and without an answer, with growing delays. It ends at
+MaximumEventAgeInSeconds or MaximumRetryAttempts of the rule's target. Then, or at once after any other answer, the
+event goes to the target's dead-letter queue. Facts: EventBridge user guide, "API destinations", "Retrying events" and
+"Using dead-letter queues".
 
-Nothing leaves this machine: what is meant for another host is logged and dropped. A test moves a destination here with
-UpdateApiDestination. Rate limits are not kept.
+Nothing leaves this machine: a request to another host is logged and dropped. A test moves a destination here with
+UpdateApiDestination. Rate limits are not enforced.
 """
 
 import copy
@@ -37,7 +38,7 @@ Properties = dict[str, Any]
 
 @dataclass
 class DestinationRequest:
-    """One event on its way to a destination: the request as it is made each time, and what the rule says of trying."""
+    """An event on its way to a destination: the request of each attempt, and the retry settings of the target."""
 
     name: str
     payload: str
@@ -90,7 +91,7 @@ def apply(retry_scale: float) -> None:
 def _handlers(
     arn: str, make: Callable[..., Any], change: Callable[..., Any], end: Callable[..., Any]
 ) -> dict[str, Callable[..., Any]]:
-    """How the template's resource becomes what the API would make of it."""
+    """Return the handlers that make the template's resource with the API."""
 
     def create(logical_id: str, properties: Properties, stack: str) -> tuple[str, Properties]:
         name = properties.get("Name") or provisioners._physical_name(stack, logical_id, max_len=64)
@@ -139,7 +140,7 @@ def deliver(delivery: DestinationRequest, retry_scale: float) -> None:
 
 
 def attempt(delivery: DestinationRequest) -> tuple[int | None, str]:
-    """The answer's status, or None where there was none, and what was wrong."""
+    """Return the status of the response, None without a response, and the error text."""
     destination = eventbridge._api_destinations.get(delivery.name)
     connection = destination and eventbridge._connections.get(destination["ConnectionArn"].rpartition("/")[2])
     if not destination or not connection:

@@ -1,7 +1,7 @@
-"""Says why a function could not be imported.
+"""Report why a function could not be imported.
 
-MiniStack reports the bare text of the exception, so `Cause.INFRASTRUCTURE` gone missing reads "Worker init failed:
-INFRASTRUCTURE", and nothing says where. AWS reports the exception's type and logs its traceback.
+MiniStack reports only the text of the exception: for a missing `Cause.INFRASTRUCTURE` it is "Worker init failed:
+INFRASTRUCTURE", without a place. AWS reports the exception's type and logs its traceback.
 """
 
 from ministack.core import lambda_runtime

@@ -1,4 +1,4 @@
-"""Sends an event whose rule target is gone to the target's dead-letter queue.
+"""Send an event whose rule target is gone to the target's dead-letter queue.
 
 MiniStack ignores a target's DeadLetterConfig: an event for a deleted function, queue or topic is logged and dropped.
 AWS does not retry such an error and writes the event to the dead-letter queue, with RULE_ARN, TARGET_ARN, ERROR_CODE
@@ -28,7 +28,7 @@ def apply() -> None:
 
 
 def exists(arn: str) -> bool:
-    """Whether a function, queue or topic of that ARN is there; targets of other services are left to MiniStack."""
+    """Return whether the function, queue or topic of that ARN exists; MiniStack checks targets of other services."""
     service = parse_arn(arn).service
     if service == "lambda":
         return bool(lambda_svc._get_func_record_for_ref(arn)[0])

@@ -38,7 +38,7 @@ class EventDelivery:
 
 
 class EventFeed:
-    """Emits an entry for each change; loss, repetition and delay as `delivery` says at that moment."""
+    """Emit an event for each change; `delivery` decides about loss, repetition and delay."""
 
     def __init__(self, emit: Emit, timing: Timing) -> None:
         self.delivery = EventDelivery()
@@ -62,7 +62,7 @@ class EventFeed:
                 self._send(entry)
 
     def publish(self, detail_type: str, detail: dict[str, Any], resources: list[str]) -> None:
-        """One more of SageMaker's events, about something that there is no stand-in for."""
+        """Send an event of SageMaker that this fake has no state for."""
         self._send(
             {"Source": "aws.sagemaker", "DetailType": detail_type, "Detail": json.dumps(detail), "Resources": resources}
         )
@@ -98,7 +98,10 @@ def entry_for(job: LocalJob) -> dict[str, Any]:
 
 
 def detail_of(job: LocalJob) -> dict[str, Any]:
-    """Times are epoch milliseconds and Tags a map, as captured events show them; the documentation differs."""
+    """Return the event's detail: times in epoch milliseconds and Tags as a map, as in captured events.
+
+    The documentation differs.
+    """
     request = job.request
     algorithm = request["AlgorithmSpecification"]
     detail = {

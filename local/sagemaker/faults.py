@@ -39,7 +39,7 @@ class Faults:
         return str(name).startswith(self.only.get(fault, ""))
 
     def take_capacity(self, name: str) -> tuple[float, bool]:
-        """How long a new job waits for capacity, and whether it gets it."""
+        """Return how long a new job waits for capacity, and whether it gets it."""
         if not self._concerns("capacity", name):
             return 0.0, True
         if self.capacity_failures > 0:

@@ -50,7 +50,7 @@ def _only_group(resources: dict[str, Any]) -> dict[str, Any]:
 
 
 def lay_out(host: Host, hosts: list[Host], request: dict[str, Any]) -> None:
-    """A fresh tree: what an earlier attempt left on this host is gone, as it is with a new instance."""
+    """Create an empty tree: as on a new instance, nothing of an earlier attempt remains on this host."""
     shutil.rmtree(host.root, ignore_errors=True)
     for folder in _FOLDERS:
         (host.base / folder).mkdir(parents=True)

@@ -65,8 +65,11 @@ class Injections:
             task.cancel()
 
     async def _at(self, request: Request) -> None:
-        """Cause Faults, in their order, once each of TrainingJobNames has printed the metric `step` with at least Step
-        and all that it has saved by then is uploaded. The jobs need not exist yet."""
+        """Cause Faults in order, once each of TrainingJobNames has printed at least Step and its checkpoints are
+        uploaded.
+
+        The jobs need not exist yet.
+        """
         names, faults = request.get("TrainingJobNames"), request.get("Faults")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise invalid(f"TrainingJobNames must be a list of names of training jobs, not {names!r}")
@@ -191,7 +194,7 @@ def _set(table: dict[str, int], request: Request, key: str) -> None:
 
 
 def _name(request: Request) -> str:
-    """How the names of the jobs begin that are concerned; "" for all."""
+    """Return the prefix of the names of the jobs concerned; "" for all."""
     name = request.get("TrainingJobName", "")
     if not isinstance(name, str):
         raise invalid(f"TrainingJobName must be how the jobs' names begin, not {name!r}")

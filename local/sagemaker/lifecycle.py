@@ -197,7 +197,7 @@ class JobRun:
         await self._stop(Secondary.MAX_WAIT_TIME_EXCEEDED)
 
     async def _replace_node(self) -> None:
-        """RetryStrategy mends internal errors in the same job; without it, or when it is used up, the job fails."""
+        """Restart the job in place after an internal error (RetryStrategy); fail it if no retries are left."""
         await self._end_processes(lost=True)
         allowed = self.job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
         if self._retries >= allowed:
@@ -209,7 +209,7 @@ class JobRun:
         await self._attempt_once()
 
     async def _wait_for_spot(self) -> None:
-        """The job still trains, as far as anybody is told, while its processes have their notice."""
+        """Interrupt the processes; the job's status remains Training during their notice period."""
         if self.attempt:
             await self.attempt.reclaim()
             self.attempt = None

@@ -16,7 +16,7 @@ _SORT_KEYS: dict[str, Callable[[LocalJob], Any]] = {
 
 
 def list_page(jobs: Iterable[LocalJob], request: dict[str, Any]) -> dict[str, Any]:
-    """StatusEquals is applied to the page, not to the list, so that a page may be short or empty with a NextToken."""
+    """Apply StatusEquals to the page, not to the list: a page may be short or empty with a NextToken."""
     ordered = _ordered([job for job in jobs if _matches(job, request)], request)
     size = request.get("MaxResults", 10)
     begin = _offset_of(request["NextToken"]) if request.get("NextToken") else 0

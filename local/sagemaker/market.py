@@ -18,7 +18,8 @@ class Market:
     patience: float = 0.0
 
     def check_quota(self, request: dict[str, Any], jobs: Iterable[LocalJob]) -> None:
-        """Raises ResourceLimitExceeded where the job would be one too many; kept pools count, but for the job's own."""
+        """Raise ResourceLimitExceeded if the job exceeds the quota; count kept pools, except a pool that the job would
+        use."""
         wanted = choices(request)
         if len(wanted) != 1:
             return
@@ -28,7 +29,7 @@ class Market:
             raise over_quota(kind, limit=self.limits[kind], used=used, delta=count)
 
     def take(self, job: LocalJob) -> bool:
-        """Machines for the job, of the first of its types that there are enough of."""
+        """Return machines for the job, of the first of its types that has enough."""
         for kind, count in choices(job.request):
             if self.left.get(kind, count) < count:
                 continue
@@ -41,7 +42,7 @@ class Market:
 
 
 def choices(request: dict[str, Any]) -> list[tuple[str, int]]:
-    """The instance types that a job takes, in its order, with the number of each; none for a mixed cluster."""
+    """Return the instance types that the job accepts, in order, with the count of each; none for a mixed cluster."""
     resources = request.get("ResourceConfig", {})
     if "InstanceType" in resources:
         return [(resources["InstanceType"], resources["InstanceCount"])]
@@ -53,7 +54,7 @@ def choices(request: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
-    """SageMaker's words for it."""
+    """Return SageMaker's text for an exceeded quota."""
     return ServiceError(
         "ResourceLimitExceeded",
         f"The account-level service limit '{kind} for training job usage' is {limit} Instances, with current "
@@ -63,7 +64,7 @@ def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
 
 
 def _held(job: LocalJob) -> list[tuple[str, int]]:
-    """The machines that a job has now, or that are kept warm after it."""
+    """Return the machines that a job has now, or that are kept warm after it."""
     resources = job.request["ResourceConfig"]
     if job.over and (job.warm_pool or {}).get("Status") != "Available":
         return []

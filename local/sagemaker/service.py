@@ -27,7 +27,7 @@ Operation = Callable[[Request], Awaitable[dict[str, Any] | None]]
 
 
 class TrainingService:
-    """Runs jobs as local processes; S3, CloudWatch and Logs are asked for at `endpoint_url`, from worker threads.
+    """Run jobs as local processes; S3, CloudWatch and Logs are called at `endpoint_url`, from worker threads.
 
     `emit_event` gets each "SageMaker Training Job State Change" as an EventBridge entry, on the event loop.
     `images` maps an image's repository name to the folder that stands for it. `scale` is short for
@@ -88,7 +88,7 @@ class TrainingService:
             return write_error(ServiceError("InternalFailure", f"A fault of the local fake: {error!r}", status=500))
 
     async def close(self) -> None:
-        """Ends every process that was started; jobs under way stay as they were, and no event tells of it."""
+        """End every process that was started; running jobs keep their status, and no event is sent."""
         self._fleet.begin_closing()
         self._injections.close()
         self.events.close()

@@ -18,7 +18,7 @@ class _Pool:
     until: float
 
     def show(self, status: str, when: float, *, reused_by: str | None = None) -> None:
-        """What Describe tells of the pool, under the job that left it."""
+        """Set what Describe returns about the pool for the job that left it."""
         retained = max(0, int(when - self.since))
         self.owner.warm_pool = {"Status": status, "ResourceRetainedBillableTimeInSeconds": retained}
         if reused_by:
@@ -26,7 +26,7 @@ class _Pool:
 
 
 class WarmPools:
-    """Pools end lazily: every question settles the expired ones first."""
+    """The kept clusters. Pools end lazily: every call ends the expired ones first."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -43,7 +43,7 @@ class WarmPools:
         return True
 
     def has_for(self, request: dict[str, Any]) -> bool:
-        """There is a pool that the request matches: its machines are counted already."""
+        """Return whether a pool matches the request: its machines are counted already."""
         self.settle()
         return any(pool.fingerprint == fingerprint(request) for pool in self._available)
 
@@ -93,7 +93,7 @@ class WarmPools:
 
 
 def fingerprint(request: dict[str, Any]) -> str:
-    """What must be equal for a reuse; image, hyper-parameters, environment and channels may differ."""
+    """Return what must be equal for a reuse; image, hyperparameters, environment and channels may differ."""
     resources = request["ResourceConfig"]
     vpc = request.get("VpcConfig", {})
     session = request.get("SessionChainingConfig", {})

@@ -135,7 +135,7 @@ needs_namespaces = pytest.mark.skipif(bool(signals.refusal()), reason=signals.re
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], SignalOutcome]:
-    found = signals.matrix(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
+    found = signals.run_all(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
     return {(each.layout.partition(" (")[0], each.init): each for each in found}
 
 
