@@ -1,8 +1,8 @@
 """Compare a resumed training with an undisturbed one, bit by bit: `python -m bench.exactness [--json FILE]`.
 
-Trains 200 steps on two ranks with DDP and with FSDP2: once undisturbed, and once with a SIGKILL after the other, each
-resumed by new processes. Every loss of every attempt must be the undisturbed one, to the last bit. Then one piece of
-state after the other is left out of a resume, which the check of the first three losses has to tell.
+Trains 200 steps on two ranks with DDP and with FSDP2: once undisturbed, and once with repeated SIGKILLs, each
+resumed by new processes. Every loss of every attempt must be the undisturbed one, to the last bit. Then each piece of
+state is left out of a resume once, and the check of the first three losses has to detect it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure in which layouts of a container a long save completes after a Stop: `python -m bench.signals [--save-seconds 40]`.
+"""Measure in which container layouts a long save completes after a Stop: `python -m bench.signals [--save-seconds 40]`.
 
 Each layout runs in a PID namespace of its own, as in a container: its first process is PID 1. SIGTERM goes to that one
 alone, and SIGKILL to all 120 seconds later, as StopTrainingJob has it. Ranks take their time to save when they hear
