@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from rerail.decisions.reconcile import read_claim
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived
 from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -86,16 +86,6 @@ def test_a_human_s_stop_is_final_for_a_restored_record_too():
 def test_tags_alone_make_no_attempt(name, tags):
     """Tags are copied by hand; only a name and tags that belong together are ours."""
     assert read_claim(name, tags) is None
-
-
-def test_an_attempt_that_cannot_be_is_refused():
-    """Whoever may create jobs may name one gpt-a9999: it is told, and the run goes on as it is."""
-    world = World().with_saves()
-    world.sagemaker.submit("gpt-a9999")
-    world.sagemaker.job_tags["gpt-a9999"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "9999"}
-    world.supervisor().handle(JobStateChanged("gpt-a9999"))
-    assert world.run().current.job_name == "gpt"
-    assert "names a run that did not launch it" in world.bus.notices[-1].body
 
 
 def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
