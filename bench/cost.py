@@ -26,9 +26,10 @@ AS_OF = "November 2026"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A list price of us-east-1: `dollars` for `per` units of `what`."""
+    """A list price of us-east-1."""
 
     what: str
+    # The price of `per` units of `what`.
     dollars: float
     per: int
     source: str

@@ -14,11 +14,12 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: `words` columns of text, aligned to the left, then figures, aligned to the right."""
+    """A table of text columns, aligned to the left, then figures, aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    # The number of text columns.
     words: int = 1
 
     def table(self) -> Table:

@@ -85,10 +85,11 @@ class Exactness:
 
 @dataclass(frozen=True)
 class Omission:
-    """A piece of state that a resume went without; `found_at` counts the steps from the resume, 0 for never."""
+    """A piece of state that a resume went without."""
 
     layout: str
     piece: str
+    # The steps from the resume until the check detected it; 0 if it never did.
     found_at: int
 
 

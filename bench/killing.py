@@ -42,9 +42,10 @@ LONGEST_PAUSE_S = 0.03  # before a kill, so that it comes at any point of the ne
 
 @dataclass
 class KillTally:
-    """The results of the kills or the damages; `wrong` has each failure and how to repeat it."""
+    """The results of the kills or the damages."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Each failure, and how to repeat it.
     wrong: list[str] = field(default_factory=list)
 
     @property

@@ -340,9 +340,10 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
 
 @dataclass
 class LossTally:
-    """The results of the losses; `wrong` has each failure and how to repeat it."""
+    """The results of the losses."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Each failure, and how to repeat it.
     wrong: list[str] = field(default_factory=list)
 
 

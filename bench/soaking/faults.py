@@ -39,20 +39,20 @@ class SoakEnvironment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A kind of run in which some faults can be caused; `first` steps are trained before the first of them.
-
-    `policy` makes its policy of the default one; `at_once` runs of it train beside each other, and are hit together.
-    `most` faults are caused in one such run, a further one is begun for more.
-    """
+    """A kind of run in which some faults can be caused."""
 
     name: str
+    # The steps that are trained before the first fault.
     first: int = 60
+    # Makes its policy from the default policy and the scale of the clock.
     policy: Callable[[Policy, float], Policy] = lambda policy, scale: policy
     spot: bool = False
     keep_alive: int = 0
     agent: bool = True
     hosts: int = 1
+    # So many of these runs train at the same time, and are hit together.
     at_once: int = 1
+    # The number of faults in one run; a further run is started for more.
     most: int = 12
     machine: str = MACHINE
     script: Script = OURS

@@ -38,7 +38,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One run beside its reference run; `share` is its goodput according to Rerail, `wrong` lists what did not hold."""
+    """A run compared with its reference run."""
 
     run: str
     faults: int
@@ -46,10 +46,12 @@ class Judgement:
     skipped: int
     run_s: float
     reference_s: float
+    # The run's goodput according to Rerail.
     share: float | None
     saves: int
     is_complete: bool
     learnt: Learning
+    # The checks that failed.
     wrong: tuple[str, ...]
 
 

@@ -13,10 +13,12 @@ TAIL = 100
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault of a run: `number` counts them over the whole soak, it is injected at `step`, or soon after."""
+    """A fault of a run."""
 
+    # Counts the faults of the whole soak.
     number: int
     name: str
+    # It is injected at this step, or soon after.
     step: int
 
 

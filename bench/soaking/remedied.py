@@ -17,11 +17,13 @@ LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps up to and with `last` that are trained under one remedy; `skipped` are samples, `rate` a share of the
-    learning rate."""
+    """Steps that are trained under one remedy."""
 
+    # The last step, included.
     last: int
+    # Ranges of samples.
     skipped: tuple[tuple[int, int], ...]
+    # The factor on the learning rate.
     rate: float
 
 

@@ -36,10 +36,7 @@ WHY = "the soak: inspected and resolved"
 
 @dataclass(slots=True)
 class Injection:
-    """A fault that was caused: when, at which step, in which attempt, and what the record held by then.
-
-    `repeats` counts the attempts in which it was injected. The remaining fields are set when it is over.
-    """
+    """A fault that was caused: when, at which step, in which attempt, and what the record held by then."""
 
     planned: PlannedFault
     at: datetime
@@ -48,7 +45,9 @@ class Injection:
     version: int
     incidents: int
     repairs: int = 0
+    # The number of attempts in which it was injected.
     repeats: int = 1
+    # This and the following fields are set when it is over.
     over_at: datetime | None = None
     causes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()

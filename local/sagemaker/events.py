@@ -22,12 +22,13 @@ Emit = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class EventDelivery:
-    """How unreliable the feed is for jobs whose names begin with `only`: AWS promises best effort only."""
+    """How unreliable the feed is: AWS promises best effort only."""
 
     loss_every: int = 0
     repeat: int = 0
     delay: float = 0.0
     delay_every: int = 1
+    # It concerns jobs whose names begin with this.
     only: str = ""
 
     def loses(self, number: int) -> bool:

@@ -16,13 +16,14 @@ INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please
 
 @dataclass
 class Faults:
-    """Counters that each call or job uses up by one; `capacity_wait` is the time in Pending, in seconds, `only` how the
-    names begin of the jobs that a fault concerns."""
+    """Counters that each call or job reduces by one."""
 
     refused_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity_failures: int = 0
     capacity_delays: int = 0
+    # The time in Pending, in seconds.
     capacity_wait: float = 0.0
+    # For each fault, the prefix of the names of the jobs that it concerns.
     only: dict[str, str] = field(default_factory=dict)
 
     def apply_to_call(self, operation: str, request: dict[str, Any]) -> None:

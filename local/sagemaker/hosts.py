@@ -18,9 +18,10 @@ _FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints",
 
 @dataclass(frozen=True)
 class Host:
-    """`root` stands for the container's `/`, so that /opt/ml is `root/opt/ml`."""
+    """A host of a job, as a folder of this machine."""
 
     name: str
+    # Stands for the container's `/`: /opt/ml is `root/opt/ml`.
     root: Path
     instance_type: str
     group: str

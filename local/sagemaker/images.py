@@ -17,9 +17,10 @@ class UnknownImage(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """A folder that is built into an image; without `entrypoint` the folder's Dockerfile gives it."""
+    """A folder that is built into an image."""
 
     workdir: Path
+    # Read from the folder's Dockerfile if empty.
     entrypoint: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,11 +10,13 @@ from .job import LocalJob
 
 @dataclass
 class Market:
-    """What is not set is plentiful. `left` are machines for new launches: a launch uses them up, an end brings none
-    back; `limits` are the account's quotas; `patience` are the seconds in Pending before EC2 gives up."""
+    """The machines that can be had; those of types without an entry are unlimited."""
 
+    # Machines for new launches: a launch uses them up, the end of a job returns none.
     left: dict[str, int] = field(default_factory=dict)
+    # The account's quotas.
     limits: dict[str, int] = field(default_factory=dict)
+    # The seconds in Pending before EC2 gives up.
     patience: float = 0.0
 
     def check_quota(self, request: dict[str, Any], jobs: Iterable[LocalJob]) -> None:
