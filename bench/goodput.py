@@ -80,8 +80,8 @@ def verdicts(rows: dict[int, list[Row]], speed: float) -> list[GoodputVerdict]:
         row = largest[way.key]
         what = f"ETTR on {FEWEST_GPUS:,} GPUs, {way.key} (bound {bound(row):.4f})"
         found.append(GoodputVerdict(what, goal, row.ettr, row.ettr >= goal))
-    for gpus, each in rows.items():
-        named = {row.outcomes[0].task.way.key: row for row in each}
+    for gpus, results in rows.items():
+        named = {row.outcomes[0].task.way.key: row for row in results}
         left = (1 - named[SNAPSHOTS.key].ettr) / (1 - named[SAGEMAKER_ASYNC.key].ettr)
         what = f"lost on {gpus:,} GPUs, of what SageMaker's own means lose"
         found.append(GoodputVerdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))

@@ -123,7 +123,7 @@ def _until(starts: Sequence[Start], index: int, step: int) -> dict[int, tuple[St
     before: dict[int, tuple[Start, Step]] = {}
     if start.source is not None:
         before = _until(starts, _parent(starts, index), start.after)
-    own = {number: (start, each) for number, each in start.steps.items() if number <= step}
+    own = {number: (start, entry) for number, entry in start.steps.items() if number <= step}
     return {number: entry for number, entry in before.items() if number <= start.after} | own
 
 

@@ -108,7 +108,7 @@ class SoakRun:
         """Flip bits in the middle of a file of the newest checkpoint that is whole in S3."""
         key = max(key for key in self._keys() if key.endswith("/manifest.json") and "/quarantine/" not in key)
         manifest = json.loads(self.account.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
-        file = max(manifest["files"], key=lambda each: each["bytes"])["name"]
+        file = max(manifest["files"], key=lambda entry: entry["bytes"])["name"]
         place = f"{key.rpartition('/')[0]}/{file}"
         content = bytearray(self.account.s3.get_object(Bucket=BUCKET, Key=place)["Body"].read())
         content[len(content) // 2] ^= 0xFF

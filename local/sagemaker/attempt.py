@@ -109,7 +109,7 @@ class JobExecution:
 
     def failure_text(self, host: str) -> str:
         """Return what the container wrote to output/failure: on the host that failed, else on any other."""
-        ordered = sorted(self.hosts, key=lambda each: each.name != host)
+        ordered = sorted(self.hosts, key=lambda item: item.name != host)
         paths = [host.base / "output" / "failure" for host in ordered]
         return next((path.read_text(errors="replace") for path in paths if path.is_file()), "")
 

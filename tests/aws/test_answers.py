@@ -60,7 +60,7 @@ def respond(operation: str, body: object, *, status: int = 200) -> None:
     answers.WIRE.responses = {operation: body if isinstance(body, bytes) else json.dumps(body).encode()}
 
 
-@pytest.mark.parametrize("target", ANSWERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", ANSWERS, ids=lambda target: target.name)
 def test_no_answer_is_too_bad(target: Target):
     """One of our errors or of the SDK's, in words that can be shown; a run of which nothing was said is swept."""
     samples, read = list(target.samples()), target.load()

@@ -18,7 +18,7 @@ HEAVY = {"TensorBoard events": 5, "policy's file": 40, "record of a run": 60, "t
 COUNTS = {**SLOW, **HEAVY}
 
 
-@pytest.mark.parametrize("target", [*PARSERS, *AGENTS, *FILES], ids=lambda each: each.name)
+@pytest.mark.parametrize("target", [*PARSERS, *AGENTS, *FILES], ids=lambda target: target.name)
 def test_no_input_is_too_bad(target):
     """A value, or one of our errors whose message is one short line that can be shown."""
     read = target.load()
@@ -26,7 +26,7 @@ def test_no_input_is_too_bad(target):
         read(data)
 
 
-@pytest.mark.parametrize("target", LOOP, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", LOOP, ids=lambda target: target.name)
 def test_hostile_messages_never_stop_a_healthy_job(target):
     """The function `supervise` on hostile batches: the job trains on, each message that goes back has its line in the
     log, and the good message behind the bad ones is handled."""
@@ -54,7 +54,7 @@ def apart(monkeypatch, tmp_path) -> Iterator[None]:
         value.cache_clear()
 
 
-@pytest.mark.parametrize("target", COMMANDS, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", COMMANDS, ids=lambda target: target.name)
 def test_no_command_line_ends_in_a_traceback(target, apart):
     """An answer, or one clear error with its remedy, and status 2."""
     read = target.load()

@@ -96,7 +96,7 @@ def chosen(texts: list[str], most: int) -> Iterator[str]:
     for _ in range(most):
         if not left:
             return
-        features, text = max(left, key=lambda each: len(each[0] - covered) / (OVERHEAD + len(each[1])))
+        features, text = max(left, key=lambda item: len(item[0] - covered) / (OVERHEAD + len(item[1])))
         if not features - covered:
             return
         covered |= features

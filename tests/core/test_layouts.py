@@ -175,7 +175,7 @@ listings = st.lists(
         at=st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
     ),
     max_size=40,
-    unique_by=lambda each: each.key,
+    unique_by=lambda stored: stored.key,
 )
 
 

@@ -77,7 +77,7 @@ def test_queue_consumer_never_runs_wider_than_its_maximum(aws: LocalAws, seen: M
     eventually(lambda: sum(len(run["bodies"]) for run in wide()) >= 8)
     runs = wide()
     assert sum(len(run["bodies"]) for run in runs) == 8
-    assert max(sum(one["began"] <= run["began"] < one["ended"] for one in runs) for run in runs) <= 2
+    assert max(sum(other["began"] <= run["began"] < other["ended"] for other in runs) for run in runs) <= 2
 
 
 def test_schedule_fires_at_the_scaled_pace(aws: LocalAws, seen: Mailbox) -> None:

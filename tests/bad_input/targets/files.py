@@ -115,13 +115,13 @@ ASKED = (
 def log_lines(data: bytes) -> None:
     """Lines of a job's log, as `rerail logs`, `drill` and `backtest job:` read them."""
     ours, foreign = Losses.of(make_definitions()), Losses.of(FOREIGN)
-    for each in text_of(data).splitlines():
-        line = Line("gpt", "algo-1", each, NOON)
+    for text in text_of(data).splitlines():
+        line = Line("gpt", "algo-1", text, NOON)
         line.shown.encode(errors="strict")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", line.shown), f"a control character: {line.shown!r:.60}"
         ours.read(line)
         foreign.read(line)
-        jobs._line({"message": each, "timestamp": 1})
+        jobs._line({"message": text, "timestamp": 1})
 
 
 def arguments(data: bytes) -> None:
