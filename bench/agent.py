@@ -33,7 +33,7 @@ SCALE = 1000  # skew and step are a thousandth of what they stand for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status: 1 when ranks ever disagreed."""
+    """Run the benchmark; return the exit status: 1 if ranks ever disagreed."""
     options = _options(argv)
     if str(AGENT) not in sys.path:
         sys.path.insert(0, str(AGENT))
@@ -138,7 +138,7 @@ def step_cost(steps: int) -> dict[str, float]:
 def reduce_cost(steps: int) -> dict[str, float]:
     """reduce() and a plain all-reduce of the same loss in turns, so that both see the same moments of the machine."""
     times: tuple[list[float], list[float]] = _together(_reducing, 2, steps)[0]
-    mine, plain = (each[WARM_UP // 2 :] for each in times)
+    mine, plain = (series[WARM_UP // 2 :] for series in times)
     return {
         "reduce_p50_us": _quantile(mine, 0.5) * 1e6,
         "plain_p50_us": _quantile(plain, 0.5) * 1e6,
@@ -172,24 +172,26 @@ def _reducing(rank: int, said: Connection, steps: int) -> tuple[list[float], lis
 
 
 def agreement_trial(agreements: int, console: Console) -> dict[str, float]:
-    """Each rank is late by a random time in each step, and some rank raises a flag at some moment of every other step.
+    """Measure at which step the ranks agree on a flag that one of them raises in every other step.
 
-    Beside it: at which step each rank would have acted on a flag that all can see, as it passed the end of its step.
+    Each rank is late by a random time in each step. Beside it: at which step each rank would have acted on a flag that
+    all can see at the end of its step.
     """
     seen = multiprocessing.get_context("fork").Value("q", 0, lock=False)
     answers = _together(_agreeing, 3, agreements, seen, console=console)
     saves, looks = ([answer[part] for answer in answers] for part in (0, 1))
-    mismatches = sum(len({tuple(one) for one in trial}) > 1 for trial in zip(*saves, strict=True))
+    mismatches = sum(len({tuple(steps) for steps in trial}) > 1 for trial in zip(*saves, strict=True))
     return {
         "agreement_mismatches": float(mismatches),
         "local_mismatches": float(sum(len(set(trial)) > 1 for trial in zip(*looks, strict=True))),
-        "agreement_steps_max": float(max(step - 2 * trial for trial, one in enumerate(saves[0]) for step in one)),
+        "agreement_steps_max": float(max(step - 2 * trial for trial, steps in enumerate(saves[0]) for step in steps)),
         "agreements": float(agreements),
     }
 
 
 def _agreeing(rank: int, said: Connection, agreements: int, seen: Any) -> tuple[list[list[int]], list[int]]:
-    """For each flag: the steps at which this rank saved, and the step at whose end it first saw the flag itself."""
+    """Return, for each flag, the steps at which this rank saved, and the step at whose end it first saw the flag
+    itself."""
     from rerail_agent.guard import Guard
 
     guard = Guard(log_every=10**9, environment={"RANK": str(rank), "WORLD_SIZE": "3"})
@@ -219,7 +221,7 @@ def _agreeing(rank: int, said: Connection, agreements: int, seen: Any) -> tuple[
 
 
 def _flag(trial: int) -> int:
-    """A command and a warning in turns: SIGTERM comes once."""
+    """Return a command and a warning in turns, because SIGTERM comes only once."""
     from rerail_agent import agreement
 
     return agreement.WARNING if trial % 2 else agreement.COMMAND

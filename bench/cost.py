@@ -26,9 +26,10 @@ AS_OF = "November 2026"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A list price of us-east-1: `dollars` for `per` units of `what`."""
+    """A list price of us-east-1."""
 
     what: str
+    # The price of `per` units of `what`.
     dollars: float
     per: int
     source: str
@@ -92,7 +93,7 @@ QUEUES_POLLED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PriceLine:
     """One line of the bill: the name of its price, and the number of units in a month."""
 
     what: str
@@ -104,49 +105,49 @@ class Line:
         return self.count * PRICES[self.price].each
 
 
-def fixed() -> Iterator[Line]:
+def fixed() -> Iterator[PriceLine]:
     """Yield the lines that are paid when no run trains."""
-    yield Line("the key", "key", KEYS)
-    yield Line("alarms on single metrics", "alarm", ALARMS)
-    yield Line("the composite alarm", "composite", COMPOSITES)
-    yield Line("the dashboard", "dashboard", DASHBOARDS)
-    yield Line("custom metrics, one for each dimension value", "metric", published())
-    yield Line("the schedule", "schedule", MINUTES)
-    yield Line("sweeps", "invocation", MINUTES)
-    yield Line("sweeps, half a second each", "gb_second", MINUTES * SWEEP_S * MEMORY_GB)
-    yield Line("traces of sweeps", "trace", MINUTES)
-    yield Line("logs of sweeps", "log_gb", MINUTES * LOG_BYTES_A_CALL / 1e9)
-    yield Line("queries of the index of open runs", "read", MINUTES * QUERIES_A_SWEEP * 0.5)
-    yield Line("polls of empty queues", "message", MINUTES * EMPTY_RECEIVES_A_MINUTE * QUEUES_POLLED)
-    yield Line(
+    yield PriceLine("the key", "key", KEYS)
+    yield PriceLine("alarms on single metrics", "alarm", ALARMS)
+    yield PriceLine("the composite alarm", "composite", COMPOSITES)
+    yield PriceLine("the dashboard", "dashboard", DASHBOARDS)
+    yield PriceLine("custom metrics, one for each dimension value", "metric", published())
+    yield PriceLine("the schedule", "schedule", MINUTES)
+    yield PriceLine("sweeps", "invocation", MINUTES)
+    yield PriceLine("sweeps, half a second each", "gb_second", MINUTES * SWEEP_S * MEMORY_GB)
+    yield PriceLine("traces of sweeps", "trace", MINUTES)
+    yield PriceLine("logs of sweeps", "log_gb", MINUTES * LOG_BYTES_A_CALL / 1e9)
+    yield PriceLine("queries of the index of open runs", "read", MINUTES * QUERIES_A_SWEEP * 0.5)
+    yield PriceLine("polls of empty queues", "message", MINUTES * EMPTY_RECEIVES_A_MINUTE * QUEUES_POLLED)
+    yield PriceLine(
         "uses of the key by queues", "key_use", MINUTES * QUEUES_POLLED / 5
     )  # SQS keeps a data key for 5 minutes
 
 
-def per_run(*, agent: bool) -> Iterator[Line]:
+def per_run(*, agent: bool) -> Iterator[PriceLine]:
     """Yield the lines that one run adds when it trains all month."""
     wakeups, notices = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30
     if agent:
-        yield Line("heartbeats, written by the agent", "put", MINUTES * HEARTBEATS_A_RUN)
-        yield Line("polls of the mailbox by the agent", "get", MINUTES * 60 / MAILBOX_POLL_S)
-        yield Line("heartbeats, read by the sweep", "get", MINUTES * HEARTBEATS_A_RUN)
+        yield PriceLine("heartbeats, written by the agent", "put", MINUTES * HEARTBEATS_A_RUN)
+        yield PriceLine("polls of the mailbox by the agent", "get", MINUTES * 60 / MAILBOX_POLL_S)
+        yield PriceLine("heartbeats, read by the sweep", "get", MINUTES * HEARTBEATS_A_RUN)
     else:
-        yield Line("metrics, read by the sweep", "metric_read", MINUTES * METRICS_A_RUN)
-    yield Line("sweep time for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
-    yield Line("detector state, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
-    yield Line("detector state, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
-    yield Line("record of the run, read", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
-    yield Line("listings of its checkpoints", "put", MINUTES * LISTS_A_RUN)
-    yield Line("messages", "message", wakeups * 3)
-    yield Line("decisions", "invocation", wakeups)
-    yield Line("decisions, a second each", "gb_second", wakeups * SUPERVISE_S * MEMORY_GB)
-    yield Line(
+        yield PriceLine("metrics, read by the sweep", "metric_read", MINUTES * METRICS_A_RUN)
+    yield PriceLine("sweep time for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
+    yield PriceLine("detector state, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
+    yield PriceLine("detector state, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
+    yield PriceLine("record of the run, read", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
+    yield PriceLine("listings of its checkpoints", "put", MINUTES * LISTS_A_RUN)
+    yield PriceLine("messages", "message", wakeups * 3)
+    yield PriceLine("decisions", "invocation", wakeups)
+    yield PriceLine("decisions, a second each", "gb_second", wakeups * SUPERVISE_S * MEMORY_GB)
+    yield PriceLine(
         "decisions, recorded", "write", wakeups * 8
     )  # run, job and timeline in one transaction, which counts twice
-    yield Line("logs of decisions", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
-    yield Line("notices on the bus", "event", notices)
-    yield Line("notices and reports", "invocation", notices * 2)
-    yield Line("notices by e-mail", "mail", notices)
+    yield PriceLine("logs of decisions", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
+    yield PriceLine("notices on the bus", "event", notices)
+    yield PriceLine("notices and reports", "invocation", notices * 2)
+    yield PriceLine("notices by e-mail", "mail", notices)
 
 
 def published() -> int:
@@ -186,7 +187,7 @@ def totals() -> Table:
     return table
 
 
-def bill(lines: Sequence[Line]) -> Table:
+def bill(lines: Sequence[PriceLine]) -> Table:
     """Return the table of these lines, with the sum in its last row."""
     table = Table("what", "of", title="a month")
     for name in ("a month", "list price", "dollars"):

@@ -14,11 +14,12 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: `words` columns of text, aligned to the left, then figures, aligned to the right."""
+    """A table of text columns, aligned to the left, then figures, aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    # The number of text columns.
     words: int = 1
 
     def table(self) -> Table:
@@ -32,7 +33,7 @@ class Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class GoalResult:
     """A goal beside the measured value, both formatted: "at most 60 s", "12.4 s"."""
 
     what: str
@@ -42,7 +43,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BenchFailed:
     """Something that did not hold, and its cause where it is known."""
 
     what: str
@@ -55,9 +56,9 @@ class Evidence:
 
     claim: str
     sheets: tuple[Sheet, ...] = ()
-    goals: tuple[Goal, ...] = ()
+    goals: tuple[GoalResult, ...] = ()
     notes: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[BenchFailed, ...] = ()
 
     @property
     def holds(self) -> bool:

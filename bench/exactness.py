@@ -1,8 +1,8 @@
 """Compare a resumed training with an undisturbed one, bit by bit: `python -m bench.exactness [--json FILE]`.
 
-Trains 200 steps on two ranks with DDP and with FSDP2: once undisturbed, and once with a SIGKILL after the other, each
-resumed by new processes. Every loss of every attempt must be the undisturbed one, to the last bit. Then one piece of
-state after the other is left out of a resume, which the check of the first three losses has to tell.
+Trains 200 steps on two ranks with DDP and with FSDP2: once undisturbed, and once with repeated SIGKILLs, each
+resumed by new processes. Every loss of every attempt must be the undisturbed one, to the last bit. Then each piece of
+state is left out of a resume once, and the check of the first three losses has to detect it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ OPTIONS = {
     "collective-timeout-seconds": 60,
 }
 LOSS = re.compile(r"^rerail step=(\d+) loss=(\S+) ", re.MULTILINE)
-TOLD = re.compile(r"the resume has forgotten something: loss \S+ at step (\d+)")
+FORGOTTEN = re.compile(r"the resume has forgotten something: loss \S+ at step (\d+)")
 LIMIT_S = 300.0
 CODES = {"": 0, "kill": -signal.SIGKILL, "bug": 1}  # how a rank ends with each drill
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ IMPORTS = [str(ROOT), *(str(ROOT / folder) for folder in ("agent", "container", 
 
 
 def forget(piece: str, replace: Callable[[str, Callable[..., Any]], None]) -> None:
-    """Has train.py leave a piece of state out of every resume; `replace` puts a function in the place of its own."""
+    """Have train.py leave a piece of state out of every resume; `replace` replaces one of its functions."""
     import random_state
     import train
 
@@ -85,22 +85,23 @@ class Exactness:
 
 @dataclass(frozen=True)
 class Omission:
-    """A piece of state that a resume went without; `found_at` counts the steps from the resume, 0 for never."""
+    """A piece of state that a resume went without."""
 
     layout: str
     piece: str
+    # The steps from the resume until the check detected it; 0 if it never did.
     found_at: int
 
 
-class Job:
-    """Attempts of one run, each with processes of its own."""
+class TrainedRun:
+    """A run of several attempts, each with its own processes."""
 
     def __init__(self, base: Path, layout: str) -> None:
         self.base, self.layout = base, layout
         self.attempt = 0
 
     def train(self, *, drill: str = "", forgetting: str = "") -> tuple[dict[int, str], str]:
-        """One attempt on two ranks: the losses that it printed, and its output."""
+        """Run one attempt on two ranks; return the losses that it printed, and its output."""
         self.attempt += 1
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -132,7 +133,7 @@ class Job:
 
 
 def be_a_rank(forgetting: str, options: list[str]) -> None:
-    """In a process of its own: train.py, with a piece of state left out if one is named."""
+    """Run train.py in this process, without the named piece of state if there is one."""
     import train
 
     if forgetting:
@@ -147,27 +148,27 @@ def weights(err: str) -> str:
 
 
 def exactness(name: str, folder: Path, progress: Callable[[str], None]) -> Exactness:
-    """An undisturbed run against one that is killed again and again."""
+    """Compare an undisturbed run with one that is killed repeatedly."""
     progress(f"{name}: {STEPS} undisturbed steps")
-    whole, told = Job(folder / f"{name}-whole", LAYOUTS[name]).train()
-    expected = weights(told)
-    job = Job(folder / f"{name}-killed", LAYOUTS[name])
+    whole, output = TrainedRun(folder / f"{name}-whole", LAYOUTS[name]).train()
+    expected = weights(output)
+    job = TrainedRun(folder / f"{name}-killed", LAYOUTS[name])
     pairs: list[tuple[str, str | None]] = []
     for kill in (*KILLS, 0):
         progress(f"{name}: " + (f"until a kill at step {kill}" if kill else "to the end"))
-        losses, told = job.train(drill=f"kill:step={kill}" if kill else "")
+        losses, output = job.train(drill=f"kill:step={kill}" if kill else "")
         pairs += [(loss, whole.get(step)) for step, loss in losses.items()]
-    different = sum(one != other for one, other in pairs)
-    return Exactness(name, len(KILLS), len(pairs), different, weights(told) == expected != "")
+    different = sum(first != other for first, other in pairs)
+    return Exactness(name, len(KILLS), len(pairs), different, weights(output) == expected != "")
 
 
 def omission(name: str, piece: str, folder: Path, progress: Callable[[str], None]) -> Omission:
-    """A run that fails shortly after a checkpoint, and is resumed without the piece."""
+    """Resume a run without the piece, after a failure shortly after a checkpoint."""
     progress(f"{name}: a resume without its {piece}")
-    job = Job(folder / f"{name}-{piece}", LAYOUTS[name])
+    job = TrainedRun(folder / f"{name}-{piece}", LAYOUTS[name])
     job.train(drill=f"bug:step={FORGOT_AT + 5}")
-    _, told = job.train(drill=f"bug:step={FORGOT_AT + 6}", forgetting=piece)
-    found = TOLD.search(told)
+    _, output = job.train(drill=f"bug:step={FORGOT_AT + 6}", forgetting=piece)
+    found = FORGOTTEN.search(output)
     return Omission(name, piece, int(found[1]) - FORGOT_AT if found else 0)
 
 
@@ -187,12 +188,14 @@ def main() -> int:
     for row in exact:
         same = "the same" if row.same_weights else "OTHER"
         print(f"{row.layout}: {row.compared} losses over {row.resumes} resumes, {row.different} differ; {same} weights")
-    for each in omitted:
-        told = f"found at step {each.found_at} after it" if each.found_at else "NOT FOUND"
-        print(f"{each.layout}, a resume without its {each.piece}: {told}")
-    good = not any(row.different or not row.same_weights for row in exact) and all(each.found_at for each in omitted)
+    for omission in omitted:
+        output = f"found at step {omission.found_at} after it" if omission.found_at else "NOT FOUND"
+        print(f"{omission.layout}, a resume without its {omission.piece}: {output}")
+    good = not any(row.different or not row.same_weights for row in exact) and all(
+        omission.found_at for omission in omitted
+    )
     if chosen.json:
-        figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(each) for each in omitted]}
+        figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(omission) for omission in omitted]}
         chosen.json.write_text(json.dumps({"steps": STEPS, "ranks": RANKS, "good": good, **figures}, indent=1) + "\n")
     return 0 if good else 1
 

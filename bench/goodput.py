@@ -1,7 +1,7 @@
 """Goodput: how fast the core decides, and what share of its time a simulated run trains; `make bench-goodput`.
 
 The goals: Rerail loses at most a quarter of what SageMaker's own means lose; on 16,384 GPUs it trains 0.95 of the time
-with relaunches, and 0.98 with restarts in the job. What is missed is said, with the bound that the assumptions set.
+with relaunches, and 0.98 with restarts in the job. A missed goal is reported, with the bound that the assumptions set.
 """
 
 import argparse
@@ -41,7 +41,7 @@ UNAVOIDABLE = (Spent.MACHINES, Spent.REPAIR, Spent.INIT, Spent.RESTART, Spent.SA
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GoodputVerdict:
     """One goal: what was asked for, what was measured, and whether that is met."""
 
     what: str
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def signals_a_minute(days: float = 3.0) -> float:
-    """The signals of a simulated run through `decide` once more, one after the other on one core."""
+    """Return the rate at which one core passes the signals of a simulated run through `decide` again."""
     received: list[tuple[Run, Signal, Policy]] = []
 
     def noting(run: Run, signal: Signal, policy: Policy) -> Decision:
@@ -72,19 +72,19 @@ def bound(row: ReportRow) -> float:
     return 1 - sum(row.compute_share(what) for what in UNAVOIDABLE)
 
 
-def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[Verdict]:
-    """The goals, in order."""
+def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[GoodputVerdict]:
+    """Return the goals in order."""
     largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
-    found = [Verdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
+    found = [GoodputVerdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
     for way, goal in ((WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):
         row = largest[way.key]
         what = f"ETTR on {FEWEST_GPUS:,} GPUs, {way.key} (bound {bound(row):.4f})"
-        found.append(Verdict(what, goal, row.ettr, row.ettr >= goal))
-    for gpus, each in rows.items():
-        named = {row.outcomes[0].task.way.key: row for row in each}
+        found.append(GoodputVerdict(what, goal, row.ettr, row.ettr >= goal))
+    for gpus, results in rows.items():
+        named = {row.outcomes[0].task.way.key: row for row in results}
         left = (1 - named[SNAPSHOTS.key].ettr) / (1 - named[SAGEMAKER_ASYNC.key].ettr)
         what = f"lost on {gpus:,} GPUs, of what SageMaker's own means lose"
-        found.append(Verdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))
+        found.append(GoodputVerdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))
     return found
 
 
@@ -94,19 +94,21 @@ def _tables(rows: dict[str, list[ReportRow]], days: float, seeds: int) -> dict[s
     for size in SIZES:
         tables[f"ways {size}"] = report.make_ways_table(rows[f"ways:{size}"], gpus=size, days=days, seeds=seeds)
         tables[f"takings {size}"] = report.make_costs_table(rows[f"ways:{size}"], gpus=size)
-    swept = {key: each for key, each in SWEEPS.items() if key in rows}
+    swept = {key: sweep for key, sweep in SWEEPS.items() if key in rows}
     return tables | {
-        key: report.make_sweep_table(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()
+        key: report.make_sweep_table(f"{sweep.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, sweep in swept.items()
     }
 
 
-def _goals(found: Sequence[Verdict]) -> Table:
+def _goals(found: Sequence[GoodputVerdict]) -> Table:
     table = Table(title="Goals", title_justify="left", header_style="bold")
     for name in ("", "asked", "measured", "goal"):
         table.add_column(name, justify="right" if name in ("asked", "measured") else "left")
-    for each in found:
-        said = "met" if each.met else "missed"
-        table.add_row(said, *(f"{n:,.0f}" if n > 100 else f"{n:.3f}" for n in (each.asked, each.measured)), each.what)
+    for verdict in found:
+        said = "met" if verdict.met else "missed"
+        table.add_row(
+            said, *(f"{n:,.0f}" if n > 100 else f"{n:.3f}" for n in (verdict.asked, verdict.measured)), verdict.what
+        )
     return table
 
 
@@ -124,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = {f"ways:{size}": [(way.title, way, assumed) for way in WAYS.values()] for size in SIZES}
     rows = Maker(SIZES, given.days, range(given.seeds), read_policy()).simulate_rows(asked, console)
     if not given.no_sweeps:
-        varied = {key: list(each.variants(assumed)) for key, each in SWEEPS.items()}
+        varied = {key: list(sweep.variants(assumed)) for key, sweep in SWEEPS.items()}
         rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), read_policy()).simulate_rows(varied, console)
     found = verdicts({size: rows[f"ways:{size}"] for size in SIZES}, speed)
     tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.page:
         pages.write(given.page, {name: tables[name] for name in PAGE_TABLES})
     if given.json:
-        figures = {group: report.make_json(each) for group, each in rows.items()}
+        figures = {group: report.make_json(group_rows) for group, group_rows in rows.items()}
         goals = [{"what": v.what, "asked": v.asked, "measured": v.measured, "met": v.met} for v in found]
         given.json.write_text(json.dumps({"goals": goals, **figures}, indent=2) + "\n", encoding="utf-8")
     return 0

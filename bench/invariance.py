@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.injected import FAULTS, FROZEN, HEALTHY, Fault, inject
-from bench.loggers import LOGGERS, MINUTES, Logger, Printed
-from cli.backtest.corpus import BadCorpus, Corpus, read_corpus, read_log
+from bench.loggers import LOGGERS, MINUTES, Logger, PrintedRow
+from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
 from cli.backtest.scoring import INTERVENE, Label, as_calls, merged
 from cli.parallel import spread
 from rerail.detection.detectors import evaluate_series
@@ -128,7 +128,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options.parse_args(argv)
 
 
-def choose_trials(corpus: Corpus, *, most: int, loggers: Sequence[str] | None = None) -> list[Trial]:
+def choose_trials(corpus: LogCorpus, *, most: int, loggers: Sequence[str] | None = None) -> list[Trial]:
     """Return trials on logs without any label, at most two of a group, in a seeded order."""
     per_group: Counter[str] = Counter()
     chosen = []
@@ -188,7 +188,9 @@ def _is_shown(logger: Logger, samples: Sequence[Sample]) -> bool:
     return logger.name != ONE_DECIMAL or median(sample.loss or 0.0 for sample in samples) >= ONE_DECIMAL_NEEDS
 
 
-def _evaluate(outcomes: Outcomes, fault: Fault, printed: Sequence[Printed], labels: Sequence[Label], run: str) -> None:
+def _evaluate(
+    outcomes: Outcomes, fault: Fault, printed: Sequence[PrintedRow], labels: Sequence[Label], run: str
+) -> None:
     moved = [_move(label, printed) for label in labels]
     began = time.process_time()
     findings = list(evaluate_series((row.sample for row in printed), Thresholds()))
@@ -215,7 +217,7 @@ def _evaluate(outcomes: Outcomes, fault: Fault, printed: Sequence[Printed], labe
         outcomes.details.append(f"{run}\t{fault.name}\tnot acted\t{counted[0].onset}\t{len(printed)}")
 
 
-def _move(label: Label, printed: Sequence[Printed]) -> Label:
+def _move(label: Label, printed: Sequence[PrintedRow]) -> Label:
     """Return the label with the printed rows of its onset and end."""
     onset = next((place for place, row in enumerate(printed) if row.row >= label.onset), len(printed) - 1)
     end = next((place for place, row in enumerate(printed) if row.row >= label.end), len(printed) - 1)

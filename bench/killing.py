@@ -1,4 +1,4 @@
-"""Kills runs while they save, and damages what they saved: `python -m bench.killing`.
+"""Kill runs while they save, and damage what they saved: `python -m bench.killing`.
 
 Counts wrong restores: a state that is not what was saved at its step, a checkpoint lost that had been reported as
 committed, or anything that does not load. Exit status 1 when there is one.
@@ -41,10 +41,11 @@ LONGEST_PAUSE_S = 0.03  # before a kill, so that it comes at any point of the ne
 
 
 @dataclass
-class Tally:
-    """The results of the kills or the damages; `wrong` has each failure and how to repeat it."""
+class KillTally:
+    """The results of the kills or the damages."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Each failure, and how to repeat it.
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -53,7 +54,7 @@ class Tally:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -80,17 +81,18 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _counted(progress: Progress, name: str, total: int, act: Callable[[Callable[[], None]], Tally]) -> Tally:
+def _counted(progress: Progress, name: str, total: int, act: Callable[[Callable[[], None]], KillTally]) -> KillTally:
     task = progress.add_task(name, total=total)
     return act(lambda: progress.advance(task))
 
 
-def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
-    """SIGKILLs runs of one and of two ranks at random moments, and lets a successor restore and go on each time.
+def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
+    """Send SIGKILL to runs of one and two ranks at random moments; each time a successor restores and continues.
 
-    Attempts follow one another in the same folder, as those of a real run do, so what one leaves the next must bear.
+    Attempts follow one another in the same folder, as those of a real run do, so that each must handle what the last
+    left.
     """
-    tally = Tally()
+    tally = KillTally()
     draw = random.Random(seed)
     context = get_context("forkserver")
     context.set_forkserver_preload(["bench.killing"])
@@ -103,15 +105,17 @@ def kill(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tall
                 root.mkdir()
                 reported = 0
             ranks = 1 + number % 2
-            reported = _one_kill(context, root, ranks, reported, draw, tally, f"kill {number} of seed {seed}")
+            reported = _run_and_kill(context, root, ranks, reported, draw, tally, f"kill {number} of seed {seed}")
             tick()
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return tally
 
 
-def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.Random, tally: Tally, name: str) -> int:
-    """One attempt, killed; what it restored at its start is checked by itself, what it leaves by us."""
+def _run_and_kill(
+    context: Any, root: Path, ranks: int, reported: int, draw: random.Random, tally: KillTally, name: str
+) -> int:
+    """Run and kill one attempt. The attempt checks what it restores; this process checks what the attempt leaves."""
     ours, theirs = context.Pipe()
     victim = context.Process(target=train, args=(str(root), ranks, draw.randrange(1 << 30), theirs))
     victim.start()
@@ -120,7 +124,7 @@ def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.
     writers: list[int] = said if isinstance(said, list) else []
     reported = max(reported, _commits(ours, draw.randrange(4)))
     time.sleep(draw.random() * LONGEST_PAUSE_S)
-    _strike(victim.pid, writers, draw)
+    _kill_rank(victim.pid, writers, draw)
     victim.join()
     reported = max(reported, _commits(ours, None))
     _await_death(writers)
@@ -135,7 +139,7 @@ def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.
 
 
 def _commits(pipe: Connection, count: int | None) -> int:
-    """The last step committed, of so many commits that are waited for, or of all that were reported; 0 for none."""
+    """Return the step of the last commit, after `count` commits or all that were reported; 0 for none."""
     step = 0
     try:
         while count is None or (count > 0 and pipe.poll(LONGEST_WAIT_S)):
@@ -156,8 +160,9 @@ def _state_left(root: Path) -> str:
     return "between two saves"
 
 
-def _strike(pid: int, writers: Sequence[int], draw: random.Random) -> None:
-    """Mostly the run alone; sometimes first the process that writes, which the run then does without for a moment."""
+def _kill_rank(pid: int, writers: Sequence[int], draw: random.Random) -> None:
+    """Kill the run; in some cases kill the process that writes first, so that the run continues without it for a
+    moment."""
     if draw.random() < 0.2:
         for writer in writers:
             _kill(writer)
@@ -181,7 +186,7 @@ def _await_death(pids: Sequence[int]) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """A dead process stays for a while until its parent has waited for it."""
+    """Return whether a process runs; a dead one is listed until its parent has waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -189,7 +194,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
-    """The victim: restores, says which processes write for it, and saves until it dies, telling each commit."""
+    """Restore, report which processes write, and save until the kill, with a report of each commit."""
     torch.set_num_threads(1)
     draw = random.Random(seed)
     store = dist.HashStore()
@@ -210,7 +215,7 @@ def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
 
 
 def _silence(line: str) -> None:
-    """The victim's savers may say what they like."""
+    """Discard what the savers print."""
 
 
 def _save(manifest: Manifest, saver: Saver) -> None:
@@ -234,7 +239,7 @@ def _start(saver: Saver, pipe: Connection) -> int:
 
 
 def check(root: Path) -> tuple[int, str]:
-    """The step that a successor would start from, and what is wrong with its state, "" if nothing is."""
+    """Return the step that a successor would start from, and the error in its state, "" if there is none."""
     saver = Saver(open_store(root), log=_silence)
     state = make(0, 0)
     try:
@@ -250,9 +255,9 @@ def check(root: Path) -> tuple[int, str]:
     return step, difference(state, make(step, 0))
 
 
-def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
-    """Damages the newer of two checkpoints in one file: the older one must be restored, or the newer one unharmed."""
-    tally = Tally()
+def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> KillTally:
+    """Damage the newer of two checkpoints in one file: the older one must be restored, or the newer one undamaged."""
+    tally = KillTally()
     draw = random.Random(seed)
     whole = Path(tempfile.mkdtemp(prefix="rerail-damage-"))
     try:
@@ -298,7 +303,7 @@ def _damage_one(folder: Path, draw: random.Random) -> tuple[str, str]:
 
 
 def make(step: int, rank: int) -> dict[str, Any]:
-    """A state that follows from its step alone."""
+    """Return a state that depends only on its step."""
     draw = torch.Generator().manual_seed(step)
     return {
         "model": {f"{layer}": torch.randn(200, 100, generator=draw) for layer in range(4)},
@@ -322,7 +327,7 @@ def manifest(step: int, ranks: int = 1) -> Manifest:
     return Manifest("bench", 1, step, 3 * step, ranks, 1.0 / (1 + step), "emergency")
 
 
-def _table(killed: Tally, damaged: Tally) -> Table:
+def _table(killed: KillTally, damaged: KillTally) -> Table:
     table = Table(title=f"wrong restores: {len(killed.wrong) + len(damaged.wrong)}, goal 0")
     for heading in ("", "outcome", "times"):
         table.add_column(heading, justify="right" if heading == "times" else "left")

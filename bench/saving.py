@@ -41,14 +41,15 @@ ASYNC, CACHED, BARE = "dcp.async_save", "dcp.async_save, cached stager", "bare w
 
 
 @dataclass(frozen=True)
-class Goal:
+class RatioGoal:
     """One ratio, and how large or small it has to be."""
 
     name: str
     value: float
     limit: float
     at_most: bool = True
-    unrest: float = 0.0  # how far two measurements of the same thing lie apart; beyond the limit nothing can be said
+    # How far two measurements of the same thing differ; beyond the limit the ratio is not measurable.
+    unrest: float = 0.0
 
     @property
     def is_met(self) -> bool:
@@ -66,7 +67,7 @@ class Goal:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     measured = _measure(options, console)
@@ -88,7 +89,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Runs the ranks and shows how far they are; what rank 0 found."""
+    """Run the ranks with a display of their progress; return the measurements of rank 0."""
     root = tempfile.mkdtemp(prefix="rerail-saving-", dir=options.folder)
     messages = mp.get_context("spawn").SimpleQueue()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -124,7 +125,7 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
     dist.init_process_group("gloo")
     with open(os.devnull, "w") as nowhere:
         sys.stderr = nowhere  # DCP warns about each of its own defaults
-        bench = Bench(rank, size, Path(root), tell=messages.put if rank == 0 else lambda thing: None)
+        bench = SavingBench(rank, size, Path(root), report=messages.put if rank == 0 else lambda thing: None)
         found = bench.run(rounds)
     if rank == 0:
         messages.put(found)
@@ -134,11 +135,11 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
     os._exit(0)  # destroying a gloo group can hang
 
 
-class Bench:
+class SavingBench:
     """Run the benchmark on one rank."""
 
-    def __init__(self, rank: int, size: str, root: Path, tell: Callable[[Any], None]) -> None:
-        self.rank, self.root, self.tell = rank, root, tell
+    def __init__(self, rank: int, size: str, root: Path, report: Callable[[Any], None]) -> None:
+        self.rank, self.root, self.report = rank, root, report
         self.state = make_state(*SIZES[size])
         self.saver = Saver(open_store(root / "ours"), rank=rank, world_size=RANKS, log=lambda line: None)
         self.background = dist.new_group(backend="gloo")  # async_save on the default group can deadlock
@@ -147,7 +148,7 @@ class Bench:
         self.number = 0
 
     def run(self, rounds: int) -> dict[str, Any]:
-        self.tell("preparing")
+        self.report("preparing")
         prepared = self._timed(lambda: self.saver.prepare(self.state))
         assert self.saver._plan is not None
         share = self.saver._plan.staged_bytes
@@ -156,7 +157,7 @@ class Bench:
         contenders = self._contenders()
         for round_ in range(rounds + 1):
             for name, contender in contenders.items():
-                self.tell(f"round {round_} of {rounds}: {name}") if name == OURS else None
+                self.report(f"round {round_} of {rounds}: {name}") if name == OURS else None
                 self._one(name, contender)
         drag = self._drag(rounds)
         return {
@@ -185,7 +186,7 @@ class Bench:
         return contenders
 
     def _one(self, name: str, contender: Callable[[Path], Any]) -> None:
-        """One save: how long the loop stood still, and how long until it was on disk, each on the slower rank."""
+        """Measure one save: the time that the loop stood still, and until it was on disk, each on the slower rank."""
         self.number += 1
         folder = self.root / f"{self.number}"
         folder.mkdir(exist_ok=True)
@@ -231,12 +232,12 @@ class Bench:
         dist.barrier()
 
     def _drag(self, rounds: int) -> dict[str, list[float]]:
-        """Steps of a training loop while a save is under way, and right before and after."""
+        """Measure the steps of a training loop during a save, and right before and after it."""
         work = torch.rand(512, 512)
         self._train(work, 30)
         found: dict[str, list[float]] = {"before": [], "while writing": [], "after": []}
         for round_ in range(rounds):
-            self.tell(f"steps while writing: {round_ + 1} of {rounds}")
+            self.report(f"steps while writing: {round_ + 1} of {rounds}")
             found["before"].append(median(self._train(work, STEPS_WITHOUT)))
             self.number += 1
             self.saver.save(self.state, _manifest(self.number, reason="periodic"))
@@ -255,7 +256,8 @@ class Bench:
         dist.barrier()
 
     def _train(self, work: torch.Tensor, steps: int | None) -> list[float]:
-        """Times of steps, nothing but arithmetic and one all-reduce, until a save is done or for so many."""
+        """Return the times of steps, which are arithmetic and one all-reduce, until a save is done or for a number of
+        steps."""
         times: list[float] = []
         flag = torch.zeros(1)
         while steps is None or len(times) < steps:
@@ -283,7 +285,7 @@ class Bench:
 
 
 def make_state(layers: int, width: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights and two moments of a transformer, from its embedding to its last norm."""
+    """Return the weights and two moments of a transformer, from its embedding to its last norm."""
     shapes: dict[str, tuple[int, ...]] = {"embedding": (4096, width)}
     for layer in range(layers):
         shapes[f"{layer}.norm"] = (width,)
@@ -297,7 +299,7 @@ def _manifest(step: int, *, reason: str) -> Manifest:
 
 
 def _cached_stager() -> Any:
-    """DCP's own answer to a slow first copy, where this version of PyTorch has it."""
+    """Return DCP's own remedy for a slow first copy, if this version of PyTorch has it."""
     try:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     except ImportError:
@@ -309,26 +311,30 @@ def _cached_stager() -> Any:
     )
 
 
-def _goals(measured: Mapping[str, Any]) -> list[Goal]:
+def _goals(measured: Mapping[str, Any]) -> list[RatioGoal]:
     stall, durable = measured["stall_s"], measured["durable_s"]
     ratios = [ours / copy for ours, copy in zip(stall[OURS][1:], stall[COPY][1:], strict=True)]
     goals = [
-        Goal("stall / plain copy of the same bytes, median", median(ratios), 1.25),
-        Goal("worst stall / worst plain copy", max(stall[OURS][1:]) / max(stall[COPY][1:]), 2.0),
-        Goal("first stall / later ones", stall[OURS][0] / _later(stall, OURS), 2.0),
-        Goal("dcp.async_save stall / ours", _later(stall, ASYNC) / _later(stall, OURS), 2.0, at_most=False),
+        RatioGoal("stall / plain copy of the same bytes, median", median(ratios), 1.25),
+        RatioGoal("worst stall / worst plain copy", max(stall[OURS][1:]) / max(stall[COPY][1:]), 2.0),
+        RatioGoal("first stall / later ones", stall[OURS][0] / _later(stall, OURS), 2.0),
+        RatioGoal("dcp.async_save stall / ours", _later(stall, ASYNC) / _later(stall, OURS), 2.0, at_most=False),
     ]
     if CACHED in stall:
         goals += [
-            Goal("cached async_save stall / ours", _later(stall, CACHED) / _later(stall, OURS), 2.0, at_most=False),
-            Goal("cached async_save first stall / our first", stall[CACHED][0] / stall[OURS][0], 8.0, at_most=False),
+            RatioGoal(
+                "cached async_save stall / ours", _later(stall, CACHED) / _later(stall, OURS), 2.0, at_most=False
+            ),
+            RatioGoal(
+                "cached async_save first stall / our first", stall[CACHED][0] / stall[OURS][0], 8.0, at_most=False
+            ),
         ]
     windows = list(zip(*(measured["drag"][key] for key in ("before", "while writing", "after")), strict=True))
     drag = median(2 * writing / (before + after) for before, writing, after in windows)
     return [
         *goals,
-        Goal("on disk / bare write + fsync of the same bytes", _later(durable, OURS) / _later(durable, BARE), 1.5),
-        Goal("step while writing / step without", drag, 1.03, unrest=_unrest(windows)),
+        RatioGoal("on disk / bare write + fsync of the same bytes", _later(durable, OURS) / _later(durable, BARE), 1.5),
+        RatioGoal("step while writing / step without", drag, 1.03, unrest=_unrest(windows)),
     ]
 
 
@@ -357,8 +363,8 @@ def _times(measured: Mapping[str, Any]) -> Table:
     return table
 
 
-def verdicts(goals: Sequence[Goal]) -> Table:
-    """Each ratio beside what is asked of it."""
+def verdicts(goals: Sequence[RatioGoal]) -> Table:
+    """Return each ratio with its goal."""
     table = Table(title="goals")
     for heading in ("ratio", "measured", "goal", "verdict"):
         table.add_column(heading, justify="left" if heading in ("ratio", "verdict") else "right")

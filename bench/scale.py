@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.cost import MEMORY_GB, MINUTES, PRICES
-from bench.evidence import ROOT, Evidence, Failure, Goal, Sheet, finish
+from bench.evidence import ROOT, BenchFailed, Evidence, GoalResult, Sheet, finish
 from rerail.aws.dynamodb import _run_item
 from rerail.aws.sagemaker import read_job
 from rerail.decisions.adoption import Adopted, adopt
@@ -143,7 +143,7 @@ class FakeAws:
         puts = [part["Put"] for part in request["TransactItems"]]
         met = [self._is_met(put) for put in puts]
         if not all(met):
-            reasons = [{"Code": "None" if one else "ConditionalCheckFailed"} for one in met]
+            reasons = [{"Code": "None" if is_met else "ConditionalCheckFailed"} for is_met in met]
             raise _error("TransactionCanceledException", CancellationReasons=reasons)
         for put in puts:
             self._write(put["Item"], times=2)
@@ -365,7 +365,7 @@ def _make_item(description: Mapping[str, Any], policy: Policy, name: str, *, age
     return item
 
 
-class Functions:
+class FunctionsUnderTest:
     """The two functions in this process, on the fake AWS and its clock."""
 
     def __init__(self, aws: FakeAws) -> None:
@@ -407,7 +407,7 @@ class Functions:
         records = [{**common, "messageId": str(n), "receiptHandle": "r", "body": b} for n, b in enumerate(bodies)]
         with redirect_stdout(io.StringIO()):
             failed = self._supervise({"Records": records}, Context("Rerail-Supervise"))["batchItemFailures"]
-        return [bodies[int(each["itemIdentifier"])] for each in failed]
+        return [bodies[int(failure["itemIdentifier"])] for failure in failed]
 
 
 def measure_sweep(runs: int, *, agent: bool) -> SweepCost:
@@ -415,7 +415,7 @@ def measure_sweep(runs: int, *, agent: bool) -> SweepCost:
     aws = FakeAws()
     make_fleet(aws, runs, agent=agent)
     with patch.object(BaseClient, "_make_api_call", lambda client, *request: aws.call(client, *request)):
-        functions = Functions(aws)
+        functions = FunctionsUnderTest(aws)
         for _ in range(2):
             functions.sweep()
             aws.now += MINUTE
@@ -442,7 +442,7 @@ def measure_storm(jobs: int, *, limit: int | None, minutes: int) -> Storm:
     make_fleet(aws, jobs, agent=False, limit=limit)
     failures, pending = 0, list[str]()
     with patch.object(BaseClient, "_make_api_call", lambda client, *request: aws.call(client, *request)):
-        functions = Functions(aws)
+        functions = FunctionsUnderTest(aws)
         functions.sweep()
         aws.messages.clear()
         died = aws.now = START + MINUTE
@@ -474,7 +474,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return float(rise / sum((x - mean_x) ** 2 for x, _ in points))
 
 
-def show_sweeps(costs: Sequence[SweepCost]) -> tuple[Sheet, list[Goal], list[Failure]]:
+def show_sweeps(costs: Sequence[SweepCost]) -> tuple[Sheet, list[GoalResult], list[BenchFailed]]:
     """Return the table, the goals and the failures of the sweeps."""
     columns = ("samples from", "runs", "invocations", "CPU s", "of it the longest", "calls", "dollars a run-month")
     rows = tuple(
@@ -490,24 +490,24 @@ def show_sweeps(costs: Sequence[SweepCost]) -> tuple[Sheet, list[Goal], list[Fai
         for c in costs
     )
     goals = list(_goals_of_sweeps(costs))
-    wrong = [Failure(f"a sweep of {c.runs:,} runs reported {c.counted:,}") for c in costs if c.counted != c.runs]
+    wrong = [BenchFailed(f"a sweep of {c.runs:,} runs reported {c.counted:,}") for c in costs if c.counted != c.runs]
     return Sheet("One sweep", columns, rows), goals, wrong
 
 
-def _goals_of_sweeps(costs: Sequence[SweepCost]) -> Iterator[Goal]:
+def _goals_of_sweeps(costs: Sequence[SweepCost]) -> Iterator[GoalResult]:
     for source in dict.fromkeys(cost.source for cost in costs):
         chosen = [cost for cost in costs if cost.source == source]
         largest, sizes = chosen[-1], [cost.runs for cost in chosen]
         seconds = max(largest.cpu_s) / LAMBDA_CORES
         what = f"the longest invocation over {largest.runs:,} runs, {source}, on {LAMBDA_CORES} of a core"
-        yield Goal(what, f"at most {SECONDS_GOAL:g} s", f"{seconds:.1f} s", seconds <= SECONDS_GOAL)
+        yield GoalResult(what, f"at most {SECONDS_GOAL:g} s", f"{seconds:.1f} s", seconds <= SECONDS_GOAL)
         if len(chosen) > 1:
             slope = exponent(sizes, [sum(cost.cpu_s) for cost in chosen])
             what = f"growth of the CPU time with the runs, {source}"
-            yield Goal(what, f"at most n^{EXPONENT_GOAL}", f"n^{slope:.2f}", slope <= EXPONENT_GOAL)
+            yield GoalResult(what, f"at most n^{EXPONENT_GOAL}", f"n^{slope:.2f}", slope <= EXPONENT_GOAL)
 
 
-def show_storm(free: Storm, limited: Storm, *, limit: int) -> tuple[Sheet, list[Goal], list[Failure]]:
+def show_storm(free: Storm, limited: Storm, *, limit: int) -> tuple[Sheet, list[GoalResult], list[BenchFailed]]:
     """Return the table, the goals and the failures of the storm."""
     rows = []
     for name, (share, priority) in PRIORITIES.items():
@@ -518,17 +518,19 @@ def show_storm(free: Storm, limited: Storm, *, limit: int) -> tuple[Sheet, list[
     bound, last = free.jobs / CREATES_A_MINUTE, max(free.minutes.values(), default=float("inf"))
     asked = f"at most {STORM_GOAL} times the bound of {bound:.1f} minutes, and the minute of the sweep"
     goals = [
-        Goal(f"all of {free.jobs:,} relaunched", asked, f"{last:.0f} minutes", last <= STORM_GOAL * bound + 2),
-        Goal("relaunches with the default limit", f"at most {limit}", str(len(limited.minutes)), True),
-        Goal("pages with the default limit", "1", str(limited.pages), limited.pages == 1),
+        GoalResult(f"all of {free.jobs:,} relaunched", asked, f"{last:.0f} minutes", last <= STORM_GOAL * bound + 2),
+        GoalResult("relaunches with the default limit", f"at most {limit}", str(len(limited.minutes)), True),
+        GoalResult("pages with the default limit", "1", str(limited.pages), limited.pages == 1),
     ]
     failures = [
-        Failure(f"{storm.launched_twice} runs were launched twice") for storm in (free, limited) if storm.launched_twice
+        BenchFailed(f"{storm.launched_twice} runs were launched twice")
+        for storm in (free, limited)
+        if storm.launched_twice
     ]
     if len(free.minutes) < free.jobs:
-        failures.append(Failure(f"{free.jobs - len(free.minutes):,} jobs were not relaunched"))
+        failures.append(BenchFailed(f"{free.jobs - len(free.minutes):,} jobs were not relaunched"))
     if len(limited.minutes) > limit:
-        failures.append(Failure(f"{len(limited.minutes)} relaunches with a limit of {limit}"))
+        failures.append(BenchFailed(f"{len(limited.minutes)} relaunches with a limit of {limit}"))
     return Sheet(f"{free.jobs:,} jobs die at once", columns, tuple(rows), words=1), goals, failures
 
 
@@ -546,8 +548,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = [(size, agent) for agent in (False, True) for size in sizes]
     costs = [measure_sweep(size, agent=agent) for size, agent in track(plan, "sweeps", console=console)]
     storms = [
-        measure_storm(options.jobs, limit=each, minutes=minutes)
-        for each, minutes in track([(0, 60), (None, 30)], "storms", console=console)
+        measure_storm(options.jobs, limit=limit, minutes=minutes)
+        for limit, minutes in track([(0, 60), (None, 30)], "storms", console=console)
     ]
     sweeps, storm = show_sweeps(costs), show_storm(storms[0], storms[1], limit=limit)
     notes = (

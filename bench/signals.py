@@ -1,4 +1,4 @@
-"""Answers in which layouts of a container a long save outlives a Stop: `python -m bench.signals [--save-seconds 40]`.
+"""Measure in which container layouts a long save completes after a Stop: `python -m bench.signals [--save-seconds 40]`.
 
 Each layout runs in a PID namespace of its own, as in a container: its first process is PID 1. SIGTERM goes to that one
 alone, and SIGKILL to all 120 seconds later, as StopTrainingJob has it. Ranks take their time to save when they hear
@@ -48,7 +48,7 @@ DRIVER = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait()
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """The process that is PID 1, and the launcher between it and the ranks."""
 
     name: str
@@ -58,18 +58,20 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """`reached_ms` is when the last rank had the signal, None if one never did; 137 is SageMaker's SIGKILL."""
+class SignalOutcome:
+    """The result of a stop in one process layout."""
 
     layout: str
     init: bool
+    # When the last rank had received the signal; None if one never did.
     reached_ms: float | None
     saved: bool
+    # 137 is SageMaker's SIGKILL.
     exit_code: int
 
 
-def layouts(rank: Path) -> list[Layout]:
-    """Each without our init and with it as PID 1."""
+def layouts(rank: Path) -> list[ProcessLayout]:
+    """Return the process layouts, each without the init and with it as PID 1."""
     one = (sys.executable, str(rank))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
@@ -83,7 +85,7 @@ def layouts(rank: Path) -> list[Layout]:
     ]
     if shutil.which("mpirun"):
         rows.append(("mpirun", (*mpirun, *one), 2))
-    return [Layout(name, command, ranks, init) for name, command, ranks in rows for init in (False, True)]
+    return [ProcessLayout(name, command, ranks, init) for name, command, ranks in rows for init in (False, True)]
 
 
 def refusal() -> str:
@@ -134,8 +136,8 @@ class Namespace:
             self._err.close()
 
 
-def stop(layout: Layout, folder: Path, *, save_s: float, stop_s: float) -> Outcome:
-    """Starts a layout, waits for its ranks, sends SIGTERM and sees what becomes of their saves."""
+def stop(layout: ProcessLayout, folder: Path, *, save_s: float, stop_s: float) -> SignalOutcome:
+    """Start a layout, wait for its ranks, send SIGTERM and observe what becomes of their saves."""
     folder.mkdir()
     command = [f"--master-port={free_port()}" if word == "PORT" else word for word in layout.command]
     environment = {"SIGNALS_SAVE_SECONDS": str(save_s), "RERAIL_GRACE_SECONDS": str(stop_s - 5)}
@@ -145,10 +147,10 @@ def stop(layout: Layout, folder: Path, *, save_s: float, stop_s: float) -> Outco
     sent = time.time()
     place.send(signal.SIGTERM)
     code = place.wait(stop_s)
-    heard = [float(path.read_text()) - sent for path in folder.glob("heard-*")]
-    reached_ms = round(1000 * max(heard), 1) if len(heard) == layout.ranks else None
+    delays = [float(path.read_text()) - sent for path in folder.glob("heard-*")]
+    reached_ms = round(1000 * max(delays), 1) if len(delays) == layout.ranks else None
     saved = len(list(folder.glob("saved-*"))) == layout.ranks
-    return Outcome(layout.name, layout.init, reached_ms, saved, code)
+    return SignalOutcome(layout.name, layout.init, reached_ms, saved, code)
 
 
 def await_files(place: Namespace, folder: Path, what: str, count: int) -> None:
@@ -166,8 +168,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[Outcome]:
-    """All layouts, at the same time."""
+def run_all(folder: Path, *, save_s: float, stop_s: float) -> list[SignalOutcome]:
+    """Run all layouts at the same time."""
     rank = folder / "rank.py"
     rank.write_text(RANK)
     chosen = layouts(rank)
@@ -179,12 +181,12 @@ def matrix(folder: Path, *, save_s: float, stop_s: float) -> list[Outcome]:
         return [run.result() for run in runs]
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[SignalOutcome]) -> str:
     rows = [("PID 1 and below", "our init", "ranks reached", "saved", "exit code")]
-    for each in outcomes:
-        reached = "never" if each.reached_ms is None else f"after {each.reached_ms:.0f} ms"
-        code = "137 (killed)" if each.exit_code == 137 else str(each.exit_code)
-        rows.append((each.layout, "yes" if each.init else "no", reached, "yes" if each.saved else "NO", code))
+    for outcome in outcomes:
+        reached = "never" if outcome.reached_ms is None else f"after {outcome.reached_ms:.0f} ms"
+        code = "137 (killed)" if outcome.exit_code == 137 else str(outcome.exit_code)
+        rows.append((outcome.layout, "yes" if outcome.init else "no", reached, "yes" if outcome.saved else "NO", code))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -198,10 +200,10 @@ def main() -> None:
     if reason := refusal():
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = matrix(Path(folder), save_s=options.save_seconds, stop_s=options.stop_seconds)
+        outcomes = run_all(Path(folder), save_s=options.save_seconds, stop_s=options.stop_seconds)
     print(table(outcomes))
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from torch import distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
-from bench.saving import SIZES, Goal, make_state, verdicts
+from bench.saving import SIZES, RatioGoal, make_state, verdicts
 from rerail_agent.checkpoints import Manifest, Saver, Snapshots, open_store
 from rerail_agent.snapshot_launch import SnapshotProcessHandle
 
@@ -55,9 +55,9 @@ LARGE = 100_000_000  # bytes a rank; below, handing over some sixty tensors show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark; returns the exit status."""
+    """Run the benchmark; return the exit status."""
     options = _options(argv)
-    os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # of the processes: each says that it runs a module
+    os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # each process warns that it runs a module
     console = Console() if sys.stdout.isatty() else Console(width=120)
     context = get_context("forkserver")
     context.set_forkserver_preload(["bench.snapshots"])
@@ -108,12 +108,12 @@ class Nodes:
         return keeper
 
     def lose(self, node: int) -> None:
-        """The keeper of a node dies with all its memory, and one with nothing takes its place."""
+        """Kill the keeper of a node with all its memory, and start an empty one in its place."""
         self.keepers[node].stop()
         self.keepers[node] = self._keeper(node)
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
-        """One rank on each node, with a store of their own: target(pipe, rank, world size, port, folders, ...)."""
+        """Start one rank on each node, with their own store: target(pipe, rank, world size, port, folders, ...)."""
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         folders = [str(keeper.folder) for keeper in self.keepers]
         self.ranks, self.pipes = [], []
@@ -138,7 +138,7 @@ class Nodes:
 
 
 @dataclass
-class Life:
+class Worker:
     """One rank, from a start to the next: its saver and its snapshots."""
 
     rank: int
@@ -171,7 +171,7 @@ def _manifest(step: int, size: int, *, reason: str = "snapshot") -> Manifest:
 
 
 def timed(context: Any, size: str, rounds: int) -> dict[str, Any]:
-    """The measurements of rank 0 of two, on two nodes."""
+    """Return the measurements of rank 0 of two, on two nodes."""
     nodes = Nodes(context, 2)
     try:
         nodes.start(measure, size, rounds)
@@ -191,36 +191,36 @@ def timed(context: Any, size: str, rounds: int) -> dict[str, Any]:
 def measure(
     pipe: Connection, rank: int, world: int, port: int, place: str, folder: str, size: str, rounds: int
 ) -> None:
-    """One rank: stalls, steps beside a snapshot on its way, then restores."""
+    """Measure one rank: stalls, steps during a snapshot, then restores."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=world)
-    found = Bench(Life(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
+    found = SnapshotBench(Worker(rank, world, dist.PrefixStore("one", store), place, folder), size).run(rounds)
     state = make_state(*SIZES[size])
     last = rounds + STEPS_APART
     found["restore_s"] = {}
     for name in (MEMORY, CACHED, DISK):
         if name == DISK and rank == 0:
             drop_cached(Path(place))
-        life = Life(rank, world, dist.PrefixStore(name, store), place, folder)
-        act = life.snapshots.restore if name == MEMORY else life.saver.restore
-        life.snapshots._connect() if name == MEMORY else life.saver._connect()
+        worker = Worker(rank, world, dist.PrefixStore(name, store), place, folder)
+        act = worker.snapshots.restore if name == MEMORY else worker.saver.restore
+        worker.snapshots._connect() if name == MEMORY else worker.saver._connect()
         found["restore_s"][name], restored = _slowest_of(lambda act=act: act(state))  # type: ignore[misc]
         assert restored is not None and (restored.step >= last or name != MEMORY), restored
-        life.close()
+        worker.close()
     pipe.send(found)
     folder = pipe.recv()[rank]
-    life = Life(rank, world, dist.PrefixStore(NEIGHBOUR, store), place, folder)
-    life.snapshots._connect()
-    seconds, restored = _slowest_of(lambda: life.snapshots.restore(state))
-    assert restored is not None and restored.step >= last, life.lines
+    worker = Worker(rank, world, dist.PrefixStore(NEIGHBOUR, store), place, folder)
+    worker.snapshots._connect()
+    seconds, restored = _slowest_of(lambda: worker.snapshots.restore(state))
+    assert restored is not None and restored.step >= last, worker.lines
     pipe.send(seconds)
     time.sleep(PATIENCE_S)
 
 
 def drop_cached(folder: Path) -> None:
-    """Has the next reader of these files wait for the disk."""
+    """Drop the cached pages of these files, so that the next reader waits for the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -228,21 +228,21 @@ def drop_cached(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class Bench:
+class SnapshotBench:
     """The measurements of one rank while it trains."""
 
-    def __init__(self, life: Life, size: str) -> None:
-        self.life = life
+    def __init__(self, worker: Worker, size: str) -> None:
+        self.worker = worker
         self.state = make_state(*SIZES[size])
         self.stall: dict[str, list[float]] = {}
         self.held: list[float] = []
 
     def run(self, rounds: int) -> dict[str, Any]:
-        self.life.saver.save(self.state, _manifest(1, 2, reason="periodic"))
-        self.life.saver.wait()
-        prepared, _ = _slowest_of(lambda: self.life.prepare(self.state))
-        assert self.life.saver._plan is not None
-        share = self.life.saver._plan.staged_bytes
+        self.worker.saver.save(self.state, _manifest(1, 2, reason="periodic"))
+        self.worker.saver.wait()
+        prepared, _ = _slowest_of(lambda: self.worker.prepare(self.state))
+        assert self.worker.saver._plan is not None
+        share = self.worker.saver._plan.staged_bytes
         source = torch.ones(share, dtype=torch.uint8)
         targets = [torch.zeros(share, dtype=torch.uint8) for _ in range(2)]  # in turn, as snapshots have two places
         for step in range(2, rounds + 3):
@@ -253,19 +253,19 @@ class Bench:
                 self.stall.setdefault(name, []).append(_slowest_of(act)[0])
                 if name == SNAPSHOT:
                     began = time.perf_counter()
-                    assert self.life.snapshots.wait(PATIENCE_S), self.life.lines
+                    assert self.worker.snapshots.wait(PATIENCE_S), self.worker.lines
                     self.held.append(time.perf_counter() - began)
         steps = self._drag(rounds)
         return {"share_bytes": share, "prepare_s": prepared, "stall_s": self.stall, "held_s": self.held, "drag": steps}
 
     def _snapshot(self, step: int) -> Callable[[], Any]:
         def act() -> None:
-            assert self.life.snapshots.take(self.state, _manifest(step, 2)), self.life.lines
+            assert self.worker.snapshots.take(self.state, _manifest(step, 2)), self.worker.lines
 
         return act
 
     def _drag(self, rounds: int) -> dict[str, list[float]]:
-        """Steps of a training loop while a snapshot is on its way, and right before and after."""
+        """Measure the steps of a training loop during a snapshot, and right before and after it."""
         work = torch.rand(512, 512)
         found: dict[str, list[float]] = {"before": [], "on its way": [], "after": []}
         self._train(work, 30)
@@ -277,7 +277,8 @@ class Bench:
         return found
 
     def _train(self, work: torch.Tensor, steps: int | None) -> list[float]:
-        """Times of steps, nothing but arithmetic and one all-reduce, until a snapshot is held or for so many."""
+        """Return the times of steps, which are arithmetic and one all-reduce, until a snapshot is held or for a number
+        of steps."""
         times: list[float] = []
         flag = torch.zeros(1)
         while steps is None or len(times) < steps:
@@ -285,7 +286,7 @@ class Bench:
             result = work
             for _ in range(4):
                 result = torch.tanh(work @ result)
-            flag[0] = float(not self.life.snapshots.wait(0))
+            flag[0] = float(not self.worker.snapshots.wait(0))
             dist.all_reduce(flag)
             times.append(time.perf_counter() - began)
             if steps is None and not flag.item():
@@ -294,7 +295,7 @@ class Bench:
 
 
 def _slowest_of(act: Callable[[], Any]) -> tuple[float, Any]:
-    """The seconds on the slower rank, and what came of it here."""
+    """Return the seconds on the slower rank, and the result on this rank."""
     dist.barrier()
     began = time.perf_counter()
     result = act()
@@ -303,7 +304,7 @@ def _slowest_of(act: Callable[[], Any]) -> tuple[float, Any]:
     return float(seconds), result
 
 
-def _goals(size: str, measured: Mapping[str, Any]) -> list[Goal]:
+def _goals(size: str, measured: Mapping[str, Any]) -> list[RatioGoal]:
     stall, restore = measured["stall_s"], measured["restore_s"]
     ratios = [ours / copy for ours, copy in zip(stall[SNAPSHOT][1:], stall[COPY][1:], strict=True)]
     windows = list(zip(*(measured["drag"][key] for key in ("before", "on its way", "after")), strict=True))
@@ -311,11 +312,11 @@ def _goals(size: str, measured: Mapping[str, Any]) -> list[Goal]:
     drag = median(2 * during / (before + after) for before, during, after in windows)
     most = 1.25 if measured["share_bytes"] >= LARGE else 1.5
     return [
-        Goal(f"{size}: stall / plain copy of the same bytes, median", median(ratios), most),
-        Goal(f"{size}: first stall / later ones", stall[SNAPSHOT][0] / median(stall[SNAPSHOT][1:]), 2.0),
-        Goal(f"{size}: restore from memory / from disk", restore[MEMORY] / restore[DISK], 1.0),
-        Goal(f"{size}: restore after the loss of a node / from disk", restore[NEIGHBOUR] / restore[DISK], 2.0),
-        Goal(f"{size}: step while one is on its way / without", drag, 1.25, unrest=unrest),
+        RatioGoal(f"{size}: stall / plain copy of the same bytes, median", median(ratios), most),
+        RatioGoal(f"{size}: first stall / later ones", stall[SNAPSHOT][0] / median(stall[SNAPSHOT][1:]), 2.0),
+        RatioGoal(f"{size}: restore from memory / from disk", restore[MEMORY] / restore[DISK], 1.0),
+        RatioGoal(f"{size}: restore after the loss of a node / from disk", restore[NEIGHBOUR] / restore[DISK], 2.0),
+        RatioGoal(f"{size}: step while one is on its way / without", drag, 1.25, unrest=unrest),
     ]
 
 
@@ -325,7 +326,7 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
     for heading in ("", "first ms", "median ms", "worst ms"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, times in {**measured["stall_s"], "until held by all": measured["held_s"]}.items():
-        table.add_row(name, *(f"{1e3 * each:.1f}" for each in (times[0], median(times[1:]), max(times[1:]))))
+        table.add_row(name, *(f"{1e3 * duration:.1f}" for duration in (times[0], median(times[1:]), max(times[1:]))))
     for name, seconds in measured["restore_s"].items():
         table.add_row(f"restore {name}", "", f"{1e3 * seconds:.0f}", "")
     table.caption = f"prepare() took {measured['prepare_s']:.2f} s"
@@ -336,16 +337,17 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
 
 
 @dataclass
-class Tally:
-    """The results of the losses; `wrong` has each failure and how to repeat it."""
+class LossTally:
+    """The results of the losses."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Each failure, and how to repeat it.
     wrong: list[str] = field(default_factory=list)
 
 
-def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Tally:
-    """Kills all ranks at random moments, and with them no node, one, or two neighbours; flips bits now and then."""
-    tally, draw = Tally(), random.Random(seed)
+def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambda: None) -> LossTally:
+    """Kill all ranks at random moments, and with them no node, one, or two neighbours; flip bits in some rounds."""
+    tally, draw = LossTally(), random.Random(seed)
     nodes = Nodes(context, NODES)
     expected, fate = (0, 0), "at first"
     try:
@@ -356,7 +358,7 @@ def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambd
             snapshot, durable = _reported(nodes, draw.randrange(5), restored)
             time.sleep(draw.random() * LONGEST_PAUSE_S)
             nodes.kill()
-            snapshot, durable = _told(nodes.pipes[0], None, (snapshot, durable))
+            snapshot, durable = _receive_count(nodes.pipes[0], None, (snapshot, durable))
             before = tally.outcomes.copy()
             expected = _struck(nodes, draw, tally, snapshot, durable)
             fate = f"after {', '.join(tally.outcomes - before)}"
@@ -366,27 +368,27 @@ def losses(context: Any, times: int, seed: int, tick: Callable[[], None] = lambd
     return tally
 
 
-def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: Tally) -> int:
-    """The step that all ranks begin with; noted if it is not the same everywhere, not right, or too old."""
+def _restored(nodes: Nodes, expected: tuple[int, int], name: str, tally: LossTally) -> int:
+    """Return the step that all ranks begin with; note an error if it differs between them, is wrong or too old."""
     least, durable = expected
     said = []
     for pipe in nodes.pipes:
         said.append(pipe.recv() if pipe.poll(PATIENCE_S) else ("silent", 0, False))
     source, step, is_right = said[0]
-    steps = {each[1] for each in said}
-    if len(steps) != 1 or not all(each[2] for each in said) or step < least or step < durable:
+    steps = {message[1] for message in said}
+    if len(steps) != 1 or not all(message[2] for message in said) or step < least or step < durable:
         tally.wrong.append(f"{name}: {said}, at least {least} expected, {durable} durable")
     tally.outcomes[f"restored {source}"] += 1
     return int(step)
 
 
 def _reported(nodes: Nodes, count: int, step: int) -> tuple[int, int]:
-    """Waits for so many snapshots that are whole: the newest one's step, and the newest durable step."""
-    return _told(nodes.pipes[0], count, (step, 0))
+    """Wait for a number of complete snapshots; return the newest one's step and the newest durable step."""
+    return _receive_count(nodes.pipes[0], count, (step, 0))
 
 
-def _told(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[int, int]:
-    """What rank 0 has said of what is whole, until it has said so much, or all that it ever said."""
+def _receive_count(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[int, int]:
+    """Read rank 0's reports of complete snapshots, up to `count` or to the end; return the newest steps."""
     snapshot, durable = known
     try:
         while count is None or (count > 0 and pipe.poll(PATIENCE_S)):
@@ -398,8 +400,8 @@ def _told(pipe: Connection, count: int | None, known: tuple[int, int]) -> tuple[
     return snapshot, durable
 
 
-def _struck(nodes: Nodes, draw: random.Random, tally: Tally, snapshot: int, durable: int) -> tuple[int, int]:
-    """Loses nodes or bits; the step that has to be restored after it, and the newest durable one."""
+def _struck(nodes: Nodes, draw: random.Random, tally: LossTally, snapshot: int, durable: int) -> tuple[int, int]:
+    """Lose nodes or bits; return the step that must be restored after it, and the newest durable one."""
     fate = draw.random()
     if fate < 0.35:
         tally.outcomes["ranks killed, all nodes there"] += 1
@@ -422,7 +424,7 @@ def _struck(nodes: Nodes, draw: random.Random, tally: Tally, snapshot: int, dura
 
 
 def await_rest(keeper: int) -> None:
-    """Return when a keeper serves no rank any more: what changes before it is summed up, no sum can tell."""
+    """Return when a keeper serves no rank any more, because a checksum of changing data is useless."""
     for _ in range(int(PATIENCE_S / 0.01)):
         with suppress(FileNotFoundError):
             sockets = [link for link in Path(f"/proc/{keeper}/fd").iterdir() if "socket:" in os.readlink(link)]
@@ -432,7 +434,7 @@ def await_rest(keeper: int) -> None:
 
 
 def flip(keeper: int, draw: random.Random) -> None:
-    """Changes one bit in every memory that a keeper has, within what is surely filled."""
+    """Change one bit in every memory that a keeper has, within the part that is certainly filled."""
     folder = Path(f"/proc/{keeper}/fd")
     for link in folder.iterdir():
         with suppress(FileNotFoundError):  # a connection that has ended meanwhile
@@ -443,35 +445,35 @@ def flip(keeper: int, draw: random.Random) -> None:
 
 
 def train(pipe: Connection, rank: int, world: int, port: int, place: str, folder: str, seed: int) -> None:
-    """One rank until it is killed: restores, says so, and takes one snapshot after the other."""
+    """Restore, report it, and take one snapshot after another on this rank until the kill."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a process that writes checkpoints complains when its rank is killed
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    life = Life(rank, world, store, place, folder)
+    worker = Worker(rank, world, store, place, folder)
     state = content(0, rank)
-    found = life.snapshots.restore(state)
+    found = worker.snapshots.restore(state)
     source = "a snapshot" if found else "a checkpoint"
-    found = found or life.saver.restore(state)
+    found = found or worker.saver.restore(state)
     step = found.step if found else 0
     pipe.send((source if found else "nothing", step, equal(state, content(step, rank))))
-    life.prepare(state)
+    worker.prepare(state)
     draw, held = random.Random(seed), step
     while True:
         step += 1
         state = content(step, rank)
         if draw.randrange(DURABLE_EVERY) == 0:
-            life.saver.save(state, _manifest(step, world, reason="periodic"))
-            if all(each.error is None for each in life.saver.wait()) and rank == 0:
+            worker.saver.save(state, _manifest(step, world, reason="periodic"))
+            if all(save.error is None for save in worker.saver.wait()) and rank == 0:
                 pipe.send(("durable", step))
-        elif life.snapshots.take(state, _manifest(step, world)) and draw.random() < 0.7:
-            life.snapshots.wait()
-        if rank == 0 and life.snapshots.newest_step > held:
-            held = life.snapshots.newest_step
+        elif worker.snapshots.take(state, _manifest(step, world)) and draw.random() < 0.7:
+            worker.snapshots.wait()
+        if rank == 0 and worker.snapshots.newest_step > held:
+            held = worker.snapshots.newest_step
             pipe.send(("held", held))
 
 
 def content(step: int, rank: int) -> dict[str, Any]:
-    """A state that follows from its step: most of it the same on every rank, some of each rank's own."""
+    """Return a state that depends on its step: most of it the same on every rank, some different on each."""
     draw = torch.Generator().manual_seed(step)
     weights = {f"layer{number}": torch.rand(400, 300, generator=draw) for number in range(3)}
     return {"model": weights, "step": step, "random": {str(rank): torch.arange(5) + step * 10 + rank}}
@@ -486,7 +488,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _losses(tally: Tally) -> Table:
+def _losses(tally: LossTally) -> Table:
     table = Table(title=f"{len(tally.wrong)} wrong restores")
     table.add_column("what happened")
     table.add_column("times", justify="right")

@@ -23,10 +23,10 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.evidence import Evidence, Failure, Goal, Sheet, finish
-from bench.soaking.account import STEP_SECONDS, Account, ReferenceRun
+from bench.evidence import BenchFailed, Evidence, GoalResult, Sheet, finish
+from bench.soaking.account import STEP_SECONDS, ReferenceRun, SoakAccount
 from bench.soaking.faults import FAULTS, STORM
-from bench.soaking.judging import Judgement, judge
+from bench.soaking.judging import Judgement, evaluate_run
 from bench.soaking.notes import Step
 from bench.soaking.plan import choose_faults, make_plans
 from bench.soaking.soak_run import Injection, SoakRun, led_by, shifted
@@ -50,7 +50,7 @@ CLAIM = (
 class Soak:
     """One soak of one seed: what is being played, what is over, and what must hold of all of it together."""
 
-    account: Account
+    account: SoakAccount
     seed: int
     log: Callable[[str], None]
     references: dict[str, ReferenceRun] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Soak:
     checks: dict[str, int] = field(default_factory=dict)
 
     def run(self, names: Sequence[str], *, beside: int, progress: Callable[[Sequence[SoakRun]], None]) -> None:
-        """Every run with its faults, so many beside each other; the storm when the others are over."""
+        """Run every run with its faults, a number of them at the same time; the storm when the others have ended."""
         waiting = make_plans(self.seed, names)
         active: list[SoakRun] = []
         while waiting or active:
@@ -93,7 +93,7 @@ class Soak:
             self.references[key] = ReferenceRun(self.account, setup, steps)
         return self.references[key]
 
-    def judge(self, folder: Path, state: Path) -> None:
+    def evaluate(self, folder: Path, state: Path) -> None:
         """Return the state of each run and of the account."""
         for soak_run in self.soak_runs:
             if soak_run.run is None:
@@ -101,7 +101,7 @@ class Soak:
                 continue
             soak_run.notes.read([attempt.job_name for attempt in soak_run.run.attempts])
             soak_run.timeline = self.account.runs.timeline(soak_run.name)
-            self.judged.append(judge(soak_run, self._reference_of(soak_run), folder, self.log))
+            self.judged.append(evaluate_run(soak_run, self._reference_of(soak_run), folder, self.log))
         for reference in self.references.values():
             if reference.description["TrainingJobStatus"] != "Completed":
                 self.wrong.append(f"{reference.name} is {reference.description['TrainingJobStatus']}")
@@ -113,8 +113,8 @@ class Soak:
         starts = sum(len(soak_run.notes.starts) for soak_run in self.soak_runs)
         self.checks = {
             "starts of training processes, each alone in its run": starts,
-            "jobs, none created while the one before lived": sum(each.attempts for each in self.judged),
-            "checkpoints seen in S3, all of them still there": sum(each.saves for each in self.judged),
+            "jobs, none created while the one before lived": sum(judgement.attempts for judgement in self.judged),
+            "checkpoints seen in S3, all of them still there": sum(judgement.saves for judgement in self.judged),
             "queues for dead letters, all empty": len(queues),
             "processes of ended jobs that are left": len(orphans),
             **self._count_messages(state),
@@ -133,7 +133,7 @@ class Soak:
 
     @property
     def injections(self) -> list[Injection]:
-        """Every fault that was caused, a storm once for each run that it hit."""
+        """Return every fault that was caused, a storm once for each run that it hit."""
         return sorted(
             (injection for soak_run in self.soak_runs for injection in soak_run.injections),
             key=lambda injection: injection.at,
@@ -141,18 +141,18 @@ class Soak:
 
 
 def _orphans(state: Path) -> Iterator[str]:
-    """Processes of this machine whose job has its files below this folder."""
+    """Return the processes of this machine whose job has its files below this folder."""
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         with suppress(OSError):
-            told = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            if any(word.startswith(f"SAGEMAKER_BASE_DIR={state}".encode()) for word in told.split(b"\0")):
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if any(word.startswith(f"SAGEMAKER_BASE_DIR={state}".encode()) for word in environment.split(b"\0")):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if command:  # a zombie has none
                     yield f"{entry.name} {command[:80]}"
 
 
 def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Console) -> tuple[Soak, list[str]]:
-    """One soak, with its own local AWS; and what is wrong when all of it is ended."""
+    """Run one soak with its own local AWS; return what is wrong after its end."""
     shutil.rmtree(state, ignore_errors=True)
     folder = state / "notes"
     folder.mkdir(parents=True)
@@ -170,36 +170,39 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
             progress.update(task, completed=over, description="; ".join(soak_run.state for soak_run in active)[:100])
 
         with LocalAws(state / "aws", scale=SCALE, schedule_scale=SCALE, assemblies=place.SYNTHESES) as aws:
-            soaked = Soak(Account(aws, folder, SCALE), seed, log)
+            soaked = Soak(SoakAccount(aws, folder, SCALE), seed, log)
             soaked.run(names, beside=beside, progress=show)
-            soaked.judge(folder, state)
+            soaked.evaluate(folder, state)
             for soak_run in soaked.soak_runs:
                 if soak_run.run is not None:
                     save_for(soaked.account.here, soak_run.name, state / f"{soak_run.name}.html", ())
                     soak_run.keep_timeline()
     left = list(_orphans(state))
-    return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {each}" for each in left)]
+    return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {process}" for process in left)]
 
 
 def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
-    """The figures of one soak or of several."""
-    judged = [each for soak in soaked for each in soak.judged]
+    """Return the figures of one soak or of several."""
+    judged = [judgement for soak in soaked for judgement in soak.judged]
     injections = [injection for soak in soaked for injection in soak.injections]
-    failures = [Failure(each) for each in wrong]
-    failures += [Failure(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
+    failures = [BenchFailed(problem) for problem in wrong]
+    failures += [BenchFailed(f"{judgement.run}: {problem}") for judgement in judged for problem in judgement.wrong]
     missed = sorted(
         {injection.planned.name for injection in injections if injection.problems or injection.over_at is None}
     )
-    compared, other = sum(each.learnt.compared for each in judged), sum(each.learnt.other_bits for each in judged)
+    compared, other = (
+        sum(judgement.learnt.compared for judgement in judged),
+        sum(judgement.learnt.other_bits for judgement in judged),
+    )
     goals = (
-        Goal("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
-        Goal(
+        GoalResult("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
+        GoalResult(
             "faults diagnosed as what they were, and resolved",
             "all",
             f"{sum(not s.problems and s.over_at is not None for s in injections)} of {len(injections)}",
             not missed,
         ),
-        Goal(
+        GoalResult(
             "scenarios",
             f"all {len(FAULTS)}",
             str(len({injection.planned.name for injection in injections})),
@@ -230,13 +233,26 @@ def _runs(judged: Sequence[Judgement]) -> Sheet:
     )
     rows = tuple(
         (
-            *(each.run, each.learnt.reference, each.faults, each.attempts, each.learnt.steps, each.learnt.lost),
-            *(each.learnt.samples, each.skipped, each.learnt.compared, each.learnt.other_bits, each.learnt.from_plain),
-            *(round(each.run_s, 1), round(each.reference_s, 1)),
-            f"{each.reference_s / each.run_s:.0%}" if each.is_complete else "",
-            f"{each.share:.0%}" if each.share is not None else "",
+            *(
+                judgement.run,
+                judgement.learnt.reference,
+                judgement.faults,
+                judgement.attempts,
+                judgement.learnt.steps,
+                judgement.learnt.lost,
+            ),
+            *(
+                judgement.learnt.samples,
+                judgement.skipped,
+                judgement.learnt.compared,
+                judgement.learnt.other_bits,
+                judgement.learnt.from_plain,
+            ),
+            *(round(judgement.run_s, 1), round(judgement.reference_s, 1)),
+            f"{judgement.reference_s / judgement.run_s:.0%}" if judgement.is_complete else "",
+            f"{judgement.share:.0%}" if judgement.share is not None else "",
         )
-        for each in judged
+        for judgement in judged
     )
     return Sheet("Each run beside its reference", columns, rows, words=2)
 
@@ -258,24 +274,29 @@ def _scenarios(injections: Sequence[Injection]) -> Sheet:
     rows = []
     for name in FAULTS:
         if here := [injection for injection in injections if injection.planned.name == name]:
-            found = sorted({", ".join(dict.fromkeys((*each.causes, *each.findings))) or "no trouble" for each in here})
+            found = sorted(
+                {
+                    ", ".join(dict.fromkeys((*injection.causes, *injection.findings))) or "no trouble"
+                    for injection in here
+                }
+            )
             rows.append(
                 (
                     *(name, FAULTS[name].description, " / ".join(found), len(here)),
-                    sum(not each.problems and each.over_at is not None for each in here),
-                    _median([each.detected_s for each in here]),
-                    _median([each.recovered_s for each in here]),
-                    sum(each.lost_steps for each in here),
-                    sum(each.attempts for each in here),
-                    sum(each.notices.get(Severity.PAGE, 0) for each in here),
-                    sum(each.notices.get(Severity.INFORM, 0) for each in here),
+                    sum(not injection.problems and injection.over_at is not None for injection in here),
+                    _median([injection.detected_s for injection in here]),
+                    _median([injection.recovered_s for injection in here]),
+                    sum(injection.lost_steps for injection in here),
+                    sum(injection.attempts for injection in here),
+                    sum(injection.notices.get(Severity.PAGE, 0) for injection in here),
+                    sum(injection.notices.get(Severity.INFORM, 0) for injection in here),
                 )
             )
     return Sheet("Each scenario", columns, tuple(rows), words=3)
 
 
 def _counts(soaked: Sequence[Soak]) -> Sheet:
-    rows = tuple((what, sum(each.checks.get(what, 0) for each in soaked)) for what in soaked[0].checks)
+    rows = tuple((what, sum(soak.checks.get(what, 0) for soak in soaked)) for what in soaked[0].checks)
     return Sheet("What was watched all the time; a failure of any is listed below", ("", "number"), rows)
 
 
@@ -292,8 +313,8 @@ def _pairs(reference: ReferenceRun) -> Iterator[tuple[Step, Step]]:
 
 
 def _notes(soaked: Sequence[Soak], judged: Sequence[Judgement], injections: Sequence[Injection]) -> tuple[str, ...]:
-    ended = [each for each in judged if each.is_complete]
-    run_s, reference_s = sum(each.run_s for each in ended), sum(each.reference_s for each in ended)
+    ended = [judgement for judgement in judged if judgement.is_complete]
+    run_s, reference_s = sum(judgement.run_s for judgement in ended), sum(judgement.reference_s for judgement in ended)
     share = reference_s / run_s if run_s else 0.0
     gaps = [
         step.at - before.at
@@ -338,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here, problems = soak(seed, names, options.beside, state, console)
         soaked.append(here)
         wrong += problems
-        if problems or any(each.wrong for each in here.judged):
+        if problems or any(judgement.wrong for judgement in here.judged):
             again = " ".join(f"--scenario {name}" for name in options.scenario or ())
             again = again or f"--faults {len(names)}"
             console.print(

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from bench.evidence import ROOT, Evidence, Goal, Sheet, finish
+from bench.evidence import ROOT, Evidence, GoalResult, Sheet, finish
 from bench.rules import RULES
 from cli.backtest.corpus import LogCorpus, read_corpus, read_log
 from rerail.detection.detectors import DetectorState, evaluate_sample, evaluate_series
@@ -38,7 +38,7 @@ REPEAT_GOAL, FLEET_GOAL_MS = 1 / 30, 10.0
 Work = Mapping[str, Callable[[], object]]
 
 
-def measure_imports(starts: int) -> tuple[Sheet, list[Goal]]:
+def measure_imports(starts: int) -> tuple[Sheet, list[GoalResult]]:
     """Measure each function's import in fresh interpreters, with the bytecode that is shipped."""
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder) / "code"
@@ -55,8 +55,8 @@ def measure_imports(starts: int) -> tuple[Sheet, list[Goal]]:
     sheet = Sheet("Import of a function, CPU milliseconds", ("function", "import", "boto3, one client", "ratio"), rows)
     what = "the slowest import beside boto3 and one client"
     goals = [
-        Goal(what, f"at most {IMPORT_GOAL:g} x", f"{ratio:.2f} x ({name})", ratio <= IMPORT_GOAL),
-        Goal("the functions' code, unpacked", "at most 5 MB", f"{size / 1e6:.1f} MB", size <= 5e6),
+        GoalResult(what, f"at most {IMPORT_GOAL:g} x", f"{ratio:.2f} x ({name})", ratio <= IMPORT_GOAL),
+        GoalResult("the functions' code, unpacked", "at most 5 MB", f"{size / 1e6:.1f} MB", size <= 5e6),
     ]
     return sheet, goals
 
@@ -67,7 +67,7 @@ def _start(script: str) -> float:
     return float(run.stdout)
 
 
-def measure_detectors(corpus: LogCorpus, rounds: int, logs: int) -> tuple[Sheet, Sheet, list[Goal]]:
+def measure_detectors(corpus: LogCorpus, rounds: int, logs: int) -> tuple[Sheet, Sheet, list[GoalResult]]:
     """Measure whole histories beside the published rules, and a new minute of many runs beside three hours of them."""
     series = (tuple(row for row in read_log(corpus.file(run)) if row.loss is not None) for run in corpus.runs)
     chosen = sorted((log[:MOST_ROWS] for log in series if len(log) >= LEAST_ROWS), key=len, reverse=True)[:logs]
@@ -82,8 +82,8 @@ def measure_detectors(corpus: LogCorpus, rounds: int, logs: int) -> tuple[Sheet,
     )
     ratio, new_ms = fleet[NEW_MINUTE] / fleet[THREE_HOURS], 1000 * fleet[NEW_MINUTE]
     goals = [
-        Goal("a new minute beside all three hours", "at most 1/30", f"1/{1 / ratio:.0f}", ratio <= REPEAT_GOAL),
-        Goal(
+        GoalResult("a new minute beside all three hours", "at most 1/30", f"1/{1 / ratio:.0f}", ratio <= REPEAT_GOAL),
+        GoalResult(
             f"a new minute of {RUNS:,} runs",
             f"at most {FLEET_GOAL_MS:g} ms",
             f"{new_ms:.0f} ms",

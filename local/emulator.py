@@ -1,8 +1,8 @@
-"""Runs AWS in one process: `python -m local.emulator --state DIR [--port P] [--scale 60]`.
+"""Run AWS in one process: `python -m local.emulator --state DIR [--port P] [--scale 60]`.
 
-MiniStack is started in-process, repaired where it differs from AWS in what Rerail relies on (`local/repairs`), and
-given a SageMaker training API at the same endpoint (`local/sagemaker`). `DIR/ready.json` tells when it listens. SIGTERM
-and SIGINT end it within about three seconds, with the function workers and training processes that it started.
+MiniStack is started in-process and repaired where it differs from AWS in what Rerail relies on (`local/repairs`). A
+SageMaker training API (`local/sagemaker`) is served at the same endpoint. `DIR/ready.json` exists once it listens.
+SIGTERM and SIGINT end it within about three seconds, with the function workers and training processes that it started.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[
 
 
 def environment(port: int, state: Path) -> dict[str, str]:
-    """The whole environment of the emulator, and so of every function it runs."""
+    """Return the whole environment of the emulator, and so of every function it runs."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return kept | {
         "TMPDIR": str(state / "tmp"),
@@ -72,7 +72,7 @@ def enter(port: int, state: Path) -> None:
 
 
 def listen(port: int) -> socket.socket:
-    """The listening socket itself, so that a port found free cannot be taken before we use it."""
+    """Return the listening socket itself, so that a free port cannot be taken before it is used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,7 +85,7 @@ def listen(port: int) -> socket.socket:
 
 
 def check_version() -> None:
-    """The repairs patch MiniStack's internals, so any other version is refused."""
+    """Refuse any other version of MiniStack, because the repairs patch its internals."""
     found = importlib.metadata.version("ministack")
     if found != MINISTACK_VERSION:
         raise SystemExit(f"ministack {found} is installed; run: pip install ministack=={MINISTACK_VERSION}")
@@ -112,7 +112,7 @@ def plug_in(name: str, target_prefix: str, handler: Handler) -> None:
 
 
 def training_service(endpoint_url: str, state: Path, scale: float) -> Any:
-    """The SageMaker training API, whose processes and files live below the state folder."""
+    """Return the SageMaker training API, whose processes and files are below the state folder."""
     from local.sagemaker import TrainingService
 
     return TrainingService(endpoint_url, state / "sagemaker", emit_event, scale=scale)
@@ -236,7 +236,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Start it and stay until told to end."""
+    """Start the emulator and run until a signal ends it."""
     options = parse(arguments)
     check_version()
     state = options.state.resolve()

@@ -28,8 +28,9 @@ WORK = "import json, hashlib\nfor n in range(60000): hashlib.sha256(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The speed of this machine; `slowdown` is 1 at reference speed or above, 4 on a machine a quarter as fast."""
+    """The speed of this machine."""
 
+    # 1 at reference speed or above, 4 on a machine a quarter as fast.
     slowdown: float = 1.0
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Process(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A process together with its start time, so that a pid that was handed out again is not mistaken for it."""
 
     pid: int
@@ -16,13 +16,13 @@ class Process(NamedTuple):
     started: str
 
 
-def table() -> dict[int, Process]:
-    """Every process of this machine by pid; zombies are left out, for they have ended."""
+def table() -> dict[int, ProcessEntry]:
+    """Return every process of this machine by pid, without zombies, which have ended."""
     processes = _from_proc() if Path("/proc/self/stat").exists() else _from_ps()
     return {process.pid: process for process in processes}
 
 
-def _from_proc() -> list[Process]:
+def _from_proc() -> list[ProcessEntry]:
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -33,20 +33,20 @@ def _from_proc() -> list[Process]:
         except OSError:  # ended while we looked
             continue
         if fields[0] != "Z":
-            found.append(Process(int(entry.name), int(fields[1]), fields[19]))
+            found.append(ProcessEntry(int(entry.name), int(fields[1]), fields[19]))
     return found
 
 
-def _from_ps() -> list[Process]:
+def _from_ps() -> list[ProcessEntry]:
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True)
     rows = (line.split(None, 3) for line in listing.stdout.splitlines())
-    return [Process(int(row[0]), int(row[1]), row[3]) for row in rows if not row[2].startswith("Z")]
+    return [ProcessEntry(int(row[0]), int(row[1]), row[3]) for row in rows if not row[2].startswith("Z")]
 
 
-def descendants(pid: int) -> list[Process]:
-    """The living processes below `pid`, parents before their children."""
+def descendants(pid: int) -> list[ProcessEntry]:
+    """Return the living processes below `pid`, parents before their children."""
     processes = table()
-    found: list[Process] = []
+    found: list[ProcessEntry] = []
     parents = {pid}
     while parents:
         children = [process for process in processes.values() if process.parent in parents]
@@ -55,8 +55,8 @@ def descendants(pid: int) -> list[Process]:
     return found
 
 
-def alive(process: Process) -> bool:
-    """Whether this very process still runs."""
+def alive(process: ProcessEntry) -> bool:
+    """Return whether exactly this process still runs."""
     now = table().get(process.pid)
     return now is not None and now.started == process.started
 
@@ -74,8 +74,8 @@ def end_tree(pid: int, *, grace_s: float) -> None:
     end_all(family, grace_s=0)
 
 
-def end_all(family: list[Process], *, grace_s: float) -> None:
-    """End these processes: a term first when there is a grace, a kill for those that outlive it."""
+def end_all(family: list[ProcessEntry], *, grace_s: float) -> None:
+    """End these processes: with SIGTERM first if there is a grace period, then with SIGKILL."""
     if grace_s:
         for process in family:
             send(process, signal.SIGTERM)
@@ -85,7 +85,7 @@ def end_all(family: list[Process], *, grace_s: float) -> None:
     wait_until_ended(family, 1.0)
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send(process: ProcessEntry, number: signal.Signals) -> None:
     """Signal this very process; one that has ended is left in peace."""
     if alive(process):
         try:
@@ -94,8 +94,8 @@ def send(process: Process, number: signal.Signals) -> None:
             return
 
 
-def wait_until_ended(family: list[Process], seconds: float) -> None:
-    """Return when none of these lives, or after `seconds`."""
+def wait_until_ended(family: list[ProcessEntry], seconds: float) -> None:
+    """Return when all of these have ended, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while any(alive(process) for process in family) and time.monotonic() < deadline:
         time.sleep(0.02)

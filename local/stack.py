@@ -1,4 +1,4 @@
-"""Starts the emulator with the deployed stack, attaches to a running one, and stops it."""
+"""Start the emulator with the deployed stack, attach to a running one, and stop it."""
 
 import json
 import os
@@ -22,22 +22,22 @@ ROOT = Path(__file__).resolve().parent.parent
 # Deadlines end what hangs; a busy machine takes its time.
 READY_WITHIN_S = 600.0
 STOP_GRACE_S = 4.0
-# Whatever cdk.json says: the secrets of an account are not here, and nobody is to be woken by a trial.
-NOBODY_OUTSIDE = {"pagerDutySecret": "", "webhookUrl": "", "webhookSecret": ""}
+# Overrides cdk.json: an account's secrets are not here, and a trial must not page anyone.
+NO_RECEIVERS = {"pagerDutySecret": "", "webhookUrl": "", "webhookSecret": ""}
 
 Progress = Callable[[str], None]
 
 
 class LocalAwsError(Exception):
-    """The emulator did not start, or is not running; the message says why."""
+    """The emulator did not start, or is not running; the message has the reason."""
 
 
 class LocalAws:
-    """One emulator with one deployed stack.
+    """An emulator with a deployed stack.
 
-    Everything it writes lies below `state_dir`: `stack.json` says where it listens, `emulator.log` what it said,
-    `assemblies/` keeps syntheses so that an unchanged tree is deployed without a new one. Use it as a context manager,
-    or call `start` and `stop`; `attach` finds one that another process started.
+    Everything it writes is below `state_dir`: `stack.json` has its address, `emulator.log` its output, and
+    `assemblies/` keeps syntheses so that an unchanged tree is not synthesized again. Use it as a context manager, or
+    call `start` and `stop`; `attach` finds one that another process started.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalAws:
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
-        """The local AWS that runs with this state folder; `LocalAwsError` when none does."""
+        """Return the local AWS that runs with this state folder; raise `LocalAwsError` if there is none."""
         aws = cls(state_dir)
         known = aws._record()
         if known is None:
@@ -72,7 +72,7 @@ class LocalAws:
         return aws
 
     def start(self, progress: Progress = lambda line: None, *, detached: bool = False) -> Self:
-        """Start and deploy. `progress` is given a line for each step; a detached one outlives this process."""
+        """Start and deploy. `progress` gets a line for each step; a detached emulator outlasts this process."""
         if self._record() is not None:
             raise LocalAwsError(f"a local AWS already runs in {self.state_dir}; stop it first, or attach to it")
         began = time.monotonic()
@@ -125,12 +125,12 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NOBODY_OUTSIDE, validate=False)
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NO_RECEIVERS, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 
     def client(self, service: str) -> Any:
-        """A boto3 client of the emulator, with made-up credentials and nothing of the user's AWS configuration."""
+        """Return a boto3 client of the emulator, with invented credentials and without the user's AWS configuration."""
         from botocore.config import Config
 
         patient = {"retries": {"max_attempts": 2}, "connect_timeout": 60, "read_timeout": 300}
@@ -158,7 +158,7 @@ class LocalAws:
 
     @property
     def log_file(self) -> Path:
-        """What the emulator, and the functions in it, printed."""
+        """Return the output of the emulator and of the functions in it."""
         return self.state_dir / "emulator.log"
 
     def _last_words(self) -> str:
@@ -192,7 +192,7 @@ class LocalAws:
         partial.rename(self._record_file)
 
     def _record(self) -> dict[str, Any] | None:
-        """What `stack.json` says, if the process it names is still the one that wrote it."""
+        """Return the content of `stack.json` if the process that wrote it still runs."""
         if not self._record_file.exists():
             return None
         record: dict[str, Any] = json.loads(self._record_file.read_text())

@@ -244,7 +244,7 @@ class FakeCheckpoints:
 
     clock: Clock
     saved: dict[str, list[Checkpoint]] = field(default_factory=dict)
-    aside: list[Checkpoint] = field(default_factory=list)
+    quarantined: list[Checkpoint] = field(default_factory=list)
     forbidden: str = ""
     moves_at_once: int = 1000
     count: int = 0
@@ -264,7 +264,7 @@ class FakeCheckpoints:
 
     def all(self, uri: str) -> Sequence[Checkpoint]:
         """Those that were moved aside too."""
-        return [*self.saved.get(uri, []), *self.aside]
+        return [*self.saved.get(uri, []), *self.quarantined]
 
     def tainted(self, action: QuarantineCheckpoints) -> Sequence[Checkpoint]:
         """What is there to be set aside."""
@@ -279,7 +279,7 @@ class FakeCheckpoints:
             raise QuarantineFailed(self.forbidden, advice="deploy with the context value asideBuckets")
         for checkpoint in tainted[: self.moves_at_once]:
             self.saved[action.uri].remove(checkpoint)
-            self.aside.append(checkpoint)
+            self.quarantined.append(checkpoint)
         if tainted[self.moves_at_once :]:
             raise ActionUnfinished("the rest is moved next time")
 
@@ -300,14 +300,14 @@ class FakePolicies:
 class FakeBus:
     """Keep the published notices; refuse the next `refusals`."""
 
-    told: list[Notice] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
     refusals: int = 0
 
     def publish(self, notice: Notice) -> None:
         if self.refusals:
             self.refusals -= 1
             raise Throttled("the bus is full")
-        self.told.append(notice)
+        self.notices.append(notice)
 
 
 @dataclass
@@ -401,7 +401,7 @@ class FakePause:
 
 
 @dataclass
-class FakeBrake:
+class FakeRateLimit:
     """The count of relaunches, kept as text."""
 
     record: str = field(default_factory=lambda: dumps(Launches()))
@@ -445,7 +445,7 @@ class World:
     series: FakeSeries = field(default_factory=FakeSeries)
     memories: FakeMemories = field(default_factory=FakeMemories)
     pause: FakePause = field(default_factory=FakePause)
-    brake: FakeBrake = field(default_factory=FakeBrake)
+    rate_limit: FakeRateLimit = field(default_factory=FakeRateLimit)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
     new_key: Callable[[], str] = str
 
@@ -463,7 +463,7 @@ class World:
             policies=PausablePolicies(self.policies, self.pause),
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
-            rate_limit=wrap(self.brake),
+            rate_limit=wrap(self.rate_limit),
             clock=self.clock,
             new_key=self.new_key,
         )
@@ -513,8 +513,8 @@ class World:
             self.clock.pass_by(every)
             self.round().run()
             waiting, self.queue.waiting = self.queue.waiting, []
-            for wakeup in waiting:
-                received = parse_message(json.dumps({"source": SWEEP, "detail": wakeup}))
+            for message in waiting:
+                received = parse_message(json.dumps({"source": SWEEP, "detail": message}))
                 if isinstance(received, ClusterMessage):
                     self.hyperpod_watch().handle(received)
                 else:
@@ -529,7 +529,7 @@ class Agent:
     run: str = "gpt"
     attempt: int = 1
     job: str = "gpt"
-    told: int = 0
+    reports: int = 0
     signing_key: str = ""
 
     @property
@@ -540,37 +540,39 @@ class Agent:
         return command
 
     def hello(self) -> None:
-        self.hear(self.files(ReportKind.HELLO))
+        self.deliver(self.files(ReportKind.HELLO))
 
-    def hears(self) -> None:
-        self.hear(self.files(ReportKind.ACKNOWLEDGED, command=self.asked.id))
+    def acknowledges(self) -> None:
+        self.deliver(self.files(ReportKind.ACKNOWLEDGED, command=self.asked.id))
 
     def commits(self, step: int, durability: Durability = Durability.REMOTE) -> None:
-        self.hear(self.files(ReportKind.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
+        self.deliver(self.files(ReportKind.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
 
     def refuses(self, reason: str) -> None:
-        self.hear(self.files(ReportKind.REFUSED, command=self.asked.id, reason=reason))
+        self.deliver(self.files(ReportKind.REFUSED, command=self.asked.id, reason=reason))
 
     def finds(self, *findings: Finding) -> None:
-        self.hear(self.files(ReportKind.FINDINGS, findings=findings))
+        self.deliver(self.files(ReportKind.FINDINGS, findings=findings))
 
     def beats(self, step: int | None, phase: Phase = Phase.STEP, **facts: Any) -> None:
         """One heartbeat, as it is overwritten each minute."""
-        beat = Heartbeat(self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts)
-        self._puts(make_heartbeat_key(self.run), serialize(beat))
+        heartbeat = Heartbeat(
+            self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts
+        )
+        self._puts(make_heartbeat_key(self.run), serialize(heartbeat))
 
-    def files(self, told: ReportKind, **facts: Any) -> str:
+    def files(self, kind: ReportKind, **facts: Any) -> str:
         """Write a report; its key."""
-        self.told += 1
+        self.reports += 1
         at = facts.pop("at", self.world.clock())
-        report = Report(f"r{self.attempt}-{self.told}", self.run, self.attempt, self.job, told, at, **facts)
+        report = Report(f"r{self.attempt}-{self.reports}", self.run, self.attempt, self.job, kind, at, **facts)
         self._puts(key := make_report_key(self.run, report.id), serialize(report))
         return key
 
     def _puts(self, name: str, text: bytes) -> None:
         self.world.mailbox.put(name, sign(text, name=name, key=self.signing_key))
 
-    def hear(self, key: str) -> None:
+    def deliver(self, key: str) -> None:
         """The event about the report reaches the supervisor."""
         self.world.supervisor().handle(ReportFiled(*run_of_report(key), key))
 

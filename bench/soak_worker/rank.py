@@ -49,11 +49,11 @@ class Rank:
             self.note(violation=f"{job} trains while another process of its run is alive")
 
     def note(self, **what: Any) -> None:
-        """One line; a single write, which a SIGKILL does not cut."""
+        """Write one line with a single write, which a SIGKILL does not cut."""
         os.write(self.file, (json.dumps({**what, "at": time.time()}) + "\n").encode())
 
     def plan_of(self, drills: tuple[faults.FaultDrill, ...], **here: int) -> faults.FaultPlan:
-        """The training's own plan, to which orders are added."""
+        """Return the training's own plan, to which orders are added."""
         self.plan, self.here = plan_of(drills, **here), here
         self.obey()
         return self.plan
@@ -67,10 +67,14 @@ class Rank:
         if at == self.read_at or self.plan is None:
             return
         self.read_at = at
-        told = json.loads(self.orders.read_text())
-        self.breaks |= {kind: int(step) for kind, step in (part.split(":") for part in told["own"].split(";") if part)}
+        orders = json.loads(self.orders.read_text())
+        self.breaks |= {
+            kind: int(step) for kind, step in (part.split(":") for part in orders["own"].split(";") if part)
+        }
         new = [
-            each for each in plan_of(faults.parse(told["drill"]), **self.here).drills if each not in self.plan.drills
+            drill
+            for drill in plan_of(faults.parse(orders["drill"]), **self.here).drills
+            if drill not in self.plan.drills
         ]
         object.__setattr__(self.plan, "drills", (*self.plan.drills, *new))
 
@@ -122,12 +126,12 @@ class Rank:
             after=run.step,
             source=self.source,
             consumed=run.consumed_samples,
-            skipped=[[each.start, each.stop - 1] for each in job.skipped],
+            skipped=[[samples.start, samples.stop - 1] for samples in job.skipped],
             rate=job.rate,
         )
 
     def save(self, run: train.TrainingRun, *, reason: str) -> None:
-        """With the fault `in-save` the node is killed while the save has begun and has no manifest yet."""
+        """Save; with the fault `in-save`, kill the node when the save has begun and has no manifest yet."""
         if not 0 < self.breaks.get("in-save", 0) <= run.step:
             stock["save"](run, reason=reason)
             return
@@ -145,8 +149,8 @@ class Rank:
 
     def report_saves(self, run: train.TrainingRun, ended: Any) -> None:
         known = list(ended)
-        for each in known:
-            self.note(saved=each.step, error=str(each.error or ""))
+        for drill in known:
+            self.note(saved=drill.step, error=str(drill.error or ""))
         stock["report_saves"](run, known)
 
     def log(self, message: str) -> None:

@@ -23,7 +23,7 @@ STEP_SECONDS, SAVE_EVERY, KEPT = 0.08, 25, 400
 TOPICS = {"pages": "PageTopicArn", "informs": "InformTopicArn"}
 
 
-class Account:
+class SoakAccount:
     """The local AWS with the deployed template, as the soak uses it."""
 
     def __init__(self, aws: LocalAws, folder: Path, scale: float) -> None:
@@ -56,14 +56,14 @@ class Account:
         return subjects
 
     def waiting_in(self, url: str) -> int:
-        """Messages in a queue."""
+        """Return the number of messages in a queue."""
         counts = self.aws.client("sqs").get_queue_attributes(
             QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"]
         )
         return int(counts["Attributes"]["ApproximateNumberOfMessages"])
 
     def policy_for(self, setup: Setup) -> str:
-        """The name of the policy of such runs, which is there from now on."""
+        """Return the name of the policy of such runs; create the policy if it does not exist."""
         name = f"soak-{setup.name}"
         text = to_toml(setup.policy(self.policy, self.scale))
         parameter = f"{self.aws.outputs['PolicyPrefix']}/{name}"
@@ -112,7 +112,7 @@ class Account:
         )
 
     def order(self, job: str, *, drill: str = "", own: str = "") -> None:
-        """Tell an attempt what it breaks."""
+        """Write the order that has an attempt break something."""
         partial = self.folder / f"{job}.json.partial"
         partial.write_text(json.dumps({"drill": drill, "own": own}))
         partial.rename(self.folder / f"{job}.json")
@@ -124,7 +124,7 @@ class Account:
 class ReferenceRun:
     """The same training without faults and without Rerail."""
 
-    def __init__(self, account: Account, setup: Setup, steps: int) -> None:
+    def __init__(self, account: SoakAccount, setup: Setup, steps: int) -> None:
         self.name, self.setup, self.account = f"reference-{setup.script_name}-{setup.hosts}x{steps}", setup, account
         self.notes = Notes(account.folder)
         self.curve = JobOutput(self.name, setup.script)

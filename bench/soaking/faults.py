@@ -20,12 +20,12 @@ MACHINE = "ml.m5.4xlarge"
 STORM_WINDOW, STORM_RELAUNCHES = timedelta(minutes=20), 2
 
 
-class World(Protocol):
+class SoakEnvironment(Protocol):
     """The means of a fault from outside."""
 
     @property
     def others(self) -> list[str]:
-        """The jobs of the runs that are to be hit at the same time."""
+        """Return the jobs of the runs that are to be hit at the same time."""
 
     def inject(self, fault: str, **fields: Any) -> object:
         """Cause a fault of the platform."""
@@ -39,20 +39,20 @@ class World(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A kind of run in which some faults can be caused; `first` steps are trained before the first of them.
-
-    `policy` makes its policy of the default one; `at_once` runs of it train beside each other, and are hit together.
-    `most` faults are caused in one such run, a further one is begun for more.
-    """
+    """A kind of run in which some faults can be caused."""
 
     name: str
+    # The steps that are trained before the first fault.
     first: int = 60
+    # Makes its policy from the default policy and the scale of the clock.
     policy: Callable[[Policy, float], Policy] = lambda policy, scale: policy
     spot: bool = False
     keep_alive: int = 0
     agent: bool = True
     hosts: int = 1
+    # So many of these runs train at the same time, and are hit together.
     at_once: int = 1
+    # The number of faults in one run; a further run is started for more.
     most: int = 12
     machine: str = MACHINE
     script: Script = OURS
@@ -64,45 +64,51 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault, in runs of the kind `setup`.
-
-    container/faults.py injects `drill`, bench/soak_worker/rank.py injects `own`, both in `repeats` attempts. The soak
-    calls `injection` once the training is past the fault's step, and `after` when the run has recovered. Expected are
-    the `causes` of the attempts that it ended (or `or_causes`, where two processes race to report), the `findings` of
-    the detectors and the `rungs` of the ladder. `held`: a person is asked, who releases the run. `ends`: it costs the
-    attempt. `self_repairs`: SageMaker itself restarts the job. `in_place`: the job's own init restarts its processes.
-    `last`: the run ends there. `stays`: the batches are bad and no remedy replaces them, so the reference run has them
-    too. `room` are the steps until the next fault.
-    """
+class SoakFault:
+    """A fault of the soak, and what it must lead to."""
 
     description: str
+    # The kind of runs that it is injected in.
     setup: Setup
+    # What container/faults.py injects.
     drill: str = ""
+    # What bench/soak_worker/rank.py injects.
     own: str = ""
-    injection: Callable[[World, str], None] | None = None
-    after: Callable[[World, str], None] | None = None
+    # Called once the training is past the fault's step.
+    injection: Callable[[SoakEnvironment, str], None] | None = None
+    # Called when the run has recovered.
+    after: Callable[[SoakEnvironment, str], None] | None = None
+    # The expected causes of the attempts that it ended; `or_causes` if two processes race to report.
     causes: tuple[str, ...] = ()
     or_causes: tuple[str, ...] = ()
+    # The expected findings of the detectors, and rungs of the ladder.
     findings: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
+    # The number of attempts in which `drill` or `own` is injected.
     repeats: int = 1
+    # The run is held, and an operator releases it.
     held: bool = False
+    # The attempt ends.
     ends: bool = True
+    # How often SageMaker itself restarts the job.
     self_repairs: int = 0
+    # The job's own init restarts its processes.
     in_place: bool = False
+    # The run ends there.
     last: bool = False
+    # The batches are bad and no remedy replaces them, so the reference run has them too.
     stays: bool = False
+    # The steps until the next fault.
     room: int = ROOM
 
     @property
     def is_within(self) -> bool:
-        """The training process itself breaks, at the very step."""
+        """Return whether the training process itself breaks, at exactly that step."""
         return bool(self.drill or self.own)
 
 
 def asks_first(policy: Policy, scale: float) -> Policy:
-    """Nothing is stopped or launched without a word."""
+    """Return the policy with an approval before each stop and launch."""
     return replace(policy, mode=Mode.APPROVE)
 
 
@@ -112,13 +118,13 @@ def restarts_in_place(policy: Policy, scale: float) -> Policy:
 
 
 def falls_back(policy: Policy, scale: float) -> Policy:
-    """Other machines are tried after a while."""
+    """Return the policy with a fall-back to other machines after a while."""
     capacity = replace(policy.capacity, fallbacks=(NEXT_BEST_TYPE,), fallback_after=FALLBACK_AFTER / scale)
     return replace(policy, capacity=capacity)
 
 
-def brakes(policy: Policy, scale: float) -> Policy:
-    """So few relaunches in a while that a storm must wait."""
+def with_low_rate_limit(policy: Policy, scale: float) -> Policy:
+    """Return a policy that allows so few relaunches that a storm must wait."""
     limits = replace(policy.limits, account_relaunches=STORM_RELAUNCHES, account_window=STORM_WINDOW / scale)
     return replace(policy, limits=limits)
 
@@ -136,7 +142,7 @@ ELSEWHERE = Setup("elsewhere", policy=falls_back, most=1, machine=OWN_TYPE)
 ENDED = Setup("ended", most=1)
 MUTE = Setup("mute", first=640, agent=False)
 PAIR = Setup("pair", hosts=2)
-STORM = Setup("storm", policy=brakes, at_once=3, most=1)
+STORM = Setup("storm", policy=with_low_rate_limit, at_once=3, most=1)
 FOREIGN = Setup("foreign", first=137, agent=False, script=HUGGING_FACE, most=1)
 SETUPS = (
     *(WATCHED, STEADY, MUTE, IN_PLACE, RATE, HOLDS, PAIR, POOL, SPOT, APPROVED, ELSEWHERE, FOREIGN, ENDED),
@@ -144,166 +150,170 @@ SETUPS = (
 )
 
 
-def kill(world: World, job: str) -> None:
+def kill(world: SoakEnvironment, job: str) -> None:
     """SIGKILL to every process of the job."""
     world.inject("kill", TrainingJobName=job)
 
 
-def lose_the_node(world: World, job: str) -> None:
-    """SageMaker says InternalServerError."""
+def lose_the_node(world: SoakEnvironment, job: str) -> None:
+    """Cause an InternalServerError of SageMaker."""
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_and_all_like_it(world: World, job: str) -> None:
-    """The next job is accepted, and waits for machines that do not come for two hours."""
+def lose_the_node_and_all_like_it(world: SoakEnvironment, job: str) -> None:
+    """Have the next job accepted, and wait two hours for machines that do not come."""
     world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
     lose_the_node(world, job)
 
 
-def reclaim(world: World, job: str) -> None:
-    """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
-    may take before it counts as a hang."""
+def reclaim(world: SoakEnvironment, job: str) -> None:
+    """Take a spot instance, and give another one a quarter of an hour later.
+
+    That is longer than any step may take before it counts as a hang.
+    """
     world.inject("interrupt", TrainingJobName=job, WaitSeconds=900)
 
 
-def stop(world: World, job: str) -> None:
+def stop(world: SoakEnvironment, job: str) -> None:
     """Stop the job as a person would."""
     world.stop(job)
 
 
-def kill_the_second(world: World, job: str) -> None:
+def kill_the_second(world: SoakEnvironment, job: str) -> None:
     """SIGKILL to every process of one of two hosts."""
     world.inject("kill", TrainingJobName=job, Host="algo-2")
 
 
-def lose_the_node_and_have_no_other(world: World, job: str) -> None:
-    """The next launch of this run is refused, and the one after gets no machines."""
+def lose_the_node_and_have_no_other(world: SoakEnvironment, job: str) -> None:
+    """Refuse the next launch of this run, and give the one after it no machines."""
     run = job.rpartition("-a")[0] if RELAUNCHED.search(job) else job
     world.inject("resource_limit", Count=1, TrainingJobName=f"{run}-a")
     world.inject("capacity", Count=1, TrainingJobName=f"{run}-a")
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_under_throttling(world: World, job: str) -> None:
-    """The API refuses the next launches for their rate, and cannot describe the job for a while."""
+def lose_the_node_under_throttling(world: SoakEnvironment, job: str) -> None:
+    """Throttle the next launches, and refuse to describe the job for a while."""
     world.inject("throttle", Operation="CreateTrainingJob", Count=2)
     world.inject("describe_error", Count=2)
     world.inject("internal_error", TrainingJobName=job)
 
 
-def lose_the_node_and_its_newest_save(world: World, job: str) -> None:
+def lose_the_node_and_its_newest_save(world: SoakEnvironment, job: str) -> None:
     """Damage the checkpoint that the next attempt would resume from, so that it differs from its manifest."""
     world.inject("internal_error", TrainingJobName=job)
     world.damage_newest_save(job)
 
 
-def kill_unheard(world: World, job: str) -> None:
-    """No event of any job arrives any more: only the sweep can see that this one is dead."""
+def kill_without_events(world: SoakEnvironment, job: str) -> None:
+    """Kill the job while no event of any job arrives: only the sweep can notice that it has ended."""
     world.inject("events", Loss=1)
     world.inject("kill", TrainingJobName=job)
 
 
-def kill_in_bad_weather(world: World, job: str) -> None:
-    """Every event comes twice, and each other one minutes late: after those that came later."""
+def kill_with_late_events(world: SoakEnvironment, job: str) -> None:
+    """Deliver every event twice, and every other one minutes late: after those that came later."""
     world.inject("events", Repeat=1, Delay=300, DelayEvery=2)
     world.inject("kill", TrainingJobName=job)
 
 
-def clear_up(world: World, job: str) -> None:
-    """Events arrive again, once and in time."""
+def restore_events(world: SoakEnvironment, job: str) -> None:
+    """Deliver events again, once and in time."""
     world.inject("events", Loss=0, Repeat=0, Delay=0, DelayEvery=1)
 
 
-def find_machines_again(world: World, job: str) -> None:
+def find_machines_again(world: SoakEnvironment, job: str) -> None:
     """There are machines of every type."""
     world.inject("machines", InstanceType=OWN_TYPE)
 
 
-def kill_the_deaf(world: World, job: str) -> None:
-    """Its agent has been gone for a moment when the job is killed."""
+def kill_without_agent(world: SoakEnvironment, job: str) -> None:
+    """Kill the job a moment after its agent has ended."""
     time.sleep(1.0)
     world.inject("kill", TrainingJobName=job)
 
 
-def lose_every_node(world: World, job: str) -> None:
-    """All of the storm's jobs die in the same moment."""
+def lose_every_node(world: SoakEnvironment, job: str) -> None:
+    """End all of the storm's jobs at the same moment."""
     for name in world.others:
         world.inject("internal_error", TrainingJobName=name)
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: Mapping[str, SoakFault] = {
     # The platform and its API.
-    "crash": Fault("every process of the job is killed", STEADY, injection=kill, causes=("unknown",)),
-    "infra": Fault("SageMaker loses the node", STEADY, injection=lose_the_node, causes=("infrastructure",)),
-    "capacity": Fault(
+    "crash": SoakFault("every process of the job is killed", STEADY, injection=kill, causes=("unknown",)),
+    "infra": SoakFault("SageMaker loses the node", STEADY, injection=lose_the_node, causes=("infrastructure",)),
+    "capacity": SoakFault(
         "the node is lost; a launch is refused, the next finds no machine",
         STEADY,
         injection=lose_the_node_and_have_no_other,
         causes=("infrastructure", "capacity"),
     ),
-    "throttled": Fault(
+    "throttled": SoakFault(
         "the node is lost; the API throttles and does not describe",
         STEADY,
         injection=lose_the_node_under_throttling,
         causes=("infrastructure",),
     ),
-    "lost-events": Fault(
-        "killed, and no event arrives", STEADY, injection=kill_unheard, after=clear_up, causes=("unknown",)
+    "lost-events": SoakFault(
+        "killed, and no event arrives", STEADY, injection=kill_without_events, after=restore_events, causes=("unknown",)
     ),
-    "late-events": Fault(
+    "late-events": SoakFault(
         "killed; events come twice, late and out of order",
         STEADY,
-        injection=kill_in_bad_weather,
-        after=clear_up,
+        injection=kill_with_late_events,
+        after=restore_events,
         causes=("unknown",),
     ),
-    "damaged-save": Fault(
+    "damaged-save": SoakFault(
         "the node is lost, and the newest checkpoint has other bits",
         STEADY,
         injection=lose_the_node_and_its_newest_save,
         causes=("infrastructure",),
     ),
     # The machine and the process.
-    "rank-killed": Fault("the rank is killed at a step", STEADY, drill="kill:step={step}", causes=("unknown",)),
-    "in-save": Fault("killed in the middle of a save", STEADY, own="in-save:{step}", causes=("unknown",)),
-    "ecc": Fault("CUDA: an uncorrectable ECC error", STEADY, own="ecc:{step}", causes=("hardware",)),
-    "writer-killed": Fault("the process that writes checkpoints is killed", STEADY, own="writer:{step}", ends=False),
-    "agent-killed": Fault(
+    "rank-killed": SoakFault("the rank is killed at a step", STEADY, drill="kill:step={step}", causes=("unknown",)),
+    "in-save": SoakFault("killed in the middle of a save", STEADY, own="in-save:{step}", causes=("unknown",)),
+    "ecc": SoakFault("CUDA: an uncorrectable ECC error", STEADY, own="ecc:{step}", causes=("hardware",)),
+    "writer-killed": SoakFault(
+        "the process that writes checkpoints is killed", STEADY, own="writer:{step}", ends=False
+    ),
+    "agent-killed": SoakFault(
         "the agent's thread ends, a moment later the job is killed",
         STEADY,
         own="deaf:{step}",
-        injection=kill_the_deaf,
+        injection=kill_without_agent,
         causes=("unknown",),
     ),
     # The host that is left may be the first to say so: its peer has closed the connection.
-    "peer-killed": Fault(
+    "peer-killed": SoakFault(
         "one of two hosts is killed",
         PAIR,
         injection=kill_the_second,
         causes=("unknown",),
         or_causes=("infrastructure",),
     ),
-    "peer-hang": Fault("one of two ranks stays away", PAIR, drill="hang:step={step}", causes=("hang",)),
-    "suspect": Fault(
+    "peer-hang": SoakFault("one of two ranks stays away", PAIR, drill="hang:step={step}", causes=("hang",)),
+    "suspect": SoakFault(
         "the machine computes wrong results, its warm pool is given back",
         POOL,
         drill="exit:step={step}:code=16",
         causes=("hardware",),
     ),
-    "warm": Fault("killed, with a warm pool", POOL, injection=kill, causes=("unknown",)),
-    "spot": Fault("the spot market takes the machine back", SPOT, injection=reclaim, ends=False, self_repairs=1),
-    "fallback": Fault(
+    "warm": SoakFault("killed, with a warm pool", POOL, injection=kill, causes=("unknown",)),
+    "spot": SoakFault("the spot market takes the machine back", SPOT, injection=reclaim, ends=False, self_repairs=1),
+    "fallback": SoakFault(
         "the node is lost, and none of its type is left",
         ELSEWHERE,
         injection=lose_the_node_and_all_like_it,
         after=find_machines_again,
         causes=("infrastructure", "capacity"),
     ),
-    "storm": Fault(
+    "storm": SoakFault(
         "all jobs die at once, the brake holds", STORM, injection=lose_every_node, causes=("infrastructure",)
     ),
     # The script and its data: held by design, and released.
-    "bug": Fault(
+    "bug": SoakFault(
         "a bug at one step, fixed after the hold",
         HOLDS,
         drill="bug:step={step}",
@@ -311,8 +321,8 @@ FAULTS: Mapping[str, Fault] = {
         repeats=2,
         held=True,
     ),
-    "oom": Fault("out of memory, fixed after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
-    "data": Fault(
+    "oom": SoakFault("out of memory, fixed after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
+    "data": SoakFault(
         "a shard that ends too soon, fixed after the hold",
         HOLDS,
         own="data:{step}",
@@ -321,7 +331,7 @@ FAULTS: Mapping[str, Fault] = {
         held=True,
     ),
     # What only the metrics show.
-    "spike": Fault(
+    "spike": SoakFault(
         "the loss jumps and does not recover",
         WATCHED,
         drill="spike:step={step}",
@@ -330,7 +340,7 @@ FAULTS: Mapping[str, Fault] = {
         rungs=("replay",),
         room=LONG_ROOM,
     ),
-    "nan": Fault(
+    "nan": SoakFault(
         "the loss is no number any more",
         WATCHED,
         drill="nan:step={step}",
@@ -339,7 +349,7 @@ FAULTS: Mapping[str, Fault] = {
         rungs=("replay",),
         room=LONG_ROOM,
     ),
-    "ladder": Fault(
+    "ladder": SoakFault(
         "samples that break the model",
         WATCHED,
         drill="toxic:sample={sample}",
@@ -349,7 +359,7 @@ FAULTS: Mapping[str, Fault] = {
         repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
-    "ladder-rate": Fault(
+    "ladder-rate": SoakFault(
         "a step that breaks the model at its learning rate",
         RATE,
         drill="unstable:step={step}",
@@ -359,7 +369,7 @@ FAULTS: Mapping[str, Fault] = {
         repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
-    "heal": Fault(
+    "heal": SoakFault(
         "the loss jumps and recovers by itself",
         WATCHED,
         drill="heal:step={step}:for=40",
@@ -368,7 +378,7 @@ FAULTS: Mapping[str, Fault] = {
         stays=True,
         room=LONG_ROOM,
     ),
-    "slow": Fault(
+    "slow": SoakFault(
         "each step takes four times as long",
         WATCHED,
         drill="slow:step={step}:factor=4",
@@ -376,7 +386,7 @@ FAULTS: Mapping[str, Fault] = {
         findings=("throughput_drop",),
         room=LONG_ROOM,
     ),
-    "stall": Fault(
+    "stall": SoakFault(
         "no step completes any more",
         WATCHED,
         drill="stall:step={step}",
@@ -384,8 +394,8 @@ FAULTS: Mapping[str, Fault] = {
         findings=("stall",),
         room=LONG_ROOM,
     ),
-    "hang": Fault("the rank hangs, and ignores SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
-    "blind": Fault(
+    "hang": SoakFault("the rank hangs, and ignores SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
+    "blind": SoakFault(
         "a script without an agent prints nothing any more",
         MUTE,
         drill="blind:step={step}",
@@ -393,8 +403,8 @@ FAULTS: Mapping[str, Fault] = {
         ends=False,
         room=LONG_ROOM,
     ),
-    "mute-crash": Fault("a script without an agent is killed", MUTE, injection=kill, causes=("unknown",)),
-    "hf": Fault(
+    "mute-crash": SoakFault("a script without an agent is killed", MUTE, injection=kill, causes=("unknown",)),
+    "hf": SoakFault(
         "a Hugging Face script: a weight turns into a NaN",
         FOREIGN,
         drill="BREAK_AT={step}",
@@ -403,7 +413,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     # Other modes.
-    "inplace": Fault(
+    "inplace": SoakFault(
         "the loss is NaN: restarted within the job",
         IN_PLACE,
         drill="nan:step={step}",
@@ -412,7 +422,7 @@ FAULTS: Mapping[str, Fault] = {
         in_place=True,
         room=LONG_ROOM,
     ),
-    "inplace-bug": Fault(
+    "inplace-bug": SoakFault(
         "a bug that occurs once: restarted within the job",
         IN_PLACE,
         drill="bug:step={step}",
@@ -420,8 +430,8 @@ FAULTS: Mapping[str, Fault] = {
         in_place=True,
         room=LONG_ROOM,
     ),
-    "approve": Fault(
+    "approve": SoakFault(
         "the node is lost, and an operator approves", APPROVED, injection=lose_the_node, causes=("infrastructure",)
     ),
-    "sigterm": Fault("a person stops the job", ENDED, injection=stop, last=True, ends=False),
+    "sigterm": SoakFault("a person stops the job", ENDED, injection=stop, last=True, ends=False),
 }

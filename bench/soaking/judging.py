@@ -23,21 +23,22 @@ SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What was trained, beside the losses of a reference run: `reference` says whether it is undisturbed or has the
-    same remedies. `from_plain` is the difference of the last loss from the undisturbed one."""
+    """What was trained, compared with the losses of a reference run."""
 
     steps: int
     lost: int
     samples: int
+    # Whether the reference run is undisturbed or has the same remedies.
     reference: str
     compared: int
     other_bits: int
+    # The difference of the last loss from the undisturbed one.
     from_plain: float
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One run beside its reference run; `share` is its goodput according to Rerail, `wrong` lists what did not hold."""
+    """A run compared with its reference run."""
 
     run: str
     faults: int
@@ -45,20 +46,26 @@ class Judgement:
     skipped: int
     run_s: float
     reference_s: float
+    # The run's goodput according to Rerail.
     share: float | None
     saves: int
     is_complete: bool
     learnt: Learning
+    # The checks that failed.
     wrong: tuple[str, ...]
 
 
-def judge(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: Callable[[str], None]) -> Judgement:
-    """Everything that can be said of a run when it is over."""
+def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: Callable[[str], None]) -> Judgement:
+    """Return the evaluation of a run that has ended."""
     run = soak_run.run
     assert run is not None, "only adopted runs are judged"
     wrong = [
         *soak_run.problems,
-        *(f"{injection.planned.name}: {each}" for injection in soak_run.injections for each in injection.problems),
+        *(
+            f"{injection.planned.name}: {problem}"
+            for injection in soak_run.injections
+            for problem in injection.problems
+        ),
     ]
     jobs = list(soak_run.described())
     wrong += _uncaused(soak_run)
@@ -112,7 +119,11 @@ def _learning(
     plain = {number: step.loss for number, (_, step) in lineage(reference.notes.starts).items()}
     theirs, kind, weights = plain, "undisturbed", reference.notes.weights
     parts = remedied.stretches(final)
-    stayed = (each for each in soak_run.injections if each.fault.stays and final[each.step][0].at < each.at.timestamp())
+    stayed = (
+        injection
+        for injection in soak_run.injections
+        if injection.fault.stays and final[injection.step][0].at < injection.at.timestamp()
+    )
     bad = [injection.fault.drill.format(step=injection.step) for injection in stayed]
     if len(parts) > 1 or bad or any(part.skipped or part.rate != 1 for part in parts):
         place = folder / f"remedied-{soak_run.name}"
@@ -141,7 +152,7 @@ def _learning(
 
 
 def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Learning:
-    """Of a script that is not ours the losses alone are known, from its own checkpoints."""
+    """Check the curves; of a script without notes only the losses are known, from its own checkpoints."""
     script, s3 = soak_run.setup.script, soak_run.account.s3
     mine = dict(script.read_saved_losses(s3, BUCKET, f"{soak_run.name}/"))
     theirs = dict(script.read_saved_losses(s3, BUCKET, f"{reference.name}/"))
@@ -152,7 +163,7 @@ def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Lea
         wrong.append(f"{other} of {len(shared)} losses differ from the reference's, by up to {apart:g}")
     attempts = soak_run.run.attempts if soak_run.run else ()
     pairs = zip(attempts, attempts[1:], strict=False)
-    lost = sum(soak_run.curves[one.job_name].last_step - (two.resumed_from_step or 0) for one, two in pairs)
+    lost = sum(soak_run.curves[earlier.job_name].last_step - (two.resumed_from_step or 0) for earlier, two in pairs)
     return Learning(
         steps=soak_run.plan.steps,
         lost=lost,
@@ -167,13 +178,13 @@ def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Lea
 def _uncaused(soak_run: SoakRun) -> Iterator[str]:
     """Yield the incidents that lie outside of every fault: nothing may be done to a healthy run."""
     for incident in soak_run.run.incidents if soak_run.run else ():
-        faults = (each for each in soak_run.injections if each.at <= incident.decided_at)
-        if not any(each.over_at is None or incident.decided_at <= each.over_at for each in faults):
+        faults = (injection for injection in soak_run.injections if injection.at <= incident.decided_at)
+        if not any(fault.over_at is None or incident.decided_at <= fault.over_at for fault in faults):
             yield f"an incident that no fault has caused: {incident.kind} in attempt {incident.attempt}"
 
 
 def _alone(soak_run: SoakRun, jobs: Sequence[tuple[Attempt, dict[str, Any]]]) -> Iterator[str]:
-    """Never two live attempts: as the processes saw it, and as SageMaker tells it."""
+    """Check that two attempts were never live at once, by the processes' notes and by SageMaker's times."""
     yield from soak_run.notes.violations
     for (_, before), (_, after) in zip(jobs, jobs[1:], strict=False):
         if after["CreationTime"] < _ended(before):

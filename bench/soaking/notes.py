@@ -35,7 +35,7 @@ class Start:
 
     @property
     def last(self) -> int:
-        """The last step that it has trained, or the one that it began after."""
+        """Return the last step that it has trained, or the one that it began after."""
         return max(self.steps, default=self.after)
 
 
@@ -56,7 +56,7 @@ class Notes:
     _others: dict[tuple[int, int, int], list[tuple[int, ...]]] = field(default_factory=dict)
 
     def read(self, jobs: Sequence[str]) -> None:
-        """The new lines of these jobs; of rank 0 all, of the others the samples that they read."""
+        """Read the new lines of these jobs: all of rank 0, of the others the samples that they read."""
         for job in jobs:
             for file in sorted(self.folder.glob(f"{job}.rank*.notes")):
                 for line in self._new(file):
@@ -70,7 +70,7 @@ class Notes:
         return whole.decode().splitlines()
 
     def take(self, line: Mapping[str, Any], *, file: str = "", first: bool = True) -> None:
-        """One line; `first` says that it is rank 0's."""
+        """Add one line; `first` is whether it is of rank 0."""
         if "violation" in line:
             self.violations.append(line["violation"])
         elif "start" in line:
@@ -104,10 +104,12 @@ class Notes:
             self._others.setdefault((start.attempt, start.restart, number), []).append(ids)
 
     def samples(self, start: Start, step: Step) -> list[int]:
-        """What all ranks together read for a step of the final lineage; what another rank read twice counts once where
-        it is the same (a step that is trained again after a kill of SageMaker's own)."""
+        """Return what all ranks together read for a step of the final lineage.
+
+        What another rank read twice counts once if it is the same: a step is trained again after a kill by SageMaker.
+        """
         others = set(self._others.get((start.attempt, start.restart, step.number), []))
-        return sorted([*step.ids, *(each for ids in others for each in ids)])
+        return sorted([*step.ids, *(id for ids in others for id in ids)])
 
 
 def lineage(starts: Sequence[Start]) -> dict[int, tuple[Start, Step]]:
@@ -116,13 +118,13 @@ def lineage(starts: Sequence[Start]) -> dict[int, tuple[Start, Step]]:
 
 
 def _until(starts: Sequence[Start], index: int, step: int) -> dict[int, tuple[Start, Step]]:
-    """The steps up to this one that led to the state of that start."""
+    """Return the steps up to this one that led to the state of that start."""
     start = starts[index]
     before: dict[int, tuple[Start, Step]] = {}
     if start.source is not None:
         before = _until(starts, _parent(starts, index), start.after)
-    own = {number: (start, each) for number, each in start.steps.items() if number <= step}
-    return {number: each for number, each in before.items() if number <= start.after} | own
+    own = {number: (start, entry) for number, entry in start.steps.items() if number <= step}
+    return {number: entry for number, entry in before.items() if number <= start.after} | own
 
 
 def _parent(starts: Sequence[Start], index: int) -> int:
@@ -136,21 +138,23 @@ def _parent(starts: Sequence[Start], index: int) -> int:
 
 
 def lost_steps(starts: Sequence[Start], final: Mapping[int, tuple[Start, Step]]) -> int:
-    """Steps that were trained and have come to nothing."""
+    """Return the steps that were trained in vain."""
     return sum(len(start.steps) for start in starts) - len(final)
 
 
 def doubled(ids: Sequence[int]) -> list[int]:
-    """Those that stand in it more than once."""
+    """Return the ids that occur more than once."""
     seen: set[int] = set()
-    return sorted({each for each in ids if each in seen or seen.add(each)})  # type: ignore[func-returns-value]
+    return sorted({id for id in ids if id in seen or seen.add(id)})  # type: ignore[func-returns-value]
 
 
 def uncovered(
     read: Mapping[int, Sequence[int]], *, steps: int, batch: int, skipped: Sequence[tuple[int, int]] = ()
 ) -> Iterator[str]:
-    """What is wrong with the samples of the final lineage, read at each step: every one of the data order exactly once,
-    in its order, without those that were skipped."""
+    """Return what is wrong with the samples of the final lineage.
+
+    Every sample of the data order must be read exactly once, in order, without those that were skipped.
+    """
     if missing := [step for step in range(1, steps + 1) if step not in read]:
         yield f"{len(missing)} steps are in no lineage, the first is step {missing[0]}"
     if beyond := [step for step in read if not 1 <= step <= steps]:
@@ -158,13 +162,13 @@ def uncovered(
     for step in sorted(read):
         if len(read[step]) != batch:
             yield f"step {step} read {len(read[step])} samples, not {batch}"
-    ids = [each for step in sorted(read) for each in sorted(read[step])]
+    ids = [id for step in sorted(read) for id in sorted(read[step])]
     if twice := doubled(ids):
         yield f"{len(twice)} samples were trained twice, the first is {twice[0]}"
     elif ids != sorted(ids):
         yield "samples were trained out of order"
     passed = set(range(max(ids, default=-1) + 1)) - set(ids)
-    meant = {each for first, last in skipped for each in range(first, min(last, max(ids, default=-1)) + 1)}
+    meant = {id for first, last in skipped for id in range(first, min(last, max(ids, default=-1)) + 1)}
     if lacking := sorted(passed - meant):
         yield f"{len(lacking)} samples were never trained, the first is {lacking[0]}"
     if used := sorted(meant - passed):

@@ -13,10 +13,12 @@ TAIL = 100
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault of a run: `number` counts them over the whole soak, it is injected at `step`, or soon after."""
+    """A fault of a run."""
 
+    # Counts the faults of the whole soak.
     number: int
     name: str
+    # It is injected at this step, or soon after.
     step: int
 
 
@@ -31,7 +33,7 @@ class RunPlan:
 
 
 def choose_faults(seed: int, count: int) -> list[str]:
-    """So many faults, every scenario among them where there is room for all; the rest are those that any run meets."""
+    """Choose faults, with every scenario if there is room for all; the rest are those that any run meets."""
     draw = Random(seed)
     names = sorted(FAULTS)
     if count <= len(names):
@@ -41,7 +43,7 @@ def choose_faults(seed: int, count: int) -> list[str]:
 
 
 def make_plans(seed: int, names: Sequence[str]) -> list[RunPlan]:
-    """The runs that meet these faults, those that take longest first; the seed draws their order and their steps."""
+    """Return the runs that meet these faults, the longest first; the seed draws their order and their steps."""
     draw = Random(seed)
     found: list[RunPlan] = []
     number = 0

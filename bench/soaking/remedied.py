@@ -17,16 +17,18 @@ LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps up to and with `last` that are trained under one remedy; `skipped` are samples, `rate` a share of the
-    learning rate."""
+    """Steps that are trained under one remedy."""
 
+    # The last step, included.
     last: int
+    # Ranges of samples.
     skipped: tuple[tuple[int, int], ...]
+    # The factor on the learning rate.
     rate: float
 
 
 def stretches(final: Mapping[int, tuple[Start, Step]]) -> list[Stretch]:
-    """The final lineage cut where its remedy changes."""
+    """Return the final lineage, cut where its remedy changes."""
     found: list[Stretch] = []
     for number in sorted(final):
         start = final[number][0]
@@ -78,5 +80,5 @@ def train(
 
 
 def losses(notes: Notes) -> dict[int, str]:
-    """Its losses by step, to the last bit."""
+    """Return its losses by step, exact to the last bit."""
     return {number: step.loss for number, (_, step) in lineage(notes.starts).items()}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.soaking.account import BUCKET, SAVE_EVERY, Account
-from bench.soaking.faults import FAULTS, Fault
+from bench.soaking.account import BUCKET, SAVE_EVERY, SoakAccount
+from bench.soaking.faults import FAULTS, SoakFault
 from bench.soaking.notes import Notes
 from bench.soaking.plan import PlannedFault, RunPlan
 from cli.demo.scenarios import BATCH_SIZE
@@ -36,10 +36,7 @@ WHY = "the soak: inspected and resolved"
 
 @dataclass(slots=True)
 class Injection:
-    """A fault that was caused: when, at which step, in which attempt, and what the record held by then.
-
-    `repeats` counts the attempts in which it was injected. The remaining fields are set when it is over.
-    """
+    """A fault that was caused: when, at which step, in which attempt, and what the record held by then."""
 
     planned: PlannedFault
     at: datetime
@@ -48,7 +45,9 @@ class Injection:
     version: int
     incidents: int
     repairs: int = 0
+    # The number of attempts in which it was injected.
     repeats: int = 1
+    # This and the following fields are set when it is over.
     over_at: datetime | None = None
     causes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
@@ -61,14 +60,14 @@ class Injection:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> SoakFault:
         return FAULTS[self.planned.name]
 
 
 class SoakRun:
     """One run, advanced by `look`; `log` gets a line for each event."""
 
-    def __init__(self, account: Account, plan: RunPlan, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, account: SoakAccount, plan: RunPlan, name: str, log: Callable[[str], None]) -> None:
         self.account, self.plan, self.name, self.log = account, plan, name, log
         self.setup = plan.setup
         self.notes = Notes(account.folder)
@@ -96,7 +95,7 @@ class SoakRun:
 
     @property
     def others(self) -> list[str]:
-        """The newest jobs of those that are hit together."""
+        """Return the newest jobs of those that are hit together."""
         return [soak_run.job for soak_run in (self, *self.siblings)]
 
     def inject(self, fault: str, **fields: Any) -> None:
@@ -109,7 +108,7 @@ class SoakRun:
         """Flip bits in the middle of a file of the newest checkpoint that is whole in S3."""
         key = max(key for key in self._keys() if key.endswith("/manifest.json") and "/quarantine/" not in key)
         manifest = json.loads(self.account.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
-        file = max(manifest["files"], key=lambda each: each["bytes"])["name"]
+        file = max(manifest["files"], key=lambda entry: entry["bytes"])["name"]
         place = f"{key.rpartition('/')[0]}/{file}"
         content = bytearray(self.account.s3.get_object(Bucket=BUCKET, Key=place)["Body"].read())
         content[len(content) // 2] ^= 0xFF
@@ -124,7 +123,7 @@ class SoakRun:
 
     @property
     def last_step(self) -> int:
-        """The step that was trained last; it falls back with a resume."""
+        """Return the step that was trained last; it falls back with a resume."""
         if self.setup.script is OURS:
             return self.notes.last_step
         newest = self.curves.get(self.job)
@@ -132,7 +131,7 @@ class SoakRun:
 
     @property
     def is_over(self) -> bool:
-        """Every fault is over, and the run has ended with nothing owed; or it was given up."""
+        """Return whether every fault is over and the run has ended with nothing pending, or it was given up."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
         return bool(self.problems) or (ended and self.index == len(self.plan.faults))
 
@@ -216,7 +215,7 @@ class SoakRun:
         return next((injection for injection in self.injections if injection.planned == planned), None)
 
     def _open_injection(self) -> Injection | None:
-        """The fault that is not over yet."""
+        """Return the fault that is not over yet."""
         if self.index == len(self.plan.faults):
             return None
         return self._injection_of(self.plan.faults[self.index])
@@ -242,20 +241,22 @@ class SoakRun:
         return injection is not None and injection.repeats >= FAULTS[planned.name].repeats
 
     def _begin(self, planned: PlannedFault, at: datetime, *, step: int) -> Injection:
-        """A fault, with the record as it was at that moment, however late it is noticed."""
+        """Begin a fault, with the record as it was at that moment, however late it is noticed."""
         run = self.run
         assert run is not None, "it trains, so it was adopted"
         repairs = sum(attempt.self_repairs for attempt in run.attempts)
-        attempt = max((each.number for each in run.attempts if each.created_at and each.created_at < at), default=1)
+        attempt = max(
+            (attempt.number for attempt in run.attempts if attempt.created_at and attempt.created_at < at), default=1
+        )
         version = max((entry.version for entry in self.account.runs.timeline(self.name) if entry.at < at), default=0)
-        incidents = sum(each.decided_at < at for each in run.incidents)
+        incidents = sum(incident.decided_at < at for incident in run.incidents)
         injection = Injection(planned, at, step, attempt, version, incidents, repairs)
         self.injections.append(injection)
         self.log(f"{planned.name} is injected into {self.name} at step {step}: {injection.fault.description}")
         return injection
 
     def _inject_planned(self, run: Run) -> None:
-        """Faults from outside, when the training is past their step and nothing else is the matter."""
+        """Inject faults from outside, when the training is past their step and no other fault is open."""
         if self.is_led or self.index == len(self.plan.faults) or self._open_injection():
             return
         planned = self.plan.faults[self.index]
@@ -280,7 +281,7 @@ class SoakRun:
                 soak_run._begin(planned, began, step=soak_run.last_step + 1)
 
     def _arm(self, planned: PlannedFault, *, calm: bool) -> None:
-        """Have the training process break at its step, or at the next that it can hear of in time."""
+        """Have the training process break at its step, or at the next one for which the order arrives in time."""
         if self._armed is None or self._armed[0] != planned:
             if calm and self._has_saved():
                 self._armed = (planned, max(planned.step, self.last_step + AHEAD_STEPS))
@@ -329,7 +330,7 @@ class SoakRun:
         self.keep_timeline()
 
     def keep_timeline(self) -> None:
-        """Write it beside the notes, so that it outlives the local AWS, whatever becomes of the soak."""
+        """Write the timeline beside the notes, so that it remains after the local AWS, whatever the result."""
         self.timeline = self.account.runs.timeline(self.name)
         lines = (f"{e.at:%H:%M:%S.%f} {e.before} -> {e.after} [{e.finding}] {e.reason}" for e in self.timeline)
         (self.account.folder.parent / f"{self.name}.txt").write_text("\n".join(lines) + "\n")
@@ -360,11 +361,11 @@ class SoakRun:
     def _sum_up(self, run: Run, injection: Injection) -> None:
         """Return the recorded and the noted facts of the run."""
         fault, since = injection.fault, [entry for entry in self.timeline if entry.version > injection.version]
-        mine = [each for each in run.attempts if injection.attempt <= each.number < run.current.number]
+        mine = [attempt for attempt in run.attempts if injection.attempt <= attempt.number < run.current.number]
         injection.attempts = run.current.number - injection.attempt
-        injection.causes = tuple(each.cause.value for each in mine if each.cause)
+        injection.causes = tuple(attempt.cause.value for attempt in mine if attempt.cause)
         injection.findings = tuple(sorted({entry.finding for entry in since if entry.finding in set(Kind)}))
-        climbed = [each.rung for each in run.attempts if each.number > injection.attempt and each.rung]
+        climbed = [attempt.rung for attempt in run.attempts if attempt.number > injection.attempt and attempt.rung]
         injection.rungs = tuple(climbed)
         injection.detected_s = self._detected(run, injection, since)
         injection.recovered_s = self._recovered(injection)
@@ -381,14 +382,14 @@ class SoakRun:
             injection.problems.append(f"{injection.attempts} attempts were launched, none was needed")
 
     def _detected(self, run: Run, injection: Injection, since: Sequence[TimelineEntry]) -> float | None:
-        """Seconds from the fault to the first decision about it, or the first word of it."""
-        times = [each.decided_at for each in run.incidents[injection.incidents :]]
+        """Return the seconds from the fault to the first decision or report about it."""
+        times = [incident.decided_at for incident in run.incidents[injection.incidents :]]
         times += [entry.at for entry in since if entry.finding in set(Kind)]
         times += [entry.at for entry in since if injection.fault.self_repairs or injection.fault.last][:1]
         return (min(times) - injection.at).total_seconds() if times else None
 
     def _recovered(self, injection: Injection) -> float | None:
-        """Seconds from the fault until its step was trained by processes that were started since."""
+        """Return the seconds from the fault until its step was trained by processes that were started since."""
         if self.setup.script is not OURS:
             return None
         at = injection.at.timestamp()
@@ -397,7 +398,7 @@ class SoakRun:
         return min(times) - at if times else None
 
     def _lost(self, injection: Injection) -> int:
-        """Steps that processes started since the fault had to train again."""
+        """Return the steps that processes started since the fault had to train again."""
         starts, at = self.notes.starts, injection.at.timestamp()
         pairs = zip(starts, starts[1:], strict=False)
         return sum(max(0, before.last - after.after) for before, after in pairs if after.at > at)
@@ -419,24 +420,24 @@ class SoakRun:
                 self.seen_saves[manifest["step"], manifest["attempt"]] = key
 
     def described(self) -> Iterator[tuple[Attempt, dict[str, Any]]]:
-        """Every job of the run, as SageMaker tells of it."""
+        """Return every job of the run as SageMaker describes it."""
         for attempt in self.run.attempts if self.run else ():
             if attempt.exists:
                 yield attempt, self.account.describe(attempt.job_name)
 
 
-def _kind(fault: Fault) -> str:
+def _kind(fault: SoakFault) -> str:
     """Return the name that the rank gives the fault in its notes."""
     return (fault.drill or fault.own).partition(":")[0]
 
 
 def led_by(first: SoakRun, others: Sequence[SoakRun]) -> None:
-    """The first one's fault from outside hits the others too."""
+    """Have the first run's fault from outside hit the others too."""
     first.siblings = list(others)
     for soak_run in others:
         soak_run.is_led = True
 
 
 def shifted(plan: RunPlan, number: int) -> RunPlan:
-    """The same plan for a further run beside it."""
+    """Return the same plan for a further run beside it."""
     return plan if number == 1 else replace(plan, name=f"{plan.name}-{number}")

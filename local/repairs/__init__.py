@@ -1,4 +1,4 @@
-"""Mends MiniStack 1.5.33 where it differs from AWS in something Rerail relies on: one module a difference."""
+"""Repair MiniStack 1.5.33 where it differs from AWS in what Rerail relies on: one module for each difference."""
 
 from local.repairs import (
     alarms,
@@ -36,7 +36,7 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     queue_metrics.apply()
     embedded_metrics.apply()
     metric_order.apply()
-    composite_alarms.apply()  # before the alarms, which tell the bus of either
+    composite_alarms.apply()  # before the alarms, which put the events of both
     alarms.apply(schedule_scale)
     schedules.apply(schedule_scale)
     start_errors.apply()

@@ -1,13 +1,13 @@
-"""Evaluates metric alarms as CloudWatch does, and tells the bus.
+"""Evaluate metric alarms as CloudWatch does, and put their changes of state on the bus.
 
-MiniStack's alarm looks at every metric of that name whatever its dimensions, treats missing data as no news, ignores
-DatapointsToAlarm, is evaluated only when PutMetricData is called (so it never returns to OK by itself) and puts no
-event on the bus, even for SetAlarmState. AWS evaluates periods of one exact metric all the time, fills the gaps by
-TreatMissingData, and sends `CloudWatch Alarm State Change` to the default bus on every change of state.
+MiniStack's alarm reads every metric of that name whatever its dimensions, ignores missing data and ignores
+DatapointsToAlarm. It is evaluated only when PutMetricData is called, so it never returns to OK by itself. It puts no
+event on the bus, even for SetAlarmState. AWS evaluates periods of one exact metric continuously and fills gaps by
+TreatMissingData. It sends `CloudWatch Alarm State Change` to the default bus on every change of state.
 
-Differences that remain: the periods end now instead of at whole minutes, so ALARM comes within a second and OK one
-period after the last bad datapoint; a new alarm's missing data is first judged after a minute (the first look that
-CloudWatch takes). Periods of a minute and more pass as fast as schedules do, but no faster than an alarm is looked at.
+Differences remain. The periods end now instead of at whole minutes, so ALARM comes within a second and OK one period
+after the last bad datapoint. Missing data of a new alarm is first evaluated after a minute, as by CloudWatch's first
+evaluation. Periods of a minute and more pass as fast as schedules do, but no faster than alarms are evaluated.
 """
 
 import json
@@ -47,11 +47,11 @@ def apply(scale: float) -> None:
     cloudwatch._evict_old_metrics = _now_and_then(cloudwatch._evict_old_metrics, TIDIED_EVERY_S)
     stock_actions = cloudwatch._dispatch_alarm_actions
 
-    def act_and_tell(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+    def act_and_notify(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
         stock_actions(alarm, old_state, new_state, reason)
-        tell_bus(alarm, old_state, new_state, reason)
+        put_change_event(alarm, old_state, new_state, reason)
 
-    cloudwatch._dispatch_alarm_actions = act_and_tell
+    cloudwatch._dispatch_alarm_actions = act_and_notify
     threading.Thread(target=_watch, name="alarms", daemon=True).start()
 
 
@@ -83,7 +83,7 @@ def _evaluate(alarm: dict[str, Any], scale: float) -> None:
     young = time.time() - alarm["AlarmConfigurationUpdatedTimestamp"] < MINUTE_S / scale
     if young and all(value is None for value in values):
         return
-    new_state = judge(alarm, values)
+    new_state = evaluate_state(alarm, values)
     old_state = alarm["StateValue"]
     if new_state != old_state:
         shown = ", ".join("missing" if value is None else f"{value:g}" for value in values)
@@ -98,7 +98,7 @@ def _evaluate(alarm: dict[str, Any], scale: float) -> None:
 
 
 def datapoints(alarm: dict[str, Any], now: float, scale: float) -> list[float | None]:
-    """The statistic of each evaluation period, newest first; None where there was no data."""
+    """Return the statistic of each evaluation period, newest first; None where there was no data."""
     dimensions = cloudwatch._dims_from_list(alarm.get("Dimensions") or [])
     key = (alarm["Namespace"], alarm["MetricName"], cloudwatch._dims_key(dimensions))
     points = cloudwatch._metrics.get(key) or []
@@ -118,8 +118,8 @@ def datapoints(alarm: dict[str, Any], now: float, scale: float) -> list[float | 
     return values
 
 
-def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
-    """ALARM, OK or INSUFFICIENT_DATA for these datapoints; the present state where `ignore` says so."""
+def evaluate_state(alarm: dict[str, Any], values: list[float | None]) -> str:
+    """Return ALARM, OK or INSUFFICIENT_DATA for these datapoints; the present state if missing data is ignored."""
     treatment = alarm.get("TreatMissingData") or "missing"
     state: str = alarm["StateValue"]
     if all(value is None for value in values) and treatment in ("missing", "ignore"):
@@ -130,11 +130,11 @@ def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
     return "ALARM" if bad >= needed else "OK"
 
 
-def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
-    """The event of a change of state. Fact: CloudWatch user guide, "Alarm events and EventBridge"."""
+def put_change_event(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+    """Put the event of a change of state. Fact: CloudWatch user guide, "Alarm events and EventBridge"."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime())
     if "AlarmRule" in alarm:
-        _tell(alarm, {"alarmRule": alarm["AlarmRule"]}, old_state, new_state, reason, moment)
+        _put_event(alarm, {"alarmRule": alarm["AlarmRule"]}, old_state, new_state, reason, moment)
         return
     metric = {
         "namespace": alarm.get("Namespace"),
@@ -147,10 +147,10 @@ def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str)
         "metricStat": {"metric": metric, "period": alarm.get("Period"), "stat": stat},
         "returnData": True,
     }
-    _tell(alarm, {"metrics": [query]}, old_state, new_state, reason, moment)
+    _put_event(alarm, {"metrics": [query]}, old_state, new_state, reason, moment)
 
 
-def _tell(
+def _put_event(
     alarm: dict[str, Any], watches: dict[str, Any], old_state: str, new_state: str, reason: str, moment: str
 ) -> None:
     detail = {

@@ -1,14 +1,15 @@
-"""Makes API destinations of templates, and delivers to them as EventBridge does: again and again, then aside.
+"""Create API destinations of templates, and deliver to them as EventBridge does: with retries, then to a dead-letter
+queue.
 
-MiniStack serves connections and API destinations through its API, with the requests as AWS makes them (headers, body
-parameters, five seconds to answer), but refuses both in a template, tries once and drops what was not taken. AWS tries
-again after 401, 407, 409, 429, 5xx and where nobody answers, ever more slowly, until MaximumEventAgeInSeconds or
-MaximumRetryAttempts of the rule's target; then, or at once after any other answer, what it should have been sent goes
-to its dead-letter queue.
-Facts: EventBridge user guide, "API destinations", "Retrying events" and "Using dead-letter queues".
+MiniStack serves connections and API destinations through its API, and makes the requests as AWS does (headers, body
+parameters, five seconds to answer). It refuses both in a template, tries once and drops what was not accepted. AWS
+tries again after 401, 407, 409, 429, 5xx and without an answer, with growing delays. It ends at
+MaximumEventAgeInSeconds or MaximumRetryAttempts of the rule's target. Then, or at once after any other answer, the
+event goes to the target's dead-letter queue. Facts: EventBridge user guide, "API destinations", "Retrying events" and
+"Using dead-letter queues".
 
-Nothing leaves this machine: what is meant for another host is logged and dropped. A test moves a destination here with
-UpdateApiDestination. Rate limits are not kept.
+Nothing leaves this machine: a request to another host is logged and dropped. A test moves a destination here with
+UpdateApiDestination. Rate limits are not enforced.
 """
 
 import copy
@@ -36,8 +37,8 @@ Properties = dict[str, Any]
 
 
 @dataclass
-class Delivery:
-    """One event on its way to a destination: the request as it is made each time, and what the rule says of trying."""
+class DestinationRequest:
+    """An event on its way to a destination: the request of each attempt, and the retry settings of the target."""
 
     name: str
     payload: str
@@ -69,7 +70,7 @@ def apply(retry_scale: float) -> None:
 
     def dispatch(spec: Any, payload: str, target: Properties) -> None:
         policy = target.get("RetryPolicy") or {}
-        delivery = Delivery(
+        delivery = DestinationRequest(
             name=spec.resource.split("/", 2)[1],
             payload=payload,
             parameters=target.get("HttpParameters") or {},
@@ -90,7 +91,7 @@ def apply(retry_scale: float) -> None:
 def _handlers(
     arn: str, make: Callable[..., Any], change: Callable[..., Any], end: Callable[..., Any]
 ) -> dict[str, Callable[..., Any]]:
-    """How the template's resource becomes what the API would make of it."""
+    """Return the handlers that make the template's resource with the API."""
 
     def create(logical_id: str, properties: Properties, stack: str) -> tuple[str, Properties]:
         name = properties.get("Name") or provisioners._physical_name(stack, logical_id, max_len=64)
@@ -113,7 +114,7 @@ def _attributes(answer: Any, arn: str) -> Properties:
     return {"Arn": table[arn], "ArnForPolicy": table[arn]}
 
 
-def deliver(delivery: Delivery, retry_scale: float) -> None:
+def deliver(delivery: DestinationRequest, retry_scale: float) -> None:
     """Try until it is taken, refused or too old; runs in a thread of its own."""
     began, delay_s, tries = time.monotonic(), FIRST_DELAY_S, 0
     while True:
@@ -138,8 +139,8 @@ def deliver(delivery: Delivery, retry_scale: float) -> None:
         tries, delay_s = tries + 1, min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def attempt(delivery: Delivery) -> tuple[int | None, str]:
-    """The answer's status, or None where there was none, and what was wrong."""
+def attempt(delivery: DestinationRequest) -> tuple[int | None, str]:
+    """Return the status of the response, None without a response, and the error text."""
     destination = eventbridge._api_destinations.get(delivery.name)
     connection = destination and eventbridge._connections.get(destination["ConnectionArn"].rpartition("/")[2])
     if not destination or not connection:
@@ -157,13 +158,13 @@ def attempt(delivery: Delivery) -> tuple[int | None, str]:
     return status, f"The target answered {status}."
 
 
-def bury(delivery: Delivery, code: str, message: str, exhausted: str, retries: int) -> None:
+def bury(delivery: DestinationRequest, code: str, message: str, exhausted: str, retries: int) -> None:
     """Lay what the target would have been sent into its dead-letter queue, without what the connection adds."""
     queue = sqs._queue_by_arn(delivery.dead_letters) if delivery.dead_letters else None
     if queue is None:
         logger.warning("%s has no dead-letter queue: event lost (%s)", parse_arn(delivery.target_arn).resource, message)
         return
-    told = {
+    facts = {
         "RULE_ARN": delivery.rule_arn,
         "TARGET_ARN": delivery.target_arn,
         "ERROR_CODE": code,
@@ -171,5 +172,5 @@ def bury(delivery: Delivery, code: str, message: str, exhausted: str, retries: i
         "EXHAUSTED_RETRY_CONDITION": exhausted,
         "RETRY_ATTEMPTS": str(retries),
     }
-    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value}
+    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in facts.items() if value}
     sqs._act_send_message({"MessageBody": delivery.payload, "MessageAttributes": attributes}, queue["url"])

@@ -1,4 +1,4 @@
-"""Queues asynchronous function calls as Lambda does: retries, age, dead letters, destinations, bounded workers.
+"""Queue asynchronous function calls as Lambda does: retries, age, dead letters, destinations, bounded workers.
 
 MiniStack runs a rule's function once in a thread of its own: a failure is final, nothing reaches a dead-letter queue or
 a destination, and an event that meets a concurrency limit is dropped. Called through the API it retries, but writes the
@@ -6,7 +6,7 @@ destination's envelope into the dead-letter queue and always counts three tries.
 
 AWS queues the event. A throttled call waits without using up a try. A failed one is tried again, twice by default,
 after one and two minutes, until MaximumEventAgeInSeconds; then the event itself goes to the DeadLetterConfig target
-with RequestID, ErrorCode and ErrorMessage, and the whole story to the on-failure destination.
+with RequestID, ErrorCode and ErrorMessage, and a record of the invocation to the on-failure destination.
 Facts: Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation".
 """
 
@@ -82,7 +82,7 @@ class InvocationQueue:
 
 
 class Ongoing:
-    """Counts the first tries of each function that are queued or run."""
+    """Count the first tries of each function that are queued or run."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -161,7 +161,7 @@ def _function_name(invocation: Invocation) -> str:
 
 
 def _settings(invocation: Invocation) -> dict[str, Any]:
-    """The function's EventInvokeConfig as it is now, with AWS's defaults."""
+    """Return the function's EventInvokeConfig as it is now, with the defaults of AWS."""
     function = lambda_svc._functions.get(_function_name(invocation)) or invocation.record
     # The template's resource names the qualifier $LATEST, PutFunctionEventInvokeConfig usually none.
     found = (
@@ -172,7 +172,7 @@ def _settings(invocation: Invocation) -> dict[str, Any]:
 
 
 def conclude(invocation: Invocation, result: dict[str, Any], condition: str) -> None:
-    """Tell the destination how it ended, and hand a failed event to the dead-letter target."""
+    """Send the result to the destination, and a failed event to the dead-letter target."""
     outcome = "OnSuccess" if condition == "Success" else "OnFailure"
     destinations = _settings(invocation).get("DestinationConfig") or {}
     destination = (destinations.get(outcome) or {}).get("Destination")
@@ -201,7 +201,7 @@ def _dead_letter_attributes(invocation: Invocation, result: dict[str, Any]) -> d
 
 
 def envelope(invocation: Invocation, result: dict[str, Any], condition: str) -> dict[str, Any]:
-    """The record of an asynchronous invocation that a destination receives."""
+    """Return the record of an asynchronous invocation that a destination receives."""
     arn = f"arn:aws:lambda:{get_region()}:{get_account_id()}:function:{_function_name(invocation)}:$LATEST"
     response: dict[str, Any] = {"statusCode": 200, "executedVersion": "$LATEST"}
     if condition != "Success":

@@ -1,9 +1,9 @@
-"""Accepts composite alarms in templates, and tells of them as CloudWatch does.
+"""Accept composite alarms in templates, and send their notifications as CloudWatch does.
 
-MiniStack has PutCompositeAlarm, evaluates the rule whenever an alarm in it changes, and does the actions; but its
-CloudFormation does not know AWS::CloudWatch::CompositeAlarm and refuses the whole stack. And what it sends to a topic
-has the fields of a metric alarm; CloudWatch's message has the rule and the children that are in that state.
-Facts: CloudFormation reference, "AWS::CloudWatch::CompositeAlarm"; CloudWatch user guide, "Create a composite alarm".
+MiniStack has PutCompositeAlarm, evaluates the rule whenever an alarm in it changes, and does the actions. Its
+CloudFormation does not know AWS::CloudWatch::CompositeAlarm and refuses the whole stack. Its message to a topic has the
+fields of a metric alarm; CloudWatch's message has the rule and the children that are in that state. Facts:
+CloudFormation reference, "AWS::CloudWatch::CompositeAlarm"; CloudWatch user guide, "Create a composite alarm".
 """
 
 import json
@@ -34,7 +34,7 @@ def apply() -> None:
 
 
 def create(logical_id: str, properties: Properties, stack: str) -> tuple[str, Properties]:
-    """Its name and attributes; a rule that names an alarm which is not there is refused, as by AWS."""
+    """Return the alarm's name and attributes; as on AWS, refuse a rule that names an unknown alarm."""
     name = properties.get("AlarmName") or f"{stack}-{logical_id}"
     request = {key: properties[key] for key in KEPT if key in properties} | {"AlarmName": name}
     status, _, body = cloudwatch._put_composite_alarm(request, request, is_cbor=False, is_json=True)
@@ -44,7 +44,7 @@ def create(logical_id: str, properties: Properties, stack: str) -> tuple[str, Pr
 
 
 def update(name: str, old: Properties, new: Properties, stack: str, *context: Any) -> tuple[str, Properties]:
-    """The same alarm with another rule; one with another name is made anew."""
+    """Update the alarm's rule; replace the alarm if its name has changed."""
     made, attributes = create(name.removeprefix(f"{stack}-"), {"AlarmName": name, **new}, stack)
     if made != name:
         delete(name, old)

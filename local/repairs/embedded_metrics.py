@@ -41,7 +41,7 @@ def _store(document: dict[str, Any], directive: dict[str, Any], timestamp: float
         dimensions = {name: str(document[name]) for name in names}
         for metric in directive["Metrics"]:
             value = document[metric["Name"]]
-            values = [float(one) for one in (value if isinstance(value, list) else [value])]
+            values = [float(item) for item in (value if isinstance(value, list) else [value])]
             cloudwatch._store_datum(
                 directive["Namespace"], metric["Name"], dimensions, timestamp, metric.get("Unit", "None"),
                 None, values, None, None,

@@ -1,4 +1,4 @@
-"""Gives an event the time its sender wrote.
+"""Give an event the time that its sender wrote.
 
 MiniStack stamps every event with the moment PutEvents was called and drops the entry's `Time`. AWS carries the entry's
 `Time` (to the second) and uses its own clock only where the entry has none. Signals are dated by it.

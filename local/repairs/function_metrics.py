@@ -1,8 +1,8 @@
-"""Counts every run of a function in AWS/Lambda, whoever started it.
+"""Count every invocation of a function in AWS/Lambda, from every source.
 
-MiniStack publishes Invocations, Errors and Throttles only for calls of the Invoke API; runs by rules, schedules and
-queues leave no trace, so an alarm on a function's errors stays silent. AWS counts all of them, a throttled call as a
-throttle only.
+MiniStack publishes Invocations, Errors and Throttles only for calls of the Invoke API. Invocations by rules, schedules
+and queues are not counted, so an alarm on a function's errors never fires. AWS counts all of them, a throttled call as
+a throttle only.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Returns the datapoints of GetMetricData newest first, unless asked otherwise.
+"""Return the datapoints of GetMetricData newest first, unless asked otherwise.
 
 MiniStack ignores ScanBy and always answers oldest first. AWS answers newest first (TimestampDescending) by default, so
 a reader that relies on either order is found out only with this.

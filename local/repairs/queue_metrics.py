@@ -1,4 +1,4 @@
-"""Publishes the depth and age of every queue in AWS/SQS.
+"""Publish the depth and age of every queue in AWS/SQS.
 
 MiniStack publishes no AWS/SQS metrics, so an alarm on a dead-letter queue stays silent. AWS samples each queue about
 once a minute; here a change is published within two seconds, and an unchanged value once a minute.
@@ -33,7 +33,7 @@ def _watch() -> None:
 
 
 def publish_all() -> None:
-    """One look at every queue of every account and region."""
+    """Publish the metrics of every queue of every account and region once."""
     for (account, region, _url), queue in list(sqs._queues._data.items()):
         with request_scope(account, region):
             for metric, value in depths(queue).items():

@@ -1,4 +1,4 @@
-"""Lets a rate() schedule of EventBridge Scheduler fire at the pace of the local jobs.
+"""Let a rate() schedule of EventBridge Scheduler fire at the pace of the local jobs.
 
 MiniStack looks at schedules every ten seconds, so rate(1 minute) comes every 60 to 70 s, and never sooner. AWS is
 accurate to the minute. With a scale of 60 a one-minute schedule fires every second; cron() and at() keep real time.

@@ -1,4 +1,4 @@
-"""Sends an event whose rule target is gone to the target's dead-letter queue.
+"""Send an event whose rule target is gone to the target's dead-letter queue.
 
 MiniStack ignores a target's DeadLetterConfig: an event for a deleted function, queue or topic is logged and dropped.
 AWS does not retry such an error and writes the event to the dead-letter queue, with RULE_ARN, TARGET_ARN, ERROR_CODE
@@ -28,7 +28,7 @@ def apply() -> None:
 
 
 def exists(arn: str) -> bool:
-    """Whether a function, queue or topic of that ARN is there; targets of other services are left to MiniStack."""
+    """Return whether the function, queue or topic of that ARN exists; MiniStack checks targets of other services."""
     service = parse_arn(arn).service
     if service == "lambda":
         return bool(lambda_svc._get_func_record_for_ref(arn)[0])
@@ -44,13 +44,13 @@ def bury(target: dict[str, Any], event: dict[str, Any], rule: dict[str, Any], vi
     if queue is None:
         logger.warning("rule target %s does not exist and has no dead-letter queue: event lost", target["Arn"])
         return
-    told = {
+    facts = {
         "RULE_ARN": rule.get("Arn", ""),
         "TARGET_ARN": target["Arn"],
         "ERROR_CODE": "NO_RESOURCE",
         "ERROR_MESSAGE": "The target does not exist.",
         "RETRY_ATTEMPTS": "0",
     }
-    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value}
+    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in facts.items() if value}
     body = target.get("Input") or json.dumps(view.event_with_detail())
     sqs._act_send_message({"MessageBody": body, "MessageAttributes": attributes}, queue["url"])

@@ -1,4 +1,4 @@
-"""Applies the template properties that MiniStack accepts and forgets.
+"""Apply the template properties that MiniStack accepts and forgets.
 
 MiniStack's CloudFormation drops, without a word: TimeToLiveSpecification and PointInTimeRecoverySpecification of a
 table, DeadLetterConfig and ReservedConcurrentExecutions of a function, KmsMasterKeyId of a topic. AWS applies each on

@@ -1,8 +1,8 @@
-"""Runs no more functions at once than a small machine has use for.
+"""Run no more functions at once than a small machine can.
 
 AWS starts as many environments as an event source's MaximumConcurrency allows; they cost nothing there when idle. Here
-each is a process of some 90 MB that takes a second of a core to start, and eight of them for a queue with a handful of
-messages only get into each other's way. Messages wait in the queue meanwhile, as they do on AWS at the maximum.
+each is a process of some 90 MB that takes a second of a core to start, and eight of them slow each other down. Messages
+wait in the queue meanwhile, as they do on AWS at the maximum.
 """
 
 from typing import Any

@@ -10,7 +10,7 @@ from .storage import Storage, split_uri
 
 
 def upload_artifacts(storage: Storage, request: dict[str, Any], hosts: list[Host], *, with_model: bool) -> str | None:
-    """Returns the S3 URI of the model; a failed job has none. Of equal names on several hosts the last host's wins."""
+    """Return the S3 URI of the model; a failed job has none. Among equal names, the file of the last host is kept."""
     output = request["OutputDataConfig"]
     uri = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
     packed = output.get("CompressionType", "GZIP") != "NONE"

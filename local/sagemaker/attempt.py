@@ -8,10 +8,10 @@ from typing import Any
 
 from .channels import download_channels
 from .checkpoints import CheckpointMirror
-from .fleet import Fleet
+from .fleet import LocalFleet
 from .hosts import Host, environment_of, free_port, hosts_of, lay_out
 from .images import Image, find_image
-from .job import Job
+from .job import LocalJob
 from .logs import HostLog
 from .metrics import NAMESPACE, HostMeter, MetricScraper
 from .processes import HostProcess
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 _DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 
-class Attempt:
-    """A job has one, or several when SageMaker itself restarts it (RetryStrategy, spot interruption)."""
+class JobExecution:
+    """The execution of a job on one cluster; SageMaker may start several (RetryStrategy, spot interruption)."""
 
-    def __init__(self, job: Job, fleet: Fleet) -> None:
+    def __init__(self, job: LocalJob, fleet: LocalFleet) -> None:
         self._job = job
         self._fleet = fleet
         self.hosts = hosts_of(job.request, fleet.job_folder(job.name))
@@ -49,7 +49,7 @@ class Attempt:
         )
 
     def prepare(self) -> None:
-        """Blocking: what happens under the status Downloading."""
+        """Do the blocking work of the status Downloading."""
         request = self._job.request
         self._image().command(request["AlgorithmSpecification"])
         for host in self.hosts:
@@ -93,7 +93,7 @@ class Attempt:
         return HostProcess(command, cwd=image.workdir, environment=environment, on_line=on_line)
 
     async def outcome(self) -> tuple[str, int]:
-        """Waits until all hosts exited with 0, or one did not: the name of the deciding host and its exit code."""
+        """Wait until all hosts exited with 0 or one did not; return the name of the deciding host and its exit code."""
         waits = {asyncio.ensure_future(process.exited.wait()): name for name, process in self.processes.items()}
         try:
             pending = set(waits)
@@ -108,19 +108,22 @@ class Attempt:
                 task.cancel()
 
     def failure_text(self, host: str) -> str:
-        """What the container left in output/failure: on the host that failed, else on any other."""
-        ordered = sorted(self.hosts, key=lambda each: each.name != host)
-        paths = [each.base / "output" / "failure" for each in ordered]
+        """Return what the container wrote to output/failure: on the host that failed, else on any other."""
+        ordered = sorted(self.hosts, key=lambda item: item.name != host)
+        paths = [host.base / "output" / "failure" for host in ordered]
         return next((path.read_text(errors="replace") for path in paths if path.is_file()), "")
 
     async def stop(self) -> None:
-        """SIGTERM to each entrypoint, the grace period, SIGKILL to what is left, the last sync."""
+        """Send SIGTERM to each entrypoint, after the grace period SIGKILL to the rest, and sync a last time."""
         await self._terminate()
         await self.end()
 
     async def reclaim(self) -> None:
-        """The spot market wants the nodes back: SIGTERM and the grace period, while checkpoints are synced as ever;
-        then the nodes are gone, with what had not left them by then."""
+        """End the processes of a spot interruption: SIGTERM and the grace period, while checkpoints are synced as
+        before.
+
+        Then the nodes are gone, with everything that was not uploaded by then.
+        """
         await self._terminate()
         await self.lose()
 
@@ -134,14 +137,14 @@ class Attempt:
             task.cancel()
 
     async def end(self) -> None:
-        """Whatever still runs is killed; checkpoints, logs and metrics are sent a last time."""
+        """Kill every process that still runs; send checkpoints, logs and metrics a last time."""
         await self._kill_all()
         self._over.set()
         await asyncio.gather(*self._tenders)
         self._tenders.clear()
 
     async def lose(self) -> None:
-        """The nodes are gone with all they held: no last sync of checkpoints."""
+        """End without a last sync of checkpoints, because the nodes are gone with their disks."""
         if self._mirror:
             self._mirror.abandon()
         await self.end()
@@ -159,7 +162,7 @@ class Attempt:
         await self._fleet.in_thread(self.processes[host].kill)
 
     def abort(self) -> None:
-        """This program ends: kill, tell nobody."""
+        """Kill the processes without any event, because this program ends."""
         if self._mirror:
             self._mirror.abandon()
         for tender in self._tenders:
@@ -174,7 +177,7 @@ class Attempt:
             await process.exited.wait()
 
     def _started(self) -> list[HostProcess]:
-        """An order may come while the hosts are being launched."""
+        """Return the processes that were started; a stop may come while the hosts are being launched."""
         return [process for process in self.processes.values() if process.started]
 
     def _tend(self) -> None:
@@ -188,7 +191,7 @@ class Attempt:
         self._tenders.append(asyncio.ensure_future(self._repeat(seconds, work)))
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
-        """Every so often until the attempt is over, and once more then."""
+        """Do the work periodically until the execution is over, and once more then."""
         while True:
             over = await self._over_within(seconds)
             await self._fleet.try_in_thread(work)

@@ -31,7 +31,7 @@ class CheckpointMirror:
         self._abandoned = threading.Event()
 
     def restore(self) -> None:
-        """The prefix is matched as text: without a trailing slash `runs/a` brings in the objects of `runs/a0` too."""
+        """Download the prefix to every host. It is matched as text: `runs/a` also matches the objects of `runs/a0`."""
         keys = self._storage.keys(self._bucket, self._prefix)
         for side in self._sides:
             side.folder.mkdir(parents=True, exist_ok=True)
@@ -41,13 +41,13 @@ class CheckpointMirror:
                 side.synced[_relative(path, side.folder)] = _stamp(path)
 
     def sync(self) -> None:
-        """Uploads file by file in name order, without atomicity: a manifest may reach S3 before its shards."""
+        """Upload file by file in name order, without atomicity: a manifest may reach S3 before its shards."""
         with self._lock:
             for side in self._sides:
                 self._sync_side(side)
 
     def abandon(self) -> None:
-        """The node is gone: nothing more leaves it, not even what a running sync still had to do."""
+        """Stop every upload, including the rest of a running sync, because the node is gone."""
         self._abandoned.set()
 
     def _sync_side(self, side: _Side) -> None:

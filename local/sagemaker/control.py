@@ -10,7 +10,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class InjectionRefused(Exception):
-    """The fake's answer says what is wrong with the request."""
+    """The request is not valid; the message has the reason."""
 
 
 def inject(endpoint_url: str, fault: str, **fields: Any) -> dict[str, Any]:

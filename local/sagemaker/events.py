@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .job import Job, Status
+from .job import LocalJob, Status
 from .timing import Timing
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,14 @@ Emit = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """How unreliable the feed is for jobs whose names begin with `only`: AWS promises best effort only."""
+class EventDelivery:
+    """How unreliable the feed is: AWS promises best effort only."""
 
     loss_every: int = 0
     repeat: int = 0
     delay: float = 0.0
     delay_every: int = 1
+    # It concerns jobs whose names begin with this.
     only: str = ""
 
     def loses(self, number: int) -> bool:
@@ -38,16 +39,16 @@ class Delivery:
 
 
 class EventFeed:
-    """Emits an entry for each change; loss, repetition and delay as `delivery` says at that moment."""
+    """Emit an event for each change; `delivery` decides about loss, repetition and delay."""
 
     def __init__(self, emit: Emit, timing: Timing) -> None:
-        self.delivery = Delivery()
+        self.delivery = EventDelivery()
         self._emit = emit
         self._timing = timing
         self._number = 0
         self._waiting: set[asyncio.TimerHandle] = set()
 
-    def announce(self, job: Job) -> None:
+    def announce(self, job: LocalJob) -> None:
         if not job.name.startswith(self.delivery.only):
             self._send(entry_for(job))
             return
@@ -61,8 +62,8 @@ class EventFeed:
             else:
                 self._send(entry)
 
-    def tell(self, detail_type: str, detail: dict[str, Any], resources: list[str]) -> None:
-        """One more of SageMaker's events, about something that there is no stand-in for."""
+    def publish(self, detail_type: str, detail: dict[str, Any], resources: list[str]) -> None:
+        """Send an event of SageMaker that this fake has no state for."""
         self._send(
             {"Source": "aws.sagemaker", "DetailType": detail_type, "Detail": json.dumps(detail), "Resources": resources}
         )
@@ -87,7 +88,7 @@ class EventFeed:
             log.exception("The event for %s could not be emitted", entry["Resources"])
 
 
-def entry_for(job: Job) -> dict[str, Any]:
+def entry_for(job: LocalJob) -> dict[str, Any]:
     return {
         "Source": "aws.sagemaker",
         "DetailType": DETAIL_TYPE,
@@ -97,8 +98,11 @@ def entry_for(job: Job) -> dict[str, Any]:
     }
 
 
-def detail_of(job: Job) -> dict[str, Any]:
-    """Times are epoch milliseconds and Tags a map, as captured events show them; the documentation differs."""
+def detail_of(job: LocalJob) -> dict[str, Any]:
+    """Return the event's detail: times in epoch milliseconds and Tags as a map, as in captured events.
+
+    The documentation differs.
+    """
     request = job.request
     algorithm = request["AlgorithmSpecification"]
     detail = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ServiceError
-from .job import Job
+from .job import LocalJob
 from .market import choices, over_quota
 
 CAPACITY_ERROR = (
@@ -16,16 +16,17 @@ INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please
 
 @dataclass
 class Faults:
-    """Counters that each call or job uses up by one; `capacity_wait` is the time in Pending, in seconds, `only` how the
-    names begin of the jobs that a fault concerns."""
+    """Counters that each call or job reduces by one."""
 
     refused_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity_failures: int = 0
     capacity_delays: int = 0
+    # The time in Pending, in seconds.
     capacity_wait: float = 0.0
+    # For each fault, the prefix of the names of the jobs that it concerns.
     only: dict[str, str] = field(default_factory=dict)
 
-    def strike_call(self, operation: str, request: dict[str, Any]) -> None:
+    def apply_to_call(self, operation: str, request: dict[str, Any]) -> None:
         for fault in ("describe_error", "throttle", "resource_limit"):
             if self.refused_calls[fault, operation] > 0 and self._concerns(fault, request.get("TrainingJobName", "")):
                 self.refused_calls[fault, operation] -= 1
@@ -39,7 +40,7 @@ class Faults:
         return str(name).startswith(self.only.get(fault, ""))
 
     def take_capacity(self, name: str) -> tuple[float, bool]:
-        """How long a new job waits for capacity, and whether it gets it."""
+        """Return how long a new job waits for capacity, and whether it gets it."""
         if not self._concerns("capacity", name):
             return 0.0, True
         if self.capacity_failures > 0:
@@ -62,5 +63,5 @@ def _refusal(fault: str, request: dict[str, Any]) -> ServiceError:
     return over_quota(kind, limit=count, used=count, delta=count)
 
 
-def pending_limit(job: Job) -> float:
+def pending_limit(job: LocalJob) -> float:
     return float(job.request["StoppingCondition"].get("MaxPendingTimeInSeconds", "inf"))

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Fleet:
+class LocalFleet:
     """Blocking work runs on threads of its own: the event loop's default threads may be serving the very S3 it asks."""
 
     def __init__(

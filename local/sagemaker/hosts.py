@@ -18,9 +18,10 @@ _FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints",
 
 @dataclass(frozen=True)
 class Host:
-    """`root` stands for the container's `/`, so that /opt/ml is `root/opt/ml`."""
+    """A host of a job, as a folder of this machine."""
 
     name: str
+    # Stands for the container's `/`: /opt/ml is `root/opt/ml`.
     root: Path
     instance_type: str
     group: str
@@ -50,7 +51,7 @@ def _only_group(resources: dict[str, Any]) -> dict[str, Any]:
 
 
 def lay_out(host: Host, hosts: list[Host], request: dict[str, Any]) -> None:
-    """A fresh tree: what an earlier attempt left on this host is gone, as it is with a new instance."""
+    """Create an empty tree: as on a new instance, nothing of an earlier attempt remains on this host."""
     shutil.rmtree(host.root, ignore_errors=True)
     for folder in _FOLDERS:
         (host.base / folder).mkdir(parents=True)
@@ -76,17 +77,17 @@ def _channel(channel: dict[str, Any], mode: str) -> dict[str, Any]:
 
 
 def _resources(host: Host, hosts: list[Host]) -> dict[str, Any]:
-    groups = {each.group: each.instance_type for each in hosts}
+    groups = {host.group: host.instance_type for host in hosts}
     return {
         "current_host": host.name,
         "current_instance_type": host.instance_type,
         "current_group_name": host.group,
-        "hosts": [each.name for each in hosts],
+        "hosts": [host.name for host in hosts],
         "instance_groups": [
             {
                 "instance_group_name": group,
                 "instance_type": instance_type,
-                "hosts": [each.name for each in hosts if each.group == group],
+                "hosts": [host.name for host in hosts if host.group == group],
             }
             for group, instance_type in groups.items()
         ],

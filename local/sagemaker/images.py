@@ -12,19 +12,20 @@ REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 
 
 class UnknownImage(Exception):
-    """No folder stands for this image; the message says which are known."""
+    """No folder is configured for this image; the message lists the known images."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A folder that is built into an image; without `entrypoint` the folder's Dockerfile gives it."""
+    """A folder that is built into an image."""
 
     workdir: Path
+    # Read from the folder's Dockerfile if empty.
     entrypoint: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, algorithm: Mapping[str, Any]) -> list[str]:
-        """The argv SageMaker would run: the request's entrypoint, else the image's, which is given `train`."""
+        """Return the argv that SageMaker would run: the request's entrypoint, else the image's with `train`."""
         entrypoint = list(algorithm.get("ContainerEntrypoint", []))
         arguments = list(algorithm.get("ContainerArguments", []))
         if not entrypoint:
@@ -55,7 +56,7 @@ def repository_of(uri: str) -> str:
 
 
 def read_entrypoint(folder: Path) -> list[str]:
-    """The last exec-form ENTRYPOINT of the Dockerfile, with paths below its WORKDIR turned into paths in the folder."""
+    """Return the last exec-form ENTRYPOINT of the Dockerfile, with paths below its WORKDIR made paths in the folder."""
     dockerfile = folder / "Dockerfile"
     if not dockerfile.is_file():
         raise UnknownImage(f"{dockerfile} does not exist: add one, or give the image an entrypoint")

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from .errors import ServiceError, invalid, not_found
-from .events import Delivery, EventFeed
-from .fleet import Fleet
+from .events import EventDelivery, EventFeed
+from .fleet import LocalFleet
 from .job import Secondary, Status
 from .lifecycle import JobRun, Order
 from .validation import Request
@@ -31,7 +31,7 @@ OPERATIONS = (
 
 
 class Injections:
-    def __init__(self, *, runs: Mapping[str, JobRun], fleet: Fleet, feed: EventFeed) -> None:
+    def __init__(self, *, runs: Mapping[str, JobRun], fleet: LocalFleet, feed: EventFeed) -> None:
         self._runs = runs
         self._fleet = fleet
         self._feed = feed
@@ -65,8 +65,11 @@ class Injections:
             task.cancel()
 
     async def _at(self, request: Request) -> None:
-        """Cause Faults, in their order, once each of TrainingJobNames has printed the metric `step` with at least Step
-        and all that it has saved by then is uploaded. The jobs need not exist yet."""
+        """Cause Faults in order, once each of TrainingJobNames has printed at least Step and its checkpoints are
+        uploaded.
+
+        The jobs need not exist yet.
+        """
         names, faults = request.get("TrainingJobNames"), request.get("Faults")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise invalid(f"TrainingJobNames must be a list of names of training jobs, not {names!r}")
@@ -155,7 +158,7 @@ class Injections:
     async def _events(self, request: Request) -> None:
         """Loss, Repeat, Delay, DelayEvery and TrainingJobName are changed where given; the rest stays."""
         now = self._feed.delivery
-        self._feed.delivery = Delivery(
+        self._feed.delivery = EventDelivery(
             loss_every=int(_number(request, "Loss", default=now.loss_every)),
             repeat=int(_number(request, "Repeat", default=now.repeat)),
             delay=_number(request, "Delay", default=now.delay),
@@ -168,7 +171,7 @@ class Injections:
         kind, detail, resources = request.get("DetailType"), request.get("Detail"), request.get("Resources", [])
         if not isinstance(kind, str) or not kind.startswith("SageMaker ") or not isinstance(detail, dict):
             raise invalid("DetailType must begin with 'SageMaker ', and Detail must be a JSON object")
-        self._feed.tell(kind, detail, resources)
+        self._feed.publish(kind, detail, resources)
 
     def _run_in(self, request: Request, secondary: Secondary | None = None) -> JobRun:
         run = self._runs.get(request.get("TrainingJobName", ""))
@@ -191,7 +194,7 @@ def _set(table: dict[str, int], request: Request, key: str) -> None:
 
 
 def _name(request: Request) -> str:
-    """How the names of the jobs begin that are concerned; "" for all."""
+    """Return the prefix of the names of the jobs concerned; "" for all."""
     name = request.get("TrainingJobName", "")
     if not isinstance(name, str):
         raise invalid(f"TrainingJobName must be how the jobs' names begin, not {name!r}")

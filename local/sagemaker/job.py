@@ -52,10 +52,10 @@ _MESSAGES = {
 }
 
 
-class Job:
-    """Changes only on the event loop; `changed` hears of every move, in order."""
+class LocalJob:
+    """A training job. It changes only on the event loop; `changed` is called for every change of status, in order."""
 
-    def __init__(self, request: dict[str, Any], *, arn: str, changed: Callable[["Job"], None]) -> None:
+    def __init__(self, request: dict[str, Any], *, arn: str, changed: Callable[["LocalJob"], None]) -> None:
         self.request = request
         self.name: str = request["TrainingJobName"]
         self.arn = arn
@@ -77,7 +77,7 @@ class Job:
         return self.status in TERMINAL
 
     def move(self, secondary: Secondary, *, status: Status | None = None) -> None:
-        """One step of the life-cycle: it closes the last transition, opens the next and is announced."""
+        """Close the last status transition, open the next and announce it."""
         self.status = status or self.status
         self.secondary = secondary
         self.modified = _now()
@@ -91,7 +91,7 @@ class Job:
         self._changed(self)
 
     def change(self, member: str, value: Any) -> None:
-        """A part of the request that may be changed while the job runs: nothing moves, no event tells of it."""
+        """Change a part of the request while the job runs, without a transition or an event."""
         self.request[member] = value
         self.modified = _now()
 
@@ -152,7 +152,7 @@ def _now() -> float:
 
 
 def _with_defaults(request: dict[str, Any]) -> dict[str, Any]:
-    """What Describe fills in: a copied request carries these extras, an empty KmsKeyId among them."""
+    """Return the request with the fields that Describe adds, an empty KmsKeyId among them."""
     return {
         "EnableNetworkIsolation": False,
         "EnableInterContainerTrafficEncryption": False,

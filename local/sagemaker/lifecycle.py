@@ -9,12 +9,12 @@ from typing import TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from .artifacts import upload_artifacts
-from .attempt import Attempt
+from .attempt import JobExecution
 from .channels import DownloadFailed
 from .faults import CAPACITY_ERROR, INTERNAL_ERROR, pending_limit
-from .fleet import Fleet
+from .fleet import LocalFleet
 from .images import UnknownImage
-from .job import Job, Secondary, Status
+from .job import LocalJob, Secondary, Status
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class _JobFailed(Exception):
 class JobRun:
     """Drives one job on the event loop. `order` may be called at any time; the phase under way is left at once."""
 
-    def __init__(self, job: Job, fleet: Fleet) -> None:
+    def __init__(self, job: LocalJob, fleet: LocalFleet) -> None:
         self.job = job
-        self.attempt: Attempt | None = None
+        self.attempt: JobExecution | None = None
         self._fleet = fleet
         self._warm = fleet.pools.claim(job)
         self._capacity = (0.0, True) if self._warm else fleet.faults.take_capacity(job.name)
@@ -111,7 +111,7 @@ class JobRun:
 
     async def _attempt_once(self) -> None:
         await self._unless_ordered(self._start())
-        self.attempt = attempt = Attempt(self.job, self._fleet)
+        self.attempt = attempt = JobExecution(self.job, self._fleet)
         await self._unless_ordered(self._download(attempt))
         host, code = await self._unless_ordered(self._train(attempt))
         await self._end_processes()
@@ -143,7 +143,7 @@ class JobRun:
             await self._pause(min(wait, limit))
             self.job.move(Secondary.STARTING)
 
-    async def _download(self, attempt: Attempt) -> None:
+    async def _download(self, attempt: JobExecution) -> None:
         self.job.move(Secondary.DOWNLOADING)
         try:
             await asyncio.gather(self._fleet.in_thread(attempt.prepare), self._pause(self._fleet.timing.download))
@@ -152,7 +152,7 @@ class JobRun:
         except (DownloadFailed, BotoCoreError, ClientError, ValueError) as error:
             raise _JobFailed(f"ClientError: Data download failed: {error}", cluster_sound=True) from error
 
-    async def _train(self, attempt: Attempt) -> tuple[str, int]:
+    async def _train(self, attempt: JobExecution) -> tuple[str, int]:
         """The deciding host and its exit code. MaxRuntimeInSeconds covers all attempts of the job together."""
         await attempt.launch()
         self.job.move(Secondary.TRAINING)
@@ -165,7 +165,7 @@ class JobRun:
             timer.cancel()
             self._trained += clock() - began
 
-    async def _upload(self, attempt: Attempt, *, with_model: bool) -> None:
+    async def _upload(self, attempt: JobExecution, *, with_model: bool) -> None:
         try:
             uri, _ = await asyncio.gather(
                 self._fleet.in_thread(self._upload_now, attempt, with_model), self._pause(self._fleet.timing.upload)
@@ -174,7 +174,7 @@ class JobRun:
             raise _JobFailed(f"ClientError: Artifact upload failed:{error}", cluster_sound=True) from error
         self.job.model_artifacts = uri
 
-    def _upload_now(self, attempt: Attempt, with_model: bool) -> str | None:
+    def _upload_now(self, attempt: JobExecution, with_model: bool) -> str | None:
         return upload_artifacts(self._fleet.storage, self.job.request, attempt.hosts, with_model=with_model)
 
     async def _stop(self, end: Secondary = Secondary.STOPPED) -> None:
@@ -197,7 +197,7 @@ class JobRun:
         await self._stop(Secondary.MAX_WAIT_TIME_EXCEEDED)
 
     async def _replace_node(self) -> None:
-        """RetryStrategy mends internal errors in the same job; without it, or when it is used up, the job fails."""
+        """Restart the job in place after an internal error (RetryStrategy); fail it if no retries are left."""
         await self._end_processes(lost=True)
         allowed = self.job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
         if self._retries >= allowed:
@@ -209,7 +209,7 @@ class JobRun:
         await self._attempt_once()
 
     async def _wait_for_spot(self) -> None:
-        """The job still trains, as far as anybody is told, while its processes have their notice."""
+        """Interrupt the processes; the job's status remains Training during their notice period."""
         if self.attempt:
             await self.attempt.reclaim()
             self.attempt = None
@@ -258,7 +258,7 @@ class JobRun:
         raise _Ordered(self._take_order())
 
     def _take_order(self) -> Order:
-        order = next(each for each in Order if each in self._orders)
+        order = next(order for order in Order if order in self._orders)
         self._orders.clear()
         self._ordered.clear()
         return order

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import invalid
-from .job import Job
+from .job import LocalJob
 
-_SORT_KEYS: dict[str, Callable[[Job], Any]] = {
+_SORT_KEYS: dict[str, Callable[[LocalJob], Any]] = {
     "CreationTime": lambda job: job.created,
     "Name": lambda job: job.name,
     "Status": lambda job: str(job.status),
 }
 
 
-def list_page(jobs: Iterable[Job], request: dict[str, Any]) -> dict[str, Any]:
-    """StatusEquals is applied to the page, not to the list, so that a page may be short or empty with a NextToken."""
+def list_page(jobs: Iterable[LocalJob], request: dict[str, Any]) -> dict[str, Any]:
+    """Apply StatusEquals to the page, not to the list: a page may be short or empty with a NextToken."""
     ordered = _ordered([job for job in jobs if _matches(job, request)], request)
     size = request.get("MaxResults", 10)
     begin = _offset_of(request["NextToken"]) if request.get("NextToken") else 0
@@ -28,7 +28,7 @@ def list_page(jobs: Iterable[Job], request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _matches(job: Job, request: dict[str, Any]) -> bool:
+def _matches(job: LocalJob, request: dict[str, Any]) -> bool:
     pool = (job.warm_pool or {}).get("Status")
     return (
         request.get("NameContains", "") in job.name
@@ -41,7 +41,7 @@ def _matches(job: Job, request: dict[str, Any]) -> bool:
     )
 
 
-def _ordered(jobs: list[Job], request: dict[str, Any]) -> list[Job]:
+def _ordered(jobs: list[LocalJob], request: dict[str, Any]) -> list[LocalJob]:
     """Newest first unless asked otherwise, as the API's own note on StatusEquals describes."""
     key = _SORT_KEYS[request.get("SortBy", "CreationTime")]
     newest_first = request.get("SortOrder", "Descending") == "Descending"

@@ -5,20 +5,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ServiceError
-from .job import Job
+from .job import LocalJob
 
 
 @dataclass
 class Market:
-    """What is not set is plentiful. `left` are machines for new launches: a launch uses them up, an end brings none
-    back; `limits` are the account's quotas; `patience` are the seconds in Pending before EC2 gives up."""
+    """The machines that can be had; those of types without an entry are unlimited."""
 
+    # Machines for new launches: a launch uses them up, the end of a job returns none.
     left: dict[str, int] = field(default_factory=dict)
+    # The account's quotas.
     limits: dict[str, int] = field(default_factory=dict)
+    # The seconds in Pending before EC2 gives up.
     patience: float = 0.0
 
-    def check_quota(self, request: dict[str, Any], jobs: Iterable[Job]) -> None:
-        """Raises ResourceLimitExceeded where the job would be one too many; kept pools count, but for the job's own."""
+    def check_quota(self, request: dict[str, Any], jobs: Iterable[LocalJob]) -> None:
+        """Raise ResourceLimitExceeded if the job exceeds the quota; count kept pools, except a pool that the job would
+        use."""
         wanted = choices(request)
         if len(wanted) != 1:
             return
@@ -27,8 +30,8 @@ class Market:
         if kind in self.limits and used + count > self.limits[kind]:
             raise over_quota(kind, limit=self.limits[kind], used=used, delta=count)
 
-    def take(self, job: Job) -> bool:
-        """Machines for the job, of the first of its types that there are enough of."""
+    def take(self, job: LocalJob) -> bool:
+        """Return machines for the job, of the first of its types that has enough."""
         for kind, count in choices(job.request):
             if self.left.get(kind, count) < count:
                 continue
@@ -41,16 +44,19 @@ class Market:
 
 
 def choices(request: dict[str, Any]) -> list[tuple[str, int]]:
-    """The instance types that a job takes, in its order, with the number of each; none for a mixed cluster."""
+    """Return the instance types that the job accepts, in order, with the count of each; none for a mixed cluster."""
     resources = request.get("ResourceConfig", {})
     if "InstanceType" in resources:
         return [(resources["InstanceType"], resources["InstanceCount"])]
     count = resources.get("InstanceCount")
-    return [(each["InstanceType"], count or each["InstanceCount"]) for each in resources.get("InstancePreferences", [])]
+    return [
+        (preference["InstanceType"], count or preference["InstanceCount"])
+        for preference in resources.get("InstancePreferences", [])
+    ]
 
 
 def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
-    """SageMaker's words for it."""
+    """Return SageMaker's text for an exceeded quota."""
     return ServiceError(
         "ResourceLimitExceeded",
         f"The account-level service limit '{kind} for training job usage' is {limit} Instances, with current "
@@ -59,8 +65,8 @@ def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
     )
 
 
-def _held(job: Job) -> list[tuple[str, int]]:
-    """The machines that a job has now, or that are kept warm after it."""
+def _held(job: LocalJob) -> list[tuple[str, int]]:
+    """Return the machines that a job has now, or that are kept warm after it."""
     resources = job.request["ResourceConfig"]
     if job.over and (job.warm_pool or {}).get("Status") != "Available":
         return []

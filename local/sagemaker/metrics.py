@@ -17,12 +17,12 @@ _MOST_DATA, _LARGEST = 1_000, 2.0**360
 
 
 class MetricScraper:
-    """Applies MetricDefinitions to each line; `scan` is called by reader threads, `flush` blocks."""
+    """Apply MetricDefinitions to each line; `scan` is called by reader threads, `flush` blocks."""
 
     def __init__(self, cloudwatch: Any, *, job: str, definitions: list[dict[str, str]]) -> None:
         self._cloudwatch = cloudwatch
         self._dimensions = [{"Name": "TrainingJobName", "Value": job}]
-        self._definitions = [(each["Name"], re.compile(each["Regex"])) for each in definitions]
+        self._definitions = [(definition["Name"], re.compile(definition["Regex"])) for definition in definitions]
         self._data: list[dict[str, Any]] = []
         self._final: dict[str, tuple[float, float]] = {}
         self._adding = threading.Lock()
@@ -36,7 +36,7 @@ class MetricScraper:
                     self._add(name, value)
 
     def final_values(self) -> dict[str, tuple[float, float]]:
-        """Each metric's last value, with its time."""
+        """Return each metric's last value with its time."""
         with self._adding:
             return dict(self._final)
 

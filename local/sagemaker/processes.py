@@ -39,7 +39,7 @@ class HostProcess:
         self._forbidden = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Blocks for as long as a fork takes; `exited` is set on the loop."""
+        """Start the process; block for the duration of a fork. `exited` is set on the loop."""
         with self._starting:
             if self._forbidden:
                 return
@@ -149,7 +149,7 @@ class Usage:
 
 
 def has_handler(pid: int, number: signal.Signals) -> bool:
-    """Return whether the process catches the signal; True where the kernel does not tell."""
+    """Return whether the process catches the signal; True if the kernel does not report it."""
     return _is_in_mask("SigCgt", pid, number, otherwise=True)
 
 
@@ -168,7 +168,7 @@ def _is_in_mask(name: str, pid: int, number: signal.Signals, *, otherwise: bool)
 
 
 def tree_of(root: int, marker: str) -> list[ProcessInfo]:
-    """Every living process of the host: by session, by process group, by the marker in its environment, by descent."""
+    """Return every living process of the host: by session, process group, environment marker and descent."""
     table = {info.pid: info for info in _process_table()}
     found = {info.pid for info in table.values() if root in (info.session, info.group) or _has_marker(info.pid, marker)}
     while more := {info.pid for info in table.values() if info.parent in found} - found:
@@ -188,7 +188,7 @@ def _wait_without_reaping(pid: int) -> None:
 
 
 def _kill_tree(root: int, marker: str) -> None:
-    """Repeats until nobody is left, since a process may fork between the look and the kill."""
+    """Kill until no process is left, since a process may fork between two listings."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(root, signal.SIGKILL)
     for _ in range(100):

@@ -9,10 +9,10 @@ from typing import Any
 
 from .errors import ServiceError, in_use, invalid, not_found
 from .events import Emit, EventFeed
-from .fleet import Fleet
+from .fleet import LocalFleet
 from .images import Image, default_images
 from .injections import OPERATIONS, Injections
-from .job import Job, Secondary, Status
+from .job import LocalJob, Secondary, Status
 from .lifecycle import JobRun
 from .listing import list_page
 from .protocol import Response, operation_name, read_request, write_answer, write_error, write_plain
@@ -27,7 +27,7 @@ Operation = Callable[[Request], Awaitable[dict[str, Any] | None]]
 
 
 class TrainingService:
-    """Runs jobs as local processes; S3, CloudWatch and Logs are asked for at `endpoint_url`, from worker threads.
+    """Run jobs as local processes; S3, CloudWatch and Logs are called at `endpoint_url`, from worker threads.
 
     `emit_event` gets each "SageMaker Training Job State Change" as an EventBridge entry, on the event loop.
     `images` maps an image's repository name to the folder that stands for it. `scale` is short for
@@ -47,7 +47,7 @@ class TrainingService:
         account_id: str = "000000000000",
     ) -> None:
         self._arn_prefix = f"arn:aws:sagemaker:{region}:{account_id}:training-job/"
-        self._fleet = Fleet(
+        self._fleet = LocalFleet(
             endpoint_url=endpoint_url,
             state_dir=Path(state_dir).resolve(),
             timing=timing or Timing(scale=scale),
@@ -88,7 +88,7 @@ class TrainingService:
             return write_error(ServiceError("InternalFailure", f"A fault of the local fake: {error!r}", status=500))
 
     async def close(self) -> None:
-        """Ends every process that was started; jobs under way stay as they were, and no event tells of it."""
+        """End every process that was started; running jobs keep their status, and no event is sent."""
         self._fleet.begin_closing()
         self._injections.close()
         self.events.close()
@@ -104,7 +104,7 @@ class TrainingService:
         if operation not in self._operations:
             known = ", ".join(self._operations)
             raise ServiceError("UnknownOperationException", f"{operation} is not part of this fake; known: {known}")
-        self._fleet.faults.strike_call(operation, request)
+        self._fleet.faults.apply_to_call(operation, request)
         check_request(operation, request)
         return await self._operations[operation](request)
 
@@ -117,7 +117,7 @@ class TrainingService:
             )
         if not self._fleet.pools.has_for(request):
             self._fleet.market.check_quota(request, (run.job for run in self._runs.values()))
-        job = Job(request, arn=f"{self._arn_prefix}{name}", changed=self.events.announce)
+        job = LocalJob(request, arn=f"{self._arn_prefix}{name}", changed=self.events.announce)
         run = self._runs[name] = JobRun(job, self._fleet)
         task = asyncio.create_task(run.run(), name=f"training-job {name}")
         self._tasks.add(task)
@@ -177,14 +177,14 @@ class TrainingService:
             tags.pop(key, None)
         return {}
 
-    def _job(self, request: Request) -> Job:
+    def _job(self, request: Request) -> LocalJob:
         self._fleet.pools.settle()
         run = self._runs.get(request["TrainingJobName"])
         if run is None:
             raise not_found()
         return run.job
 
-    def _tagged(self, request: Request) -> Job:
+    def _tagged(self, request: Request) -> LocalJob:
         run = self._runs.get(request["ResourceArn"].removeprefix(self._arn_prefix))
         if run is None:
             raise invalid(f"Could not find a training job with the ARN {request['ResourceArn']}.")

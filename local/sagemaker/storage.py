@@ -32,7 +32,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def below(folder: Path, relative: str) -> Path:
-    """The path in the folder; a key with `..` must not lead out of it."""
+    """Return the path in the folder; raise ValueError if a key with `..` leads out of it."""
     path = (folder / relative.lstrip("/")).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"S3 key leads out of {folder}: {relative}")

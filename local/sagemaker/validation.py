@@ -28,7 +28,7 @@ _JAVA_CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}"
 
 
 def check_request(operation: str, request: Request) -> None:
-    """Raises ValidationException with every breach of the model, worded as SageMaker words them."""
+    """Raise ValidationException with every violation of the model, in SageMaker's words."""
     breaches = list(_breaches(operation_model(operation).input_shape, request, ""))
     if breaches:
         count = f"{len(breaches)} validation error{'s' if len(breaches) > 1 else ''} detected"
@@ -193,7 +193,7 @@ def tags_refused(tags: list[dict[str, str]]) -> str | None:
 
 
 def debug_refused(request: Request) -> str | None:
-    """A shell in the container needs a way out of it, which an isolated container has not."""
+    """Refuse remote debugging with network isolation: a shell needs network access."""
     if (request.get("RemoteDebugConfig") or {}).get("EnableRemoteDebug") and request.get("EnableNetworkIsolation"):
         return "Remote debugging is not supported when EnableNetworkIsolation is true."
     return None

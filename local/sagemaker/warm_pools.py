@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import invalid
-from .job import Job
+from .job import LocalJob
 from .timing import Timing
 
 
 @dataclass
 class _Pool:
-    owner: Job
+    owner: LocalJob
     fingerprint: str
     since: float
     until: float
 
     def show(self, status: str, when: float, *, reused_by: str | None = None) -> None:
-        """What Describe tells of the pool, under the job that left it."""
+        """Set what Describe returns about the pool for the job that left it."""
         retained = max(0, int(when - self.since))
         self.owner.warm_pool = {"Status": status, "ResourceRetainedBillableTimeInSeconds": retained}
         if reused_by:
@@ -26,13 +26,13 @@ class _Pool:
 
 
 class WarmPools:
-    """Pools end lazily: every question settles the expired ones first."""
+    """The kept clusters. Pools end lazily: every call ends the expired ones first."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._available: list[_Pool] = []
 
-    def claim(self, job: Job) -> bool:
+    def claim(self, job: LocalJob) -> bool:
         """Give the job a matching pool, if there is one; its previous owner then shows Reused."""
         self.settle()
         wanted = fingerprint(job.request)
@@ -43,15 +43,15 @@ class WarmPools:
         return True
 
     def has_for(self, request: dict[str, Any]) -> bool:
-        """There is a pool that the request matches: its machines are counted already."""
+        """Return whether a pool matches the request: its machines are counted already."""
         self.settle()
         return any(pool.fingerprint == fingerprint(request) for pool in self._available)
 
-    def occupy(self, job: Job) -> None:
+    def occupy(self, job: LocalJob) -> None:
         if _keep_alive(job):
             job.warm_pool = {"Status": "InUse"}
 
-    def retain(self, job: Job) -> None:
+    def retain(self, job: LocalJob) -> None:
         """Keep the cluster of a job that has ended, if the request asked for it."""
         if not _keep_alive(job):
             return
@@ -60,12 +60,12 @@ class WarmPools:
         self._available.append(pool)
         pool.show("Available", now)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: LocalJob) -> None:
         """After a failure that may be the cluster's, SageMaker keeps no pool."""
         if job.warm_pool:
             job.warm_pool = {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
 
-    def update(self, job: Job, seconds: int) -> None:
+    def update(self, job: LocalJob, seconds: int) -> None:
         """UpdateTrainingJob: a new period from now; 0 lets the pool go."""
         self.settle()
         pool = next((pool for pool in self._available if pool.owner is job), None)
@@ -93,7 +93,7 @@ class WarmPools:
 
 
 def fingerprint(request: dict[str, Any]) -> str:
-    """What must be equal for a reuse; image, hyper-parameters, environment and channels may differ."""
+    """Return what must be equal for a reuse; image, hyperparameters, environment and channels may differ."""
     resources = request["ResourceConfig"]
     vpc = request.get("VpcConfig", {})
     session = request.get("SessionChainingConfig", {})
@@ -111,5 +111,5 @@ def fingerprint(request: dict[str, Any]) -> str:
     )
 
 
-def _keep_alive(job: Job) -> int:
+def _keep_alive(job: LocalJob) -> int:
     return int(job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds", 0))

@@ -54,13 +54,13 @@ def wired(clients_of_our_own) -> Iterator[None]:
     answers.ready.cache_clear()
 
 
-def says(operation: str, body: object, *, status: int = 200) -> None:
+def respond(operation: str, body: object, *, status: int = 200) -> None:
     """From now on the operation answers so."""
     answers.WIRE.status = status
-    answers.WIRE.says = {operation: body if isinstance(body, bytes) else json.dumps(body).encode()}
+    answers.WIRE.responses = {operation: body if isinstance(body, bytes) else json.dumps(body).encode()}
 
 
-@pytest.mark.parametrize("target", ANSWERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", ANSWERS, ids=lambda target: target.name)
 def test_no_answer_is_too_bad(target: Target):
     """One of our errors or of the SDK's, in words that can be shown; a run of which nothing was said is swept."""
     samples, read = list(target.samples()), target.load()
@@ -85,7 +85,7 @@ def test_a_description_that_is_none_blinds_one_run_alone(body):
     """Rubbish on the wire is no answer: the sweep finishes its round, and whoever needs the supervisor gets it."""
     target = TARGETS["DescribeTrainingJob"]
     target.load()(body)
-    says("DescribeTrainingJob", body)
+    respond("DescribeTrainingJob", body)
     with pytest.raises(StateUnknown, match="DescribeTrainingJob gpt: "):
         SageMakerJobs().describe("gpt")
 
@@ -96,7 +96,7 @@ DESCRIPTION = json.loads(next(iter(TARGETS["DescribeTrainingJob"].samples())))
 @pytest.mark.parametrize("status", ["Rebooting", "", "inprogress", "🚀"])
 def test_a_new_status_reads_as_unknown(status):
     """Neither live nor over: nothing is done about it, and no error is made of it."""
-    says("DescribeTrainingJob", {**DESCRIPTION, "TrainingJobStatus": status, "SecondaryStatus": "Defragmenting"})
+    respond("DescribeTrainingJob", {**DESCRIPTION, "TrainingJobStatus": status, "SecondaryStatus": "Defragmenting"})
     job, _ = SageMakerJobs().describe("gpt")
     assert job.status is JobStatus.UNKNOWN and not job.status.is_terminal and not job.is_training
 
@@ -117,35 +117,35 @@ def test_a_new_status_reads_as_unknown(status):
 )
 def test_a_member_of_another_type_is_named(member, value, named):
     """A newer service is told from a broken one by its words."""
-    says("DescribeTrainingJob", {**DESCRIPTION, member: value})
-    with pytest.raises(StateUnknown, match=named) as told:
+    respond("DescribeTrainingJob", {**DESCRIPTION, member: value})
+    with pytest.raises(StateUnknown, match=named) as raised:
         SageMakerJobs().describe("gpt")
-    assert len(str(told.value)) < 500
+    assert len(str(raised.value)) < 500
 
 
 def test_of_a_list_one_odd_status_hides_no_other_job():
     """A summary without its status, or with a new one, is of a job all the same."""
     summary = {"TrainingJobArn": "arn", "CreationTime": 1769860620}
     summaries = [{**summary, "TrainingJobName": "a"}, {**summary, "TrainingJobName": "b", "TrainingJobStatus": "New"}]
-    says("ListTrainingJobs", {"TrainingJobSummaries": [*summaries, {**summaries[0], "TrainingJobName": "c"}]})
+    respond("ListTrainingJobs", {"TrainingJobSummaries": [*summaries, {**summaries[0], "TrainingJobName": "c"}]})
     assert list(SageMakerJobs().changed_since(NOON)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("body", [{}, {"Tags": [{"Key": 3, "Value": "x"}]}, {"Tags": [{"Key": "a"}]}, {"Tags": 3}])
 def test_tags_that_are_none_blind(body):
     """An unread tag must not pass for an absent one."""
-    says("ListTags", body)
+    respond("ListTags", body)
     with pytest.raises(StateUnknown, match="ListTags"):
         SageMakerJobs().tags("arn")
 
 
 def test_a_refusal_with_an_html_page_is_reported_in_one_line():
     """A proxy in between answers with a whole page: its beginning says enough."""
-    says("DescribeTrainingJob", b"<html>\n" + b"x" * 90_000, status=503)
-    with pytest.raises(StateUnknown) as told:
+    respond("DescribeTrainingJob", b"<html>\n" + b"x" * 90_000, status=503)
+    with pytest.raises(StateUnknown) as raised:
         SageMakerJobs().describe("gpt")
-    assert len(str(told.value)) < 2_000 and "\n" not in str(told.value)
-    says("CreateTrainingJob", {"__type": "ValidationException", "message": {"why": ["not"]}}, status=400)
+    assert len(str(raised.value)) < 2_000 and "\n" not in str(raised.value)
+    respond("CreateTrainingJob", {"__type": "ValidationException", "message": {"why": ["not"]}}, status=400)
     with pytest.raises(RerailError, match="why"):
         SageMakerJobs().create({"TrainingJobName": "gpt"})
 
@@ -153,11 +153,11 @@ def test_a_refusal_with_an_html_page_is_reported_in_one_line():
 @pytest.mark.parametrize("body", [{}, {"Parameter": {}}, {"Parameter": "on"}, b"\xff", {"Parameter": {"Value": None}}])
 def test_a_parameter_without_a_value_is_not_known(body):
     """No policy is made of it, and the pause stays as it was known last."""
-    says("GetParameter", {"Parameter": {"Value": "on"}})
+    respond("GetParameter", {"Parameter": {"Value": "on"}})
     minutes = iter((NOON, NOON.replace(hour=13)))
     pause = SsmPause("/rerail/switch", lambda: next(minutes))
     assert not pause.is_paused()
-    says("GetParameter", body)
+    respond("GetParameter", body)
     assert not pause.is_paused()
     with pytest.raises(StateUnknown, match="GetParameter of policy 'default'"):
         SsmPolicies("/rerail/policies", lambda: NOON).get("default")
@@ -174,7 +174,7 @@ def test_a_parameter_without_a_value_is_not_known(body):
 )
 def test_metrics_that_cannot_be_read_blind(body):
     """Half a series is no series."""
-    says("GetMetricData", body)
+    respond("GetMetricData", body)
     with pytest.raises(StateUnknown, match="GetMetricData"):
         CloudWatchSeries().read(
             make_queries("gpt", MetricNames()), NOON, NOON.replace(minute=5), NOON - NOON.replace(hour=11)
@@ -187,7 +187,7 @@ def test_a_row_of_the_table_that_makes_no_sense_is_one_run_that_cannot_be_read()
     texts = [{}, {"S": "{"}, {"S": "[" * 20_000}, {"B": "eA=="}, {"S": good.replace('"number":1', '"number":"1"')}]
     texts += [{"S": good.replace('"attempts":[', '"attempts":[],"x":[')}, {"S": good.replace("+00:00", "")}]
     rows = [{"pk": {"S": f"run#{number}"}, "doc": text} for number, text in enumerate(texts)]
-    says("Query", {"Items": [*rows, {"pk": {"S": "run#gpt"}, "doc": {"S": good}}, {"pk": {"S": "run#bare"}}]})
+    respond("Query", {"Items": [*rows, {"pk": {"S": "run#gpt"}, "doc": {"S": good}}, {"pk": {"S": "run#bare"}}]})
     found = dict(DynamoRuns("Runs").open_runs((0,)))
     assert {name for name, run in found.items() if run} == {"gpt"}
     assert len(found) == len(texts) + 2
@@ -195,7 +195,7 @@ def test_a_row_of_the_table_that_makes_no_sense_is_one_run_that_cannot_be_read()
 
 def test_a_page_without_rows_is_not_an_empty_table():
     """Else an answer that cannot be read would pass for a night in which nothing has to be watched."""
-    says("Query", {"Count": 0})
+    respond("Query", {"Count": 0})
     with pytest.raises(InvalidResponse, match="Query"):
         list(DynamoRuns("Runs").open_runs((0,)))
 
@@ -203,11 +203,11 @@ def test_a_page_without_rows_is_not_an_empty_table():
 def test_what_is_never_read_is_not_asked_for_ever():
     """A table that answers nothing of what it is asked ends in one error, not with the function's time."""
     asked = {"Runs": {"Keys": [{"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}]}}
-    says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": asked})
+    respond("BatchGetItem", {"Responses": {}, "UnprocessedKeys": asked})
     with pytest.raises(Throttled):
         DynamoDetections("Runs").recall(["gpt"])
     job = {"Keys": [{"pk": {"S": "job#gpt"}, "sk": {"S": "job"}}], "ProjectionExpression": "pk"}
-    says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
+    respond("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
     with pytest.raises(Throttled):
         DynamoRuns("Runs").find_unknown_jobs(["gpt"])
 
@@ -215,7 +215,7 @@ def test_what_is_never_read_is_not_asked_for_ever():
 def test_what_is_never_written_is_not_sent_for_ever():
     """Nor a table that takes nothing."""
     item = {"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}
-    says("BatchWriteItem", {"UnprocessedItems": {"Runs": [{"PutRequest": {"Item": item}}]}})
+    respond("BatchWriteItem", {"UnprocessedItems": {"Runs": [{"PutRequest": {"Item": item}}]}})
     with pytest.raises(Throttled):
         write("Runs", [item])
 
@@ -225,22 +225,24 @@ def test_what_is_never_written_is_not_sent_for_ever():
 )
 def test_a_notice_is_delivered_only_when_the_bus_confirms_it(body):
     """Whatever else it answers: the notice stays owed, and is told again."""
-    says("PutEvents", body)
+    respond("PutEvents", body)
     with pytest.raises(RuntimeError, match="was not accepted"):
         EventBus("rerail").publish(Notice("gpt", answers.Severity.PAGE, "title", "body", "key", at=NOON))
 
 
 def test_a_log_line_without_a_time_blinds_the_log_alone():
     """What is drawn from it says that it could not be read."""
-    says("DescribeLogStreams", {"logStreams": [{"logStreamName": "gpt/algo-1-1"}, {"logStreamName": "gpt/algo-²-1"}]})
-    answers.WIRE.says["GetLogEvents"] = b'{"events": [{"message": "x", "timestamp": 1e300}]}'
+    respond(
+        "DescribeLogStreams", {"logStreams": [{"logStreamName": "gpt/algo-1-1"}, {"logStreamName": "gpt/algo-²-1"}]}
+    )
+    answers.WIRE.responses["GetLogEvents"] = b'{"events": [{"message": "x", "timestamp": 1e300}]}'
     with pytest.raises(StateUnknown, match="the log gpt/algo"):
         CloudWatchLogs().tail("gpt", until=NOON, lines=5)
 
 
 def test_a_log_without_a_name_blinds_the_logs_alone():
     """Of that job."""
-    says("DescribeLogStreams", {"logStreams": [{"logStreamName": 1700000000000}]})
+    respond("DescribeLogStreams", {"logStreams": [{"logStreamName": 1700000000000}]})
     with pytest.raises(StateUnknown, match="the logs of gpt"):
         CloudWatchLogs().tail("gpt", until=NOON, lines=5)
 
@@ -248,26 +250,26 @@ def test_a_log_without_a_name_blinds_the_logs_alone():
 @pytest.mark.parametrize("item", [{}, {"pk": None}, {"pk": {"S": None}}])
 def test_a_run_without_a_name_hides_no_other(item):
     """It is blind, and the next is looked at."""
-    says("Query", {"Items": [item, {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}, "doc": {"S": "{}"}}]})
+    respond("Query", {"Items": [item, {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}, "doc": {"S": "{}"}}]})
     assert [run for _, run in DynamoRuns("Runs").open_runs((0,))] == [None, None]
 
 
 def test_a_refusal_is_still_a_refusal():
     """The words of a service that are fit to be shown come through as they are."""
-    says("GetItem", {"__type": "AccessDeniedException", "message": "not yours"}, status=400)
+    respond("GetItem", {"__type": "AccessDeniedException", "message": "not yours"}, status=400)
     with pytest.raises(ClientError, match="not yours"):
         DynamoRuns("Runs").load("gpt")
 
 
 def test_a_row_that_is_nothing_is_passed_over():
     """Null in a list is no row of the table, no stream of the log, and no wake-up that was taken."""
-    says("Query", {"Items": [None]})
+    respond("Query", {"Items": [None]})
     assert list(DynamoRuns("Runs").open_runs((0,))) == []
-    says("BatchGetItem", {"Responses": {"Runs": [None]}})
+    respond("BatchGetItem", {"Responses": {"Runs": [None]}})
     assert DynamoDetections("Runs").recall(["gpt"]) == {}
-    says("DescribeLogStreams", {"logStreams": [None, {}]})
+    respond("DescribeLogStreams", {"logStreams": [None, {}]})
     assert CloudWatchLogs().tail("gpt", until=NOON, lines=5) == []
-    says("SendMessageBatch", {"Failed": [None]})
+    respond("SendMessageBatch", {"Failed": [None]})
     with pytest.raises(RuntimeError, match="1 wake-ups were not accepted"):
         SqsQueue("https://sqs/1/signals").wake([{"run": "gpt"}], at=NOON)
 

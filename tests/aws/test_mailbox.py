@@ -98,11 +98,11 @@ def test_heartbeats_are_read_together(s3):
     s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("torn"), Body=b'{"schema":1')
     s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("alien"), Body=serialize(a_heartbeat("a")))
     beats = S3Mailbox(BUCKET).heartbeats(["b", "a", "a", "torn", "alien", "absent"])
-    assert {run: beat.heartbeat for run, beat in beats.received.items()} == {
+    assert {run: received.heartbeat for run, received in beats.received.items()} == {
         "a": a_heartbeat("a"),
         "b": a_heartbeat("b"),
     }
-    assert all(begun <= beat.at <= datetime.now(UTC) for beat in beats.received.values())
+    assert all(begun <= received.at <= datetime.now(UTC) for received in beats.received.values())
     assert set(beats.unread) == {"torn", "alien"}
     assert "not JSON" in beats.unread["torn"] and "field 'run'" in beats.unread["alien"]
 

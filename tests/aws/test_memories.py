@@ -32,7 +32,7 @@ def learnt(rows: int) -> DetectorState:
     return watch
 
 
-def test_what_was_kept_is_recalled_and_judges_alike(memories):
+def test_stored_detectors_are_loaded_and_find_the_same(memories):
     """A state that went through the table says the same of the next sample as one that did not."""
     watch = learnt(120)
     memories.keep([RunDetection("gpt", Cursor("gpt-a002", read_to=NOON, step=119), watch)])

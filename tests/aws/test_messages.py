@@ -89,7 +89,7 @@ def test_messages_for_a_job_and_for_a_run_are_distinguished(queue_url):
     }
 
 
-def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
+def test_a_message_that_is_not_accepted_is_an_error(monkeypatch):
     """SQS may take nine of ten: the round fails aloud, and the next minute makes it good."""
 
     class Choosy:
@@ -101,7 +101,7 @@ def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
         SqsQueue("url").wake([{"run": "a"}, {"run": "b"}], at=NOON)
 
 
-def heard_by(detail_type: str) -> None:
+def check_source(detail_type: str) -> None:
     """A rule of somebody's own, for events of ours."""
     events = client("events")
     events.create_event_bus(Name="rerail")
@@ -113,7 +113,7 @@ def heard_by(detail_type: str) -> None:
 
 def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
     """On our bus, from source `rerail`, with every field of the notice in its detail, as JSON types."""
-    heard_by("Rerail Notice")
+    check_source("Rerail Notice")
     EventBus("rerail").publish(NOTICE)
     (body,) = received(queue_url)
     detail = json.loads(body)["detail"]
@@ -142,7 +142,7 @@ def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
 
 def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
     """The detail is the body: EventBridge sends it on as it is."""
-    heard_by("Rerail PagerDuty")
+    check_source("Rerail PagerDuty")
     pager = Receiver("rerail", "Rerail PagerDuty", format_pagerduty)
     pager.send(NOTICE, LINKS)
     pager.send(replace(NOTICE, severity=Severity.INFORM), LINKS)

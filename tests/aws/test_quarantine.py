@@ -69,7 +69,7 @@ def left(s3: Any) -> set[str]:
     return {key.removeprefix(FOLDER) for key in contents(s3) if key.startswith(FOLDER)}
 
 
-def aside(s3: Any, attempt: int = 1) -> dict[str, bytes]:
+def quarantined(s3: Any, attempt: int = 1) -> dict[str, bytes]:
     place = f"{PLACE}gpt/a{attempt:03d}/"
     return {key.removeprefix(place): body for key, body in contents(s3).items() if key.startswith(place)}
 
@@ -78,26 +78,26 @@ def names(*steps: int) -> set[str]:
     return {f"checkpoint-{step}/{name}" for step in steps for name in TRAINER}
 
 
-def test_what_was_saved_after_the_step_to_resume_from_goes_aside(s3):
+def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     """Byte for byte, outside of the folder that the next job is given; the rest stays as it is."""
     trainer_saves(s3, 300, 400, 500, 600)
     put(s3, "runs/events.out.tfevents.1", b"board")
     before = contents(s3)
     S3Checkpoints().quarantine(action())
     assert left(s3) == names(300, 400) | {"runs/events.out.tfevents.1"}
-    assert aside(s3) == {name: before[f"{FOLDER}{name}"] for name in names(500, 600)}
+    assert quarantined(s3) == {name: before[f"{FOLDER}{name}"] for name in names(500, 600)}
     after = contents(s3)
     S3Checkpoints().quarantine(action())
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
-def test_without_a_step_to_resume_from_all_saves_go_aside(s3):
+def test_without_a_step_to_resume_from_all_saves_are_quarantined(s3):
     """Also what was never finished: the script would fall over it."""
     trainer_saves(s3, 300, 400)
     put(s3, "checkpoint-500/model.safetensors")
     S3Checkpoints().quarantine(action(None))
     assert left(s3) == set()
-    assert set(aside(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
+    assert set(quarantined(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
 
 
 def test_what_a_later_attempt_saves_is_not_touched(s3):
@@ -122,7 +122,7 @@ def test_scripts_that_write_manifests_are_left_to_themselves(s3):
         ("iter_{:07d}", "latest_checkpointed_iteration.txt", "500", "400"),
     ],
 )
-def test_a_pointer_to_a_tainted_save_is_kept_aside_and_then_names_the_clean_one(s3, folder, pointer, before, after):
+def test_a_pointer_to_a_tainted_save_is_quarantined_and_then_names_the_clean_one(s3, folder, pointer, before, after):
     """Without one such a script would start from scratch, with the old one it would look for what is gone."""
     for step in (300, 400, 500):
         put(s3, f"{folder.format(step)}/model.pt", f"{step}")
@@ -130,7 +130,7 @@ def test_a_pointer_to_a_tainted_save_is_kept_aside_and_then_names_the_clean_one(
     for _ in range(2):
         S3Checkpoints().quarantine(action())
         assert contents(s3)[f"{FOLDER}{pointer}"].decode() == after
-        assert aside(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
+        assert quarantined(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
     S3Checkpoints().quarantine(action(None, attempt=2))
     assert left(s3) == set(), "nothing to point at, no pointer"
 
@@ -141,7 +141,7 @@ def test_a_pointer_to_a_clean_save_stays(s3):
     put(s3, "latest", "global_step400")
     S3Checkpoints().quarantine(action())
     assert contents(s3)[f"{FOLDER}latest"] == b"global_step400"
-    assert set(aside(s3)) == {"global_step500/model.pt"}
+    assert set(quarantined(s3)) == {"global_step500/model.pt"}
 
 
 def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
@@ -153,7 +153,7 @@ def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
         S3Checkpoints().quarantine(action())
         assert left(s3) == {"epoch=0-step=400.ckpt", "last.ckpt"}
         assert contents(s3)[f"{FOLDER}last.ckpt"] == b"state of 400"
-        assert aside(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
+        assert quarantined(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
 
 
 def test_checkpoints_with_unknown_steps_need_a_human(s3):
@@ -178,13 +178,13 @@ def test_there_must_be_a_place_outside(s3, uri):
     assert "checkpoint-500/trainer_state.json" in contents(s3)
 
 
-def test_nothing_is_written_over_what_was_set_aside_by_another(s3):
+def test_nothing_is_written_over_what_another_has_quarantined(s3):
     """What lies there already and is not the same stays, and so does the source."""
     trainer_saves(s3, 400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
     with pytest.raises(QuarantineFailed, match=r"is not the same as .*optimizer\.pt"):
         S3Checkpoints().quarantine(action())
-    assert aside(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
+    assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
     assert "checkpoint-500/optimizer.pt" in left(s3)
 
 
@@ -216,7 +216,7 @@ def test_a_large_object_is_copied_in_parts(s3):
     head = s3.head_object(Bucket="bucket", Key=key)
     assert head["ETag"].endswith('-3"')
     assert head["Metadata"] == {"by": "me"}
-    assert aside(s3) == {"epoch=0-step=500.ckpt": body}
+    assert quarantined(s3) == {"epoch=0-step=500.ckpt": body}
     assert left(s3) == {"epoch=0-step=400.ckpt"}
 
 
@@ -236,7 +236,7 @@ def test_an_empty_object_that_was_uploaded_in_parts_is_moved_too(s3):
     trainer_saves(s3, 400, 500)
     upload_in_parts(s3, "checkpoint-500/empty", b"")
     S3Checkpoints().quarantine(action())
-    assert aside(s3)["checkpoint-500/empty"] == b""
+    assert quarantined(s3)["checkpoint-500/empty"] == b""
     assert left(s3) == names(400)
 
 
@@ -269,7 +269,7 @@ def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
     s3.meta.events.unregister("provide-client-params.s3.UploadPartCopy")
     assert turns > 1
     assert sorted(params["PartNumber"] for params in copied) == [1, 2, 3, 4, 5, 6, 7]
-    assert aside(s3) == {"epoch=0-step=500.ckpt": body}
+    assert quarantined(s3) == {"epoch=0-step=500.ckpt": body}
     assert left(s3) == set()
     assert not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
 
@@ -286,7 +286,7 @@ def test_many_objects_take_as_many_turns_as_they_need(s3):
             assert turns < 10
     assert turns in (3, 4)
     assert left(s3) == names(400)
-    assert set(aside(s3)) == names(*range(500, 520))
+    assert set(quarantined(s3)) == names(*range(500, 520))
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -363,7 +363,7 @@ def until_done(tries: int = 4) -> int:
 def is_as_it_must_be(s3: Any, before: dict[str, bytes]) -> None:
     tainted = ("big/epoch=1-step=600.ckpt", "lit/epoch=0-step=500.ckpt", "zero/global_step500/model.pt")
     replaced = ("lit/last.ckpt", "zero/latest")
-    assert aside(s3) == {name: before[f"{FOLDER}{name}"] for name in (*tainted, *replaced)}
+    assert quarantined(s3) == {name: before[f"{FOLDER}{name}"] for name in (*tainted, *replaced)}
     clean = {key: body for key, body in before.items() if not key.endswith((*tainted, *replaced))}
     now = {f"{FOLDER}zero/latest": b"global_step400", f"{FOLDER}lit/last.ckpt": b"state of 400"}
     assert {key: body for key, body in contents(s3).items() if key.startswith(FOLDER)} == clean | now
@@ -456,4 +456,4 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
         ObjectMover("bucket").move(moves)
     assert "checkpoint-500/optimizer.pt" in left(s3)
     S3Checkpoints().quarantine(action())
-    assert aside(s3)["checkpoint-500/optimizer.pt"] == b"another"
+    assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"another"

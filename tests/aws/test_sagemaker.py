@@ -90,7 +90,7 @@ FINAL_STEP = {"MetricName": "step", "Value": 1100.0, "Timestamp": datetime(2026,
 def test_a_description_becomes_a_job(api):
     """All that the core asks of a job, and beside it the whole answer."""
     api.add_response("describe_training_job", description(), {"TrainingJobName": "gpt-7b"})
-    job, told = SageMakerJobs().describe("gpt-7b")
+    job, answer = SageMakerJobs().describe("gpt-7b")
     assert job == Job(
         name="gpt-7b",
         arn=ARN,
@@ -120,7 +120,7 @@ def test_a_description_becomes_a_job(api):
         billable_s=6960,
         max_runtime_s=432000,
     )
-    assert told["HyperParameters"]["epochs"] == "3"
+    assert answer["HyperParameters"]["epochs"] == "3"
 
 
 def test_a_new_job_has_empty_fields():
@@ -248,8 +248,12 @@ def test_a_pool_that_cannot_be_released_yet_stays_pending(api, status):
 def test_a_job_without_machines_is_distinguished_from_one_that_starts(secondary, message, lacks):
     """By its status, or by what its start says."""
     transitions = [{"Status": secondary, "StartTime": NOON, "StatusMessage": message}]
-    told = {"TrainingJobStatus": "InProgress", "SecondaryStatus": secondary, "SecondaryStatusTransitions": transitions}
-    assert read_job({**description(), **told}).lacks_machines is lacks
+    facts = {
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": secondary,
+        "SecondaryStatusTransitions": transitions,
+    }
+    assert read_job({**description(), **facts}).lacks_machines is lacks
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_a_shards_report_is_stored_and_read_completely(table):
     shares.keep((1, 2), replace(REPORT, open=1), at=MIDNIGHT - timedelta(minutes=1))
     shares.keep((1, 2), REPORT, at=MIDNIGHT)
     shares.keep((7,), SweepReport(5, 0, 0, ()), at=MIDNIGHT)
-    told = shares.reports()
-    assert told[1, 2] == (MIDNIGHT, REPORT) and told[1, 2][1].fleet == REPORT.fleet
-    assert told[7,][1].open == 5
+    reports = shares.reports()
+    assert reports[1, 2] == (MIDNIGHT, REPORT) and reports[1, 2][1].fleet == REPORT.fleet
+    assert reports[7,][1].open == 5
 
 
 def test_a_report_of_another_version_is_none(table):

@@ -131,18 +131,18 @@ def test_defaults_that_cannot_be_read_are_a_problem_with_a_remedy(tmp_path, text
     """One line, however long the file."""
     (tmp_path / ".git").mkdir()
     (tmp_path / FILE).write_bytes(text)
-    with pytest.raises(Problem, match=what) as told:
+    with pytest.raises(Problem, match=what) as raised:
         read_defaults(tmp_path, tmp_path)
-    assert len(told.value.what) < 500 and told.value.remedy
+    assert len(raised.value.what) < 500 and raised.value.remedy
 
 
 def test_a_header_of_a_thousand_columns_is_quoted_in_part(tmp_path):
     """Its beginning says enough."""
     file = tmp_path / "log.csv"
     file.write_text(",".join(f"column{number}" for number in range(1_000)) + "\n1\n")
-    with pytest.raises(BadCorpus) as told:
+    with pytest.raises(BadCorpus) as raised:
         tables.read(file)
-    assert "has no column loss (it has column0, column1" in told.value.problem and len(told.value.problem) < 1_000
+    assert "has no column loss (it has column0, column1" in raised.value.problem and len(raised.value.problem) < 1_000
 
 
 def test_an_index_without_its_cells_is_a_problem_with_a_remedy(tmp_path):
@@ -180,15 +180,15 @@ def test_a_clear_error_is_distinguished_from_an_unclear_one():
         with pytest.raises((AssertionError, UnicodeEncodeError)):
             parsers.check(words)
     with pytest.raises(ZeroDivisionError):
-        files.told(lambda data: 1 / 0)(b"")
+        files.with_remedy(lambda data: 1 / 0)(b"")
 
 
 @pytest.mark.parametrize("given", ["x" * 5_000, "~nobody-of-this-name/train.py", "a\0b"])
 def test_a_path_that_no_file_system_takes_is_a_problem_with_a_remedy(given):
     """A script, an input or a log of that name is said not to be there."""
-    with pytest.raises(Problem) as told:
+    with pytest.raises(Problem) as raised:
         options.parse_paths([f"train={given}"])
-    assert len(told.value.what) < 500
+    assert len(raised.value.what) < 500
     with pytest.raises(Problem):
         options.check_local_path("SCRIPT", given)
     with pytest.raises(BadCorpus, match="there is no "):
@@ -200,9 +200,9 @@ def test_a_manifest_with_a_size_that_is_none_is_a_damaged_checkpoint(bytes_):
     """It is passed over; the script that resumes does not die of it."""
     text = '{"step": 3, "files": [{"name": "a", "checksum": "x", "bytes": BYTES}]}'
     table = json.loads(text.replace("BYTES", bytes_))
-    sealed = json.dumps({**table, "seal": manifest._compute_own_checksum(table)})
+    signed = json.dumps({**table, "seal": manifest._compute_own_checksum(table)})
     with pytest.raises(manifest.DamagedCheckpoint):
-        manifest.parse(sealed.encode(), folder="step-000000003")
+        manifest.parse(signed.encode(), folder="step-000000003")
 
 
 @pytest.mark.parametrize("number", [MANY, "²", "-1", "", "x"])

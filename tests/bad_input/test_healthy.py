@@ -49,11 +49,11 @@ def test_the_measure_can_fail(given_, monkeypatch):
 
 
 @pytest.mark.parametrize("report", FOREIGN.values(), ids=FOREIGN)
-@pytest.mark.parametrize("told", ["findings", "crashed"])
-def test_a_grave_report_of_anybody_else_stops_nothing(report, told, monkeypatch):
+@pytest.mark.parametrize("kind", ["findings", "crashed"])
+def test_a_grave_report_of_anybody_else_stops_nothing(report, kind, monkeypatch):
     """It is refused, or passed over; the word of a stranger is no authority here."""
     monkeypatch.setattr(healthy, "_is_authorised", lambda body, world: False)
-    grave = {**report, "kind": told, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
+    grave = {**report, "kind": kind, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
     batch(json.dumps({"messages": [FILED], "report": grave}).encode())
 
 
@@ -69,5 +69,5 @@ def test_what_goes_back_leaves_its_line_in_the_log():
     """Three bad messages, three lines that say why."""
     bad = ["{", {"source": "nobody", "detail": {}}, {"source": "aws.sagemaker", "detail": {"TrainingJobName": 7}}]
     world = healthy.deepcopy(healthy._world())
-    failed, lines = healthy._supervised(world, [each if isinstance(each, str) else json.dumps(each) for each in bad])
+    failed, lines = healthy._supervised(world, [body if isinstance(body, str) else json.dumps(body) for body in bad])
     assert failed == {"0", "1", "2"} and lines == 3

@@ -18,7 +18,7 @@ HEAVY = {"TensorBoard events": 5, "policy's file": 40, "record of a run": 60, "t
 COUNTS = {**SLOW, **HEAVY}
 
 
-@pytest.mark.parametrize("target", [*PARSERS, *AGENTS, *FILES], ids=lambda each: each.name)
+@pytest.mark.parametrize("target", [*PARSERS, *AGENTS, *FILES], ids=lambda target: target.name)
 def test_no_input_is_too_bad(target):
     """A value, or one of our errors whose message is one short line that can be shown."""
     read = target.load()
@@ -26,7 +26,7 @@ def test_no_input_is_too_bad(target):
         read(data)
 
 
-@pytest.mark.parametrize("target", LOOP, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", LOOP, ids=lambda target: target.name)
 def test_hostile_messages_never_stop_a_healthy_job(target):
     """The function `supervise` on hostile batches: the job trains on, each message that goes back has its line in the
     log, and the good message behind the bad ones is handled."""
@@ -46,15 +46,15 @@ def apart(monkeypatch, tmp_path) -> Iterator[None]:
     monkeypatch.setattr(clients, "CONFIG", clients.CONFIG)
     monkeypatch.setattr(answers.WIRE, "otherwise", answers.WIRE.otherwise)
     made_once = (answers.ready, commands._ready, commands._command)
-    for each in made_once:
-        each.cache_clear()
+    for value in made_once:
+        value.cache_clear()
     with our_own_clients():
         yield
-    for each in made_once:
-        each.cache_clear()
+    for value in made_once:
+        value.cache_clear()
 
 
-@pytest.mark.parametrize("target", COMMANDS, ids=lambda each: each.name)
+@pytest.mark.parametrize("target", COMMANDS, ids=lambda target: target.name)
 def test_no_command_line_ends_in_a_traceback(target, apart):
     """An answer, or one clear error with its remedy, and status 2."""
     read = target.load()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import signals
-from bench.signals import INIT, Namespace, Outcome, await_files
+from bench.signals import INIT, Namespace, SignalOutcome, await_files
 from local.pace import measure_pace
 from rerail_agent import processes
 from rerail_agent.processes import LinuxProcess
@@ -134,14 +134,14 @@ needs_namespaces = pytest.mark.skipif(bool(signals.refusal()), reason=signals.re
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Outcome]:
-    found = signals.matrix(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], SignalOutcome]:
+    found = signals.run_all(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
     return {(each.layout.partition(" (")[0], each.init): each for each in found}
 
 
 @needs_namespaces
 @pytest.mark.parametrize("layout", ["bash", "python Popen", "torchrun", "bash -c torchrun", "mpirun"])
-def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], Outcome], layout: str) -> None:
+def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], SignalOutcome], layout: str) -> None:
     """The ranks have the signal early enough to save for as long as they need, and the exit code is 0."""
     if (layout, True) not in outcomes:
         pytest.skip("no mpirun here")
@@ -151,7 +151,7 @@ def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], Outcome],
 
 
 @needs_namespaces
-def test_without_init_the_usual_layouts_ignore_sigterm(outcomes: dict[tuple[str, bool], Outcome]) -> None:
+def test_without_init_the_usual_layouts_ignore_sigterm(outcomes: dict[tuple[str, bool], SignalOutcome]) -> None:
     """What init is for: a PID 1 without a handler never gets SIGTERM, nor do the processes below it."""
     for layout in ("bash", "python Popen", "bash -c torchrun"):
         outcome = outcomes[layout, False]

@@ -73,8 +73,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for kind, texts in seen.items():
         _write(folder / f"{kind}.jsonl", sorted(chosen(list(texts), MOST[kind])))
     policies = sorted((TESTS.parent / "policies").glob("*.toml"))
-    told = [{"name": file.stem, "text": to_toml(parse_policy(file.read_text(), name=file.stem))} for file in policies]
-    _write(folder / "policies.jsonl", map(json.dumps, told))
+    rows = [{"name": file.stem, "text": to_toml(parse_policy(file.read_text(), name=file.stem))} for file in policies]
+    _write(folder / "policies.jsonl", map(json.dumps, rows))
     _write(folder / "messages.jsonl", map(json.dumps, _messages()))
 
 
@@ -96,7 +96,7 @@ def chosen(texts: list[str], most: int) -> Iterator[str]:
     for _ in range(most):
         if not left:
             return
-        features, text = max(left, key=lambda each: len(each[0] - covered) / (OVERHEAD + len(each[1])))
+        features, text = max(left, key=lambda item: len(item[0] - covered) / (OVERHEAD + len(item[1])))
         if not features - covered:
             return
         covered |= features

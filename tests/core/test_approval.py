@@ -43,7 +43,7 @@ def report_finding(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350)
 
 
 def pages(world: World) -> list[Notice]:
-    return [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    return [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
 
 
 def last_reason(world: World) -> str:

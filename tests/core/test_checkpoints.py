@@ -4,12 +4,9 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_step, find_newest_usable, read_manifest
 from rerail.model.errors import BadManifest
-from tests.core.strategies import json_values
 
 URI = "s3://bucket/run/step-000000060/manifest.json"
 SAVED = datetime(2026, 1, 31, 3, tzinfo=UTC)
@@ -142,26 +139,6 @@ def test_what_is_no_json_object_is_no_manifest(text):
     """Torn, binary, foreign or absurdly deep: one kind of error, so that one bad file cannot end a round."""
     with pytest.raises(BadManifest, match="is ignored"):
         read_manifest(text, uri=URI, sizes=SIZES)
-
-
-fields = st.dictionaries(st.sampled_from(sorted(MANIFEST)), json_values)
-
-
-@given(fields | json_values, st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=2))
-def test_any_json_is_a_checkpoint_or_a_bad_manifest(table, sizes):
-    """Nothing but BadManifest is ever raised, whatever the fields hold."""
-    text = json.dumps({**MANIFEST, **table} if isinstance(table, dict) else table)
-    try:
-        assert isinstance(read_manifest(text, uri=URI, sizes=sizes), Checkpoint)
-    except BadManifest as error:
-        assert str(error).startswith(URI)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_checkpoint_or_a_bad_manifest(content):
-    """Not even the encoding is believed."""
-    with pytest.raises(BadManifest):
-        read_manifest(content, uri=URI, sizes={})
 
 
 def test_a_run_resumes_from_the_newest_whole_and_clean_one():

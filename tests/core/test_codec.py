@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from rerail.model.actions import CreateJob, Notify, ReleaseWarmPool, Severity, StopJob
 from rerail.model.causes import Cause
 from rerail.model.codec import BadRecord, dumps, loads, to_plain
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, Attempt, Incident, JobStatus, Ledger, PlannedStop, Run, RunState, TimelineEntry
-from tests.core.strategies import json_values, runs, timeline_entries
+from tests.core.strategies import runs, timeline_entries
 
 STORED = Path(__file__).parent / "data" / "run-schema-1.json"
 START = datetime(2026, 1, 31, 1, tzinfo=UTC)
@@ -158,18 +157,6 @@ def test_a_broken_record_names_the_place(change, complaint):
         loads(Run, json.dumps({**json.loads(dumps(FULL)), **change}))
 
 
-FIELDS = sorted(json.loads(dumps(FULL)))
-
-
-@given(st.sampled_from([name for name in FIELDS if name != "schema"]), json_values)
-def test_a_broken_record_is_one_kind_of_error(field, value):
-    """Whatever stands in a field, the answer is a run or BadRecord: one bad record must not end a round."""
-    try:
-        loads(Run, json.dumps({**json.loads(dumps(FULL)), field: value}))
-    except BadRecord as error:
-        assert "Run" in str(error)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "7"])
 def test_what_is_no_record_at_all_is_refused(text):
     """Torn text and text of another shape are bad records too."""
@@ -201,6 +188,6 @@ def test_a_record_with_a_value_of_another_kind_is_no_record(field, value, named)
 @pytest.mark.parametrize("text", ["[" * 20_000, '{"schema":1,"attempts":' + "[" * 20_000, "\ud800", "1" * 5_000])
 def test_a_text_that_is_no_record_at_all_is_said_to_be_none(text):
     """However deep, however long."""
-    with pytest.raises(BadRecord) as told:
+    with pytest.raises(BadRecord) as raised:
         loads(Run, text)
-    assert len(str(told.value)) < 500
+    assert len(str(raised.value)) < 500

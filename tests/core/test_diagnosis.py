@@ -23,7 +23,9 @@ def _rows(path: str) -> list[dict[str, str]]:
 def _mistakes(rows: list[dict[str, str]]) -> list[str]:
     answers = [(row["id"], CLASSES.get(row["class"], row["class"]), diagnose(row["text"])) for row in rows]
     return [
-        f"{id} is {label}, not {found.cause} by {found.rule}" for id, label, found in answers if found.cause != label
+        f"{id} is {label}, not {diagnosis.cause} by {diagnosis.rule}"
+        for id, label, diagnosis in answers
+        if diagnosis.cause != label
     ]
 
 

@@ -37,7 +37,7 @@ def test_the_agent_saves_and_the_job_goes_on():
     )
     asked = world.mailbox.commands[-1]
     assert (asked.kind, asked.attempt) == (CommandKind.CHECKPOINT, 1)
-    Agent(world, told=1).commits(505)
+    Agent(world, reports=1).commits(505)
     world.minutes(30)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
 
@@ -81,7 +81,7 @@ def test_a_script_without_an_agent_takes_what_it_finds():
     send_command(world, OperatorVerb.DRILL, 400)
     world.minutes(2)
     assert world.run().current.resumed_from_step == 500
-    assert len(world.checkpoints.list_checkpoints(BUCKET)) == 5 and not world.checkpoints.aside
+    assert len(world.checkpoints.list_checkpoints(BUCKET)) == 5 and not world.checkpoints.quarantined
 
 
 def test_drills_are_no_restart_storm_and_no_attempts():

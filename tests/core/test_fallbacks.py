@@ -170,7 +170,7 @@ def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fal
     """Never on machines that do not fit, never twice in one wait, never before their time, never out of order."""
     rules = policy(*fallbacks, wait=timedelta(days=300))
     run = replace(a_run(), cluster=Cluster(instance_types=(kind,), subnets=("subnet-1",)))
-    in_order = [format_instance_types(each) for each in list_untried(run, rules)]
+    in_order = [format_instance_types(plan) for plan in list_untried(run, rules)]
     at, gone_to = NOON, []
     for pause in minutes:
         verdict = choose_capacity_verdict(run, rules, at=at)
@@ -203,7 +203,7 @@ def adopt_run(world: World, *fallbacks: str, **facts) -> World:
 
 
 def notice_titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is Severity.INFORM]
+    return [notice.title for notice in world.bus.notices if notice.severity is Severity.INFORM]
 
 
 def reasons(world: World) -> str:

@@ -65,19 +65,19 @@ def a_run(*attempts: Attempt, incidents: Sequence[Incident] = (), **facts: Any) 
     return Run(**{**given, "attempts": attempts, "incidents": tuple(incidents), **facts})
 
 
-def minutes(told: Account) -> dict[str, float]:
+def minutes(account: Account) -> dict[str, float]:
     """Goodput and what there is of badput, in minutes."""
-    spent = {kind.name: round(seconds / 60, 6) for kind, seconds in told.badput_s.items() if seconds}
-    return {"GOOD": round(told.goodput_s / 60, 6), **spent}
+    spent = {kind.name: round(seconds / 60, 6) for kind, seconds in account.badput_s.items() if seconds}
+    return {"GOOD": round(account.goodput_s / 60, 6), **spent}
 
 
 def test_a_run_that_only_trains_has_but_waited_for_machines():
     """From its job's creation on, although Rerail adopted it a minute later."""
-    told = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)
-    assert minutes(told) == {"GOOD": 60, "MACHINES": 5}
-    assert told.share == 60 / 65
-    assert (told.dollars, told.lost_dollars, told.saved_s) == (60, 0, 0)
-    assert (told.mttd_s, told.mttr_s, told.decided, told.relaunches) == (None, None, 0, 0)
+    account = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)
+    assert minutes(account) == {"GOOD": 60, "MACHINES": 5}
+    assert account.share == 60 / 65
+    assert (account.dollars, account.lost_dollars, account.saved_s) == (60, 0, 0)
+    assert (account.mttd_s, account.mttr_s, account.decided, account.relaunches) == (None, None, 0, 0)
 
 
 DIED = (
@@ -89,23 +89,29 @@ DIED = (
 def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():
     """A third of 600 steps are trained again; two minutes to notice, three of backoff, five for machines."""
     run = a_run(*DIED, incidents=[an_incident(65, 67, 85, step=600, resume_step=400)])
-    told = make_account(run, at(105), PRICED)
-    assert minutes(told) == {"GOOD": 40 + 30, "LOST": 20, "UNNOTICED": 2, "BACKOFF": 3, "MACHINES": 10}
-    assert (told.dollars, told.lost_dollars) == (90, pytest.approx(20))
-    assert (told.mttd_s, told.mttr_s, told.decided, told.recovered, told.relaunches) == (120, 1200, 1, 1, 1)
+    account = make_account(run, at(105), PRICED)
+    assert minutes(account) == {"GOOD": 40 + 30, "LOST": 20, "UNNOTICED": 2, "BACKOFF": 3, "MACHINES": 10}
+    assert (account.dollars, account.lost_dollars) == (90, pytest.approx(20))
+    assert (account.mttd_s, account.mttr_s, account.decided, account.recovered, account.relaunches) == (
+        120,
+        1200,
+        1,
+        1,
+        1,
+    )
 
 
 def test_what_people_would_have_taken_longer_is_saved():
     """A crash: their median of twenty minutes but for the five that we took; no machine was billed meanwhile."""
-    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
-    assert (told.saved_s / 60, told.saved_dollars) == (on_call_times.CRASH.median - 5, 0)
+    account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
+    assert (account.saved_s / 60, account.saved_dollars) == (on_call_times.CRASH.median - 5, 0)
 
 
 @pytest.mark.parametrize("closed", [None, 200])
 def test_nothing_is_saved_before_it_is_proven(closed):
     """An incident that is open, or mended later than now, has saved nothing yet."""
-    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
-    assert (told.saved_s, told.recovered, told.mttr_s, told.decided) == (0, 0, None, 1)
+    account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
+    assert (account.saved_s, account.recovered, account.mttr_s, account.decided) == (0, 0, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +125,15 @@ def test_nothing_is_saved_before_it_is_proven(closed):
 )
 def test_a_job_that_would_have_gone_on_for_nothing_saves_money_too(kind, cause, saved, dollars):
     """Until people had seen it its machines would have been billed: a dollar a minute."""
-    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED)
-    assert (told.saved_s / 60, told.saved_dollars) == (pytest.approx(saved), pytest.approx(dollars))
+    account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED)
+    assert (account.saved_s / 60, account.saved_dollars) == (pytest.approx(saved), pytest.approx(dollars))
 
 
 def test_who_is_slower_than_people_saves_nothing():
     """No capacity for an hour: they would have waited as well."""
     late = (DIED[0], an_attempt(2, 125, 130, None, resumed_from_step=400))
-    told = make_account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
-    assert told.saved_s == 0
+    account = make_account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
+    assert account.saved_s == 0
 
 
 def test_a_rollback_beyond_an_attempt_loses_all_of_it_and_part_of_the_one_before():
@@ -142,7 +148,7 @@ def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[
 
 
 @pytest.mark.parametrize(("resumed", "lost"), [(None, 60), (0, 60), (400, 0)])
-def test_where_no_step_is_known_all_is_lost_or_nothing_can_be_told(resumed, lost):
+def test_where_no_step_is_known_all_is_lost_or_unknown(resumed, lost):
     """Started anew, the whole attempt was for nothing; resumed from somewhere within, nobody knows how far it came."""
     run = a_run(an_attempt(1, 0, 5, 65), an_attempt(2, 65, 65, None, resumed_from_step=resumed))
     assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == lost
@@ -153,9 +159,9 @@ def test_a_hang_is_badput_from_its_onset():
     hung = an_incident(45, 65, cause=Cause.HANG, kind=Kind.STALL, actions=("stop", "relaunch"))
     first = an_attempt(1, 0, 5, 66, last_step=400)
     run = a_run(first, an_attempt(2, 66, 70, None, resumed_from_step=400), incidents=[hung])
-    told = make_account(run, at(70), PRICED)
-    assert minutes(told) == {"GOOD": 40, "UNNOTICED": 20, "STOPPING": 1, "MACHINES": 9}
-    assert told.lost_dollars == pytest.approx(21)
+    account = make_account(run, at(70), PRICED)
+    assert minutes(account) == {"GOOD": 40, "UNNOTICED": 20, "STOPPING": 1, "MACHINES": 9}
+    assert account.lost_dollars == pytest.approx(21)
 
 
 def test_a_restart_in_place_is_booked_to_its_first_step():
@@ -165,25 +171,25 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
     )
     crashed = an_incident(65, 65, 70, kind="crashed", cause=Cause.USER_CODE, actions=("restart",))
     run = a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,)), incidents=[crashed])
-    told = make_account(run, at(78), PRICED)
-    assert minutes(told) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
-    assert (told.restarts, told.relaunches) == (1, 0)
-    assert told.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again
+    account = make_account(run, at(78), PRICED)
+    assert minutes(account) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
+    assert (account.restarts, account.relaunches) == (1, 0)
+    assert account.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again
 
 
 def test_a_restart_that_came_to_nothing_lasts_until_the_job_ends():
     """Nothing trained any more."""
     order = InPlaceRestart(1, "c", "diverged", at(65), at(70), failed="nothing was heard")
-    told = make_account(a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,))), at(75), PRICED)
-    assert minutes(told) == {"GOOD": 60, "RESTART": 10, "MACHINES": 5}
+    account = make_account(a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,))), at(75), PRICED)
+    assert minutes(account) == {"GOOD": 60, "RESTART": 10, "MACHINES": 5}
 
 
 def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
     """By the history of the job's own statuses."""
     run = a_run(an_attempt(1, 0, 5, 65, repair_seconds=600, billable_s=3000), state=RunState.COMPLETED)
-    told = make_account(run, at(65), PRICED)
-    assert minutes(told) == {"GOOD": 50, "REPAIR": 10, "MACHINES": 5}
-    assert (told.dollars, told.lost_dollars) == (50, 0)
+    account = make_account(run, at(65), PRICED)
+    assert minutes(account) == {"GOOD": 50, "REPAIR": 10, "MACHINES": 5}
+    assert (account.dollars, account.lost_dollars) == (50, 0)
 
 
 def test_a_run_that_is_over_spends_no_more_time():
@@ -196,11 +202,11 @@ def test_a_held_run_waits_for_people():
     """From the decision on; after their release, the wait stays theirs."""
     dead = an_attempt(1, 0, 5, 65, last_step=600)
     held = an_incident(65, 66, 66, recovered=False, actions=("hold",))
-    told = make_account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
-    assert minutes(told) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 5}
+    account = make_account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
+    assert minutes(account) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 5}
     released = an_attempt(2, 126, 130, None, resumed_from_step=600, approved_by="ada")
-    told = make_account(a_run(dead, released, incidents=[held]), at(130), PRICED)
-    assert minutes(told) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 9}
+    account = make_account(a_run(dead, released, incidents=[held]), at(130), PRICED)
+    assert minutes(account) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 9}
 
 
 def test_a_job_that_is_left_running_while_people_are_asked_earns_nothing():
@@ -234,9 +240,9 @@ def test_a_stop_under_way_is_badput():
 
 def test_an_unknown_price_keeps_money_untold():
     """Time is told all the same, and in a sum the other runs' money."""
-    told = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), Policy())
-    assert (told.dollars, told.lost_dollars, told.goodput_s) == (None, None, 3600)
-    assert sum_accounts([told, make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)]).dollars == 60
+    account = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), Policy())
+    assert (account.dollars, account.lost_dollars, account.goodput_s) == (None, None, 3600)
+    assert sum_accounts([account, make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)]).dollars == 60
 
 
 def test_a_sum_weighs_its_means_by_incidents():
@@ -253,28 +259,28 @@ def test_a_run_that_was_recorded():
     kill that came right after a save."""
     run = loads(Run, (Path(__file__).parent / "data" / "run-recorded.json").read_text())
     jobs = [(a.created_at, a.training_started_at, a.ended_at) for a in run.attempts]
-    told = make_account(run, run.attempts[-1].ended_at + timedelta(days=1), PRICED)
+    account = make_account(run, run.attempts[-1].ended_at + timedelta(days=1), PRICED)
     trained = [(ended - began).total_seconds() for _, began, ended in jobs]
-    assert told.wall_s == pytest.approx((jobs[-1][2] - jobs[0][0]).total_seconds())
-    assert told.badput_s[Badput.LOST] == pytest.approx(trained[0] * 10 / 80)
-    assert told.goodput_s == pytest.approx(sum(trained) - trained[0] * 10 / 80)
-    assert told.badput_s[Badput.MACHINES] == pytest.approx(
+    assert account.wall_s == pytest.approx((jobs[-1][2] - jobs[0][0]).total_seconds())
+    assert account.badput_s[Badput.LOST] == pytest.approx(trained[0] * 10 / 80)
+    assert account.goodput_s == pytest.approx(sum(trained) - trained[0] * 10 / 80)
+    assert account.badput_s[Badput.MACHINES] == pytest.approx(
         sum((began - made).total_seconds() for made, began, _ in jobs)
     )
     gaps = sum((after[0] - before[2]).total_seconds() for before, after in pairwise(jobs))
-    assert told.badput_s[Badput.UNNOTICED] + told.badput_s[Badput.BACKOFF] == pytest.approx(gaps)
-    assert 0 < told.badput_s[Badput.UNNOTICED] < 0.1
-    assert (told.relaunches, told.decided, told.recovered) == (2, 2, 2)
+    assert account.badput_s[Badput.UNNOTICED] + account.badput_s[Badput.BACKOFF] == pytest.approx(gaps)
+    assert 0 < account.badput_s[Badput.UNNOTICED] < 0.1
+    assert (account.relaunches, account.decided, account.recovered) == (2, 2, 2)
 
 
 @given(strategies.runs, strategies.moments, st.timedeltas(timedelta(0), timedelta(days=400)))
 def test_whatever_a_record_claims_its_account_is_sound(run, moment, later):
     """Nothing negative, the share within 0 and 1, and nothing smaller at a later time."""
     early, late = make_account(run, moment, PRICED), make_account(run, moment + later, PRICED)
-    for told in (early, late):
-        assert all(part >= 0 for part in (told.goodput_s, *told.badput_s.values(), told.saved_s))
-        assert told.share is None or 0 <= told.share <= 1
-        assert told.lost_dollars is None or 0 <= told.lost_dollars <= told.dollars + 1e-6
+    for account in (early, late):
+        assert all(part >= 0 for part in (account.goodput_s, *account.badput_s.values(), account.saved_s))
+        assert account.share is None or 0 <= account.share <= 1
+        assert account.lost_dollars is None or 0 <= account.lost_dollars <= account.dollars + 1e-6
     for kind in Badput:
         assert late.badput_s[kind] >= early.badput_s[kind] - 1e-3
     assert late.goodput_s >= early.goodput_s - 1e-3
@@ -329,11 +335,11 @@ def test_the_record_tells_what_really_happened(way, gpus, days):
     supervised = Supervised(world, Policy())
     world.watch = supervised
     world.run()
-    told, true = make_account(supervised.run, world.get_moment(), PRICED), world.accounts
+    account, true = make_account(supervised.run, world.get_moment(), PRICED), world.accounts
     allowed = 0.02 * true.wall_ms / 1000
-    assert told.wall_s == pytest.approx(true.wall_ms / 1000)
-    assert told.goodput_s == pytest.approx(sum(true.spent[what] for what in UNTOLD) / 1000, abs=allowed)
+    assert account.wall_s == pytest.approx(true.wall_ms / 1000)
+    assert account.goodput_s == pytest.approx(sum(true.spent[what] for what in UNTOLD) / 1000, abs=allowed)
     for kind in Badput:
-        assert told.badput_s[kind] == pytest.approx(true.spent[Spent(kind.value)] / 1000, abs=allowed)
-    assert told.relaunches + 1 == world.counts["launches"]
-    assert told.decided > 5
+        assert account.badput_s[kind] == pytest.approx(true.spent[Spent(kind.value)] / 1000, abs=allowed)
+    assert account.relaunches + 1 == world.counts["launches"]
+    assert account.decided > 5

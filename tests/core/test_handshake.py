@@ -46,7 +46,7 @@ def reasons(world: World) -> list[str]:
 
 
 def notice_titles(world: World, severity: Severity = Severity.INFORM) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is severity]
+    return [notice.title for notice in world.bus.notices if notice.severity is severity]
 
 
 def relaunched(world: World) -> Run:
@@ -68,13 +68,13 @@ def test_a_hello_is_a_fact_and_no_news(world):
         agent.hello()
     assert world.run().current.agent
     assert len(world.runs.timeline) == before
-    assert world.bus.told == []
+    assert world.bus.notices == []
 
 
 def test_any_report_proves_that_there_is_an_agent(world):
     """Its hello may have been lost."""
     agent = Agent(world)
-    agent.hear(agent.files(ReportKind.CHECKPOINT, step=510, durability=Durability.REMOTE))
+    agent.deliver(agent.files(ReportKind.CHECKPOINT, step=510, durability=Durability.REMOTE))
     assert world.run().current.agent
 
 
@@ -86,7 +86,7 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     asked = agent.asked
     assert (asked.id, asked.deadline, asked.reason) == (run.stop.command_id, run.stop.deadline, "throughput_drop")
     world.clock.pass_by(timedelta(seconds=5))
-    agent.hears()
+    agent.acknowledges()
     assert world.run().stop.acknowledged_at == world.clock()
     world.clock.pass_by(timedelta(seconds=15))
     world.checkpoints.save(step=520, reason=EMERGENCY)
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, age
     world.checkpoints.save(step=511, reason="periodic")
     world.supervisor().handle(RunDue("gpt"))
     assert world.run().state is RunState.SAVING, "it has two minutes to hear of it"
-    agent.hears()
+    agent.acknowledges()
     world.checkpoints.save(step=512, reason="periodic")
     world.minutes(5)
     assert world.run().state is RunState.SAVING, "and the whole time to save"
@@ -179,7 +179,7 @@ def test_a_job_that_hangs_is_not_asked(world, agent, kind):
 def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent):
     """62:00 asked, committed on the machine; 63:00 half of it is there; 64:00 all of it: now the job is stopped."""
     report_finding(world)
-    agent.hears()
+    agent.acknowledges()
     agent.commits(520, Durability.LOCAL)
     assert (world.run().state, world.run().stop.committed_step) == (RunState.SAVING, 520)
     assert "stopping the job once all of it is in S3" in reasons(world)[-1]
@@ -237,20 +237,20 @@ def test_a_listing_replaces_lost_reports(world, agent):
 
 def test_a_report_that_comes_again_changes_nothing(world, agent):
     report_finding(world)
-    heard = agent.files(ReportKind.ACKNOWLEDGED, command=agent.asked.id)
-    agent.hear(heard)
+    acknowledgement = agent.files(ReportKind.ACKNOWLEDGED, command=agent.asked.id)
+    agent.deliver(acknowledgement)
     before = world.run()
     world.clock.pass_by(timedelta(seconds=5))
-    agent.hear(heard)
+    agent.deliver(acknowledgement)
     assert world.run() == before
     committed = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
     world.checkpoints.save(step=520, reason=EMERGENCY)
     for _ in range(3):
-        agent.hear(committed)
+        agent.deliver(committed)
     relaunched(world)
-    for key in (heard, committed):
+    for key in (acknowledgement, committed):
         before = world.run()
-        agent.hear(key)
+        agent.deliver(key)
         assert world.run() == before
     assert world.sagemaker.live() == ["gpt-a002"]
 
@@ -260,7 +260,7 @@ def test_a_late_answer_is_an_answer(world, agent):
     report_finding(world)
     world.minutes(5)
     assert world.run().state is RunState.SAVING
-    agent.hears()
+    agent.acknowledges()
     world.checkpoints.save(step=530, reason=EMERGENCY)
     agent.commits(530)
     assert relaunched(world).current.resumed_from_step == 530
@@ -271,10 +271,12 @@ def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
     report_finding(world)
     before = world.run()
     stranger = replace(agent, **facts)
-    stranger.hear(stranger.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE))
-    stranger.hear(stranger.files(ReportKind.REFUSED, command=agent.asked.id, reason="x"))
-    stranger.hear(stranger.files(ReportKind.DAMAGED, step=500, saved_by=1))
-    stranger.hear(stranger.files(ReportKind.FINDINGS, findings=(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "x"),)))
+    stranger.deliver(
+        stranger.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
+    )
+    stranger.deliver(stranger.files(ReportKind.REFUSED, command=agent.asked.id, reason="x"))
+    stranger.deliver(stranger.files(ReportKind.DAMAGED, step=500, saved_by=1))
+    stranger.deliver(stranger.files(ReportKind.FINDINGS, findings=(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "x"),)))
     assert world.run() == before
 
 
@@ -282,22 +284,22 @@ def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
 def test_an_answer_to_another_command_changes_nothing(world, agent, command):
     report_finding(world)
     before = world.run()
-    agent.hear(agent.files(ReportKind.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
-    agent.hear(agent.files(ReportKind.REFUSED, command=command, reason="x"))
+    agent.deliver(agent.files(ReportKind.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
+    agent.deliver(agent.files(ReportKind.REFUSED, command=command, reason="x"))
     assert world.run() == before
 
 
 def test_a_checkpoint_of_the_agents_own_is_only_a_fact(world, agent):
     """It saves at a SIGTERM or a warning without being asked."""
     before = world.run()
-    agent.hear(agent.files(ReportKind.CHECKPOINT, step=520, durability=Durability.REMOTE))
+    agent.deliver(agent.files(ReportKind.CHECKPOINT, step=520, durability=Durability.REMOTE))
     assert world.run() == before
 
 
 def test_a_report_about_an_unknown_run_is_ignored(world):
     Agent(world, run="mine", job="mine").hello()
     assert world.runs.load("mine") is None
-    assert world.bus.told == []
+    assert world.bus.notices == []
 
 
 @pytest.mark.parametrize(("minutes", "asked_again"), [(0, True), (12, True), (18, False)])
@@ -383,7 +385,7 @@ def test_a_tainted_state_waits_for_the_agents_answer_alone(world, agent):
 
 def test_an_agent_that_never_saves_is_waited_for_until_the_deadline(world, agent):
     report_finding(world)
-    agent.hears()
+    agent.acknowledges()
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(1)
@@ -585,7 +587,7 @@ def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
     for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
         key = make_report_key("gpt", f"bad-{number}")
         world.mailbox.put(key, text)
-        agent.hear(key)
+        agent.deliver(key)
     assert notice_titles(world) == ["gpt: a report cannot be read"] * 3
     assert world.run().defects == ("json", "schema", "size")
     assert world.run().state is RunState.WATCHING

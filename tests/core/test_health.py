@@ -79,7 +79,7 @@ def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
     assert health_of(world, 600) == (Health.CLEAN, "")
     assert health_of(world, 610)[0] is Health.SUSPECT, "of what came later nobody has said that it is over"
     assert lose_node(world) == 600
-    assert "loss_spike (over)" in [notice.title.removeprefix("gpt: ") for notice in world.bus.told]
+    assert "loss_spike (over)" in [notice.title.removeprefix("gpt: ") for notice in world.bus.notices]
 
 
 def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
@@ -123,13 +123,13 @@ def test_what_is_rolled_back_is_never_resumed_from(world):
 
 
 def report_unloadable(
-    world: World, told: ReportKind, step: int, *, saved_by: int | None = 1, reason: str = "bad magic"
+    world: World, kind: ReportKind, step: int, *, saved_by: int | None = 1, reason: str = "bad magic"
 ) -> str:
     """The agent of the current attempt could not restore a checkpoint; the report's key."""
     run = world.run()
-    agent = Agent(world, attempt=run.current.number, job=run.current.job_name, told=len(world.mailbox.objects))
-    key = agent.files(told, step=step, saved_by=saved_by, reason=reason)
-    agent.hear(key)
+    agent = Agent(world, attempt=run.current.number, job=run.current.job_name, reports=len(world.mailbox.objects))
+    key = agent.files(kind, step=step, saved_by=saved_by, reason=reason)
+    agent.deliver(key)
     return key
 
 
@@ -137,13 +137,13 @@ def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
     """The same report heard again is no second failure."""
     key = report_unloadable(world, ReportKind.UNLOADED, 500)
     for _ in range(2):
-        Agent(world).hear(key)
+        Agent(world).deliver(key)
     assert health_of(world, 500)[0] is Health.SUSPECT
     assert lose_node(world) == 400
     report_unloadable(world, ReportKind.UNLOADED, 500)
     assert health_of(world, 500) == (Health.QUARANTINED, "it could not be loaded, twice: bad magic")
     assert health_of(world, 400)[0] is Health.CLEAN
-    assert [n.title for n in world.bus.told if "checkpoint" in n.title] == [
+    assert [n.title for n in world.bus.notices if "checkpoint" in n.title] == [
         "gpt: a checkpoint is suspect",
         "gpt: a checkpoint is quarantined",
     ]
@@ -174,11 +174,11 @@ def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
 
 def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
     """The job that could not load it is over by then, and its successor waits with the same step."""
-    agent = Agent(world, told=500)
+    agent = Agent(world, reports=500)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 500
-    agent.hear(agent.files(ReportKind.DAMAGED, step=500, saved_by=1, reason="x"))
+    agent.deliver(agent.files(ReportKind.DAMAGED, step=500, saved_by=1, reason="x"))
     world.minutes(5)
     assert world.sagemaker.requests["gpt-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "400"
 
@@ -210,10 +210,10 @@ steps = st.lists(st.integers(0, 400), min_size=1, max_size=8)
 
 @settings(max_examples=100)
 @given(stories, steps)
-def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(story, saved):
+def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(events, saved):
     """A save after an onset of which nobody has said that it is over stays suspect; labels have a bound."""
     run, open_since = run_of(1), {}
-    for kind, level, onset, length in story:
+    for kind, level, onset, length in events:
         finding = Finding(kind, level, onset + length, onset, "said")
         run = checkpoint_health.with_findings(run, [finding])
         if level in checkpoint_health.RESOLVED_LEVELS:

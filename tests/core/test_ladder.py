@@ -63,9 +63,9 @@ def test_the_rungs_come_in_their_order_and_then_a_human():
     """Replay, skip 200 batches, skip 500 from farther back, a tenth off the learning rate; each once."""
     plans, hold = take_all_rungs(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
     assert [plan.rung for plan in plans] == RUNGS
-    assert [each.resume_step for each in plans] == [900, 900, 800, 800]
-    assert [each.skip_samples for each in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
-    assert [each.rate for each in plans] == [1.0, 1.0, 1.0, 0.9]
+    assert [plan.resume_step for plan in plans] == [900, 900, 800, 800]
+    assert [plan.skip_samples for plan in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
+    assert [plan.rate for plan in plans] == [1.0, 1.0, 1.0, 0.9]
     assert "the loss went wrong again at step 1000 after replay in attempt 2, skip in attempt 3" in hold.why
 
 
@@ -301,7 +301,7 @@ def world() -> World:
 def hello(world: World) -> None:
     current = world.run().current
     agent = Agent(world, attempt=current.number, job=current.job_name)
-    agent.hear(agent.files(ReportKind.HELLO, abilities=BOTH))
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=BOTH))
 
 
 def save(world: World, step: int, **facts) -> None:
@@ -325,7 +325,7 @@ def launch_environment(world: World) -> dict[str, str]:
     return {name: environment[name] for name in names if name in environment}
 
 
-def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
+def test_a_repeated_finding_takes_every_rung_of_the_ladder(world):
     """Each launch asks for what its rung says, the attempt carries its name, and the fifth time people are asked."""
     for _ in range(4):
         report_divergence(world)
@@ -343,7 +343,7 @@ def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
     assert "replay in attempt 2, skip in attempt 3, far_skip in attempt 4, lower_rate in attempt 5" in run.hold_reason
     assert len(run.incidents) == 1, "no progress beyond the onset: it is one incident"
     assert all(f"rung {rung}" in run.incidents[0].reason for rung in RUNGS)
-    (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    (page,) = [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
     assert page.title.startswith("gpt: held: the loss went wrong again at step ")
     assert page.runbook == "diverged"
 
@@ -392,12 +392,12 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
 
 def fail_with_nan(world: World, step: int) -> None:
     """The script itself raises when its loss is no number."""
-    told = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
-    world.sagemaker.fail(world.run().current.job_name, f"AlgorithmError: {json.dumps(told)}, exit code: 1")
+    error = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
+    world.sagemaker.fail(world.run().current.job_name, f"AlgorithmError: {json.dumps(error)}, exit code: 1")
     world.minutes(25)
 
 
-def test_a_script_that_gives_its_loss_up_climbs_the_same_ladder(world):
+def test_a_script_that_stops_for_its_loss_takes_the_same_rungs(world):
     """The same error at the same step is what the next rung is for; what was warned of dates the onset."""
     report_divergence(world, onset=940, level=Level.WARN, minutes=1)
     fail_with_nan(world, 970)

@@ -48,7 +48,7 @@ def report_finding(world: World, kind: Kind, onset: int | None = 90) -> None:
 
 
 def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is severity]
+    return [notice.title for notice in world.bus.notices if notice.severity is severity]
 
 
 def reasons(world: World) -> list[str]:
@@ -114,7 +114,7 @@ def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
     world.pause.paused = False
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
-    page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
+    page = next(notice for notice in world.bus.notices if notice.severity is Severity.PAGE)
     assert f"rerail approve gpt --proposal {world.run().proposal.id}" in page.todo
 
 
@@ -295,10 +295,10 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     states = [world.run(name).state for name in names]
     assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
     assert notice_titles(world, Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
-    page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
+    page = next(notice for notice in world.bus.notices if notice.severity is Severity.PAGE)
     assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
     world.minutes(70)
-    (clear,) = [notice for notice in world.bus.told if notice.severity is Severity.CLEAR]
+    (clear,) = [notice for notice in world.bus.notices if notice.severity is Severity.CLEAR]
     assert (clear.clears, clear.title.split(": ", 1)[1]) == (page.key, "all clear: relaunches go ahead again")
     assert {world.run(name).state for name in names} == {RunState.WATCHING}
 
@@ -306,7 +306,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
 def test_a_launch_that_is_kept_back_is_no_start(world):
     """Else an hour of waiting would read as a restart storm."""
     under(world, limits=Limits(account_relaunches=1, starts=3))
-    world.brake.admit("another", at=world.clock(), limit=1, window=timedelta(hours=1))
+    world.rate_limit.admit("another", at=world.clock(), limit=1, window=timedelta(hours=1))
     before = world.run().ledger.starts
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)

@@ -77,18 +77,18 @@ def save(place: str, step: int, files: Mapping[str, int], *, at: datetime | None
 
 
 def history(place: str, files: Mapping[str, int], *steps: int) -> list[StoredObject]:
-    return [each for step in steps for each in save(place, step, files)]
+    return [key for step in steps for key in save(place, step, files)]
 
 
 def whole(found: list[LayoutCheckpoint]) -> list[int]:
-    return [each.step for each in found if each.is_whole]
+    return [checkpoint.step for checkpoint in found if checkpoint.is_whole]
 
 
 @pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
 def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
     """Three of them: newest first, each with its own layout, step and age."""
     found = find_checkpoints(history(place, files, 500, 1500, 1000))
-    assert [(each.layout, each.step, each.is_whole) for each in found] == [
+    assert [(checkpoint.layout, checkpoint.step, checkpoint.is_whole) for checkpoint in found] == [
         (layout, step, True) for step in (1500, 1000, 500)
     ]
     assert found[0].saved_at == START + timedelta(minutes=1500)
@@ -99,7 +99,7 @@ def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
 def test_a_single_file_is_a_save(place):
     """Lightning's: it appears when all of it is uploaded."""
     found = find_checkpoints(history(place, {"": 12 * BIG}, 500, 1000))
-    assert [(each.layout, each.step, each.is_whole) for each in found] == [
+    assert [(checkpoint.layout, checkpoint.step, checkpoint.is_whole) for checkpoint in found] == [
         (Layout.LIGHTNING, step, True) for step in (1000, 500)
     ]
     assert whole(find_checkpoints(history(place, {"": 12 * BIG}, 500))) == [500]
@@ -175,7 +175,7 @@ listings = st.lists(
         at=st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
     ),
     max_size=40,
-    unique_by=lambda each: each.key,
+    unique_by=lambda stored: stored.key,
 )
 
 
@@ -183,12 +183,12 @@ listings = st.lists(
 def test_any_listing_can_be_read(listed, pointers):
     """Each object belongs to one save at most, and a save has something in it."""
     found = find_checkpoints(listed, pointers)
-    keys = [stored.key for each in found for stored in each.files.values()]
+    keys = [stored.key for checkpoint in found for stored in checkpoint.files.values()]
     assert len(keys) == len(set(keys))
-    assert all(each.files for each in found)
-    others = {each.key for each in (*find_pointers(listed), *find_copies(listed))}
+    assert all(checkpoint.files for checkpoint in found)
+    others = {stored.key for stored in (*find_pointers(listed), *find_copies(listed))}
     assert not others & set(keys)
-    assert not {each.key for each in find_undated(listed)} & set(keys)
+    assert not {stored.key for stored in find_undated(listed)} & set(keys)
 
 
 def test_what_an_uploader_leaves_is_no_file_of_a_save():
@@ -197,7 +197,7 @@ def test_what_an_uploader_leaves_is_no_file_of_a_save():
     listed += save("checkpoint-{step}/", 500, {"model.safetensors.sagemaker-uploading": 0, "x.tmp": 3})
     found = find_checkpoints(listed)
     assert whole(found) == [1000, 500]
-    assert all("sagemaker" not in name for each in found for name in each.files)
+    assert all("sagemaker" not in name for checkpoint in found for name in checkpoint.files)
 
 
 def test_where_one_has_a_manifest_nothing_without_one_counts():
@@ -255,7 +255,7 @@ def test_pointers_and_copies_are_distinguished_from_other_files():
         "mega/latest_checkpointed_iteration.txt",
     ]
     assert [copy.key for copy in find_copies(listed)] == ["run/last-v1.ckpt"]
-    assert [each.key for each in find_undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
+    assert [stored.key for stored in find_undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,9 @@ def handshake_scenario(injector: FaultInjector) -> World:
     return world
 
 
-def filed(agent: Agent, told: ReportKind, **facts: Any) -> ReportFiled:
-    key = agent.files(told, **facts)
-    return ReportFiled(agent.run, f"r{agent.attempt}-{agent.told}", key)
+def filed(agent: Agent, kind: ReportKind, **facts: Any) -> ReportFiled:
+    key = agent.files(kind, **facts)
+    return ReportFiled(agent.run, f"r{agent.attempt}-{agent.reports}", key)
 
 
 def saved(agent: Agent, step: int) -> ReportFiled:
@@ -122,11 +122,11 @@ def a_minute(world: World, injector: FaultInjector, job: str) -> None:
     deliver(world, injector, JobStateChanged(job))
 
 
-def deliver(world: World, injector: FaultInjector, wakeup: Message) -> None:
+def deliver(world: World, injector: FaultInjector, message: Message) -> None:
     """Deliver again until the function returns, as the queue does."""
     for _ in range(3):
         try:
-            world.supervisor(injector.wrap).handle(wakeup)
+            world.supervisor(injector.wrap).handle(message)
         except (Crash, CommandNotStored):
             continue
         return
@@ -142,7 +142,7 @@ def outcome(world: World) -> dict[str, Any]:
         "charges": run.ledger.charges,
         "incidents": [(incident.cause, incident.resume_step, incident.resolution) for incident in run.incidents],
         "pending": run.pending,
-        "told": {notice.key for notice in world.bus.told},
+        "told": {notice.key for notice in world.bus.notices},
         "most live at once": world.sagemaker.most_live_at_once,
     }
 

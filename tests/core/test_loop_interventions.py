@@ -30,7 +30,7 @@ def report_finding(
 
 
 def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is severity]
+    return [notice.title for notice in world.bus.notices if notice.severity is severity]
 
 
 def test_a_warning_is_reported_once_and_nothing_is_done(world):
@@ -85,7 +85,7 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    (page,) = [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
     assert page.title.startswith(f"gpt: {kind}: ")
     assert page.todo.startswith("Decide whether the job should go on: Rerail cannot")
 
@@ -96,7 +96,7 @@ def test_observe_mode_reports_what_it_would_do(world):
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    action_not_taken = world.bus.told[-1].did
+    action_not_taken = world.bus.notices[-1].did
     assert "stopping the job, to relaunch from step 200 (rung replay: back to 150 steps" in action_not_taken
     run = world.run()
     assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
@@ -108,7 +108,7 @@ def test_observing_a_spent_budget_holds_nothing(world):
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().state is RunState.WATCHING
     assert notice_titles(world, Severity.PAGE) == []
-    assert "observing only: it would be held: diverged is not retried" in world.bus.told[-1].did
+    assert "observing only: it would be held: diverged is not retried" in world.bus.notices[-1].did
 
 
 def test_the_folder_is_listed_once_for_one_message(world, monkeypatch):

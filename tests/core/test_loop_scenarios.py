@@ -32,7 +32,7 @@ def adopt_run(world: World, **facts) -> World:
 
 
 def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.told if notice.severity is severity]
+    return [notice.title for notice in world.bus.notices if notice.severity is severity]
 
 
 def send_command(world: World, verb: OperatorVerb, number: int = 1) -> None:
@@ -226,7 +226,7 @@ def test_a_restart_storm_is_held(world):
     assert "restart storm: 5 starts" in world.run().hold_reason
 
 
-def test_observe_mode_says_what_it_would_do_and_does_nothing(world):
+def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
     adopt_run(world)
     world.checkpoints.save(step=70)
@@ -255,7 +255,7 @@ def test_a_job_without_the_tag_is_never_touched(world):
     world.supervisor().handle(JobStateChanged("mine"))
     world.minutes(30)
     assert world.runs.records == {}
-    assert world.bus.told == []
+    assert world.bus.notices == []
     assert list(world.sagemaker.jobs) == ["mine"]
 
 

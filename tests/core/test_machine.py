@@ -92,10 +92,10 @@ class SupervisedRun(RuleBasedStateMachine):
         self.world.supervisor().handle(JobStateChanged("gpt"))
         self.before = self.world.run()
 
-    def _handle(self, wakeup: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self.fault_raised = False
         try:
-            self.world.supervisor(self._wrap).handle(wakeup)
+            self.world.supervisor(self._wrap).handle(message)
         except (Crash, StateUnknown, Throttled, CommandNotStored):
             self.faults.clear()
 
@@ -163,8 +163,9 @@ class SupervisedRun(RuleBasedStateMachine):
         """Require that agents of older attempts were notified of a launch, unless the mailbox is closed."""
         attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
         owed = any(type(action).__name__ == "PostCommand" for action in self.world.run().pending)
-        told = any(command.attempt == attempt for command in self.world.mailbox.commands)  # and the launch was put off
-        assert owed or told, "the announcement is recorded together with the launch"
+        # The launch may have been deferred since.
+        was_asked = any(command.attempt == attempt for command in self.world.mailbox.commands)
+        assert owed or was_asked, "the announcement is recorded together with the launch"
         if not self.world.mailbox.closed and not self.fault_raised:
             assert self.world.mailbox.commands[-1].attempt == attempt
 
@@ -260,11 +261,11 @@ class SupervisedRun(RuleBasedStateMachine):
     def the_mailbox_closes_or_opens(self) -> None:
         self.world.mailbox.closed = not self.world.mailbox.closed
 
-    @rule(beat=st.integers(0, 40), moved=st.booleans())
-    def a_heartbeat_is_written(self, beat: int, moved: bool) -> None:
+    @rule(step=st.integers(0, 40), moved=st.booleans())
+    def a_heartbeat_is_written(self, step: int, moved: bool) -> None:
         current = self.world.run().current
         agent = Agent(self.world, attempt=current.number, job=current.job_name)
-        agent.beats(beat, moved_at=self.world.clock() if moved else None)
+        agent.beats(step, moved_at=self.world.clock() if moved else None)
 
     @rule(count=st.integers(1, 3))
     def capacity_is_short(self, count: int) -> None:
@@ -306,8 +307,8 @@ class SupervisedRun(RuleBasedStateMachine):
     def the_sweep_runs(self) -> None:
         self.world.round().run()
         waiting, self.world.queue.waiting = self.world.queue.waiting, []
-        for wakeup in waiting:
-            self._handle(parse_message(json.dumps({"source": SWEEP, "detail": wakeup})))
+        for message in waiting:
+            self._handle(parse_message(json.dumps({"source": SWEEP, "detail": message})))
 
     @rule(kind=st.sampled_from(Kind), level=st.sampled_from(Level), onset=st.integers(0, 40), late=st.booleans())
     def the_detectors_report(self, kind: Kind, level: Level, onset: int, late: bool) -> None:
@@ -343,18 +344,18 @@ class SupervisedRun(RuleBasedStateMachine):
         if orders and self._live():
             self._report(ReportKind.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
 
-    def _report(self, told: ReportKind, **facts: Any) -> None:
+    def _report(self, kind: ReportKind, **facts: Any) -> None:
         if not self.has_agent:
             return
         attempt = self.world.run().current
         self.reports += 1
-        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
-        key = agent.files(told, **facts)
+        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, reports=self.reports)
+        key = agent.files(kind, **facts)
         self.filed.append(key)
         self._deliver(key)
 
     @rule(
-        told=st.sampled_from(ReportKind),
+        kind_of_report=st.sampled_from(ReportKind),
         late=st.booleans(),
         asked=st.booleans(),
         lost=st.booleans(),
@@ -367,7 +368,7 @@ class SupervisedRun(RuleBasedStateMachine):
     )
     def an_agent_reports(
         self,
-        told: ReportKind,
+        kind_of_report: ReportKind,
         late: bool,
         asked: bool,
         lost: bool,
@@ -384,14 +385,14 @@ class SupervisedRun(RuleBasedStateMachine):
         run = self.world.run()
         attempt = run.attempts[0 if late else -1]
         self.reports += 1
-        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
+        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, reports=self.reports)
         wishes = [run.stop.command_id] if run.stop else [order.command_id for order in attempt.in_place_restarts[-1:]]
         command = wishes[0] if asked and wishes else ""
-        findings = (Finding(kind, level, step, step, "seen"),) if told is ReportKind.FINDINGS else ()
+        findings = (Finding(kind, level, step, step, "seen"),) if kind_of_report is ReportKind.FINDINGS else ()
         facts = {"command": command, "step": step, "durability": durability, "findings": findings}
-        facts |= {"abilities": tuple(sorted(able))} if told is ReportKind.HELLO else {}
+        facts |= {"abilities": tuple(sorted(able))} if kind_of_report is ReportKind.HELLO else {}
         facts |= {"restart": max(0, attempt.restart + 1 - restarts), "evidence": REASONS[3] if asked else ""}
-        key = agent.files(told, **facts)
+        key = agent.files(kind_of_report, **facts)
         self.filed.append(key)
         if not lost:
             self._deliver(key)
@@ -559,7 +560,7 @@ class SupervisedRun(RuleBasedStateMachine):
     @invariant()
     def an_all_clear_follows_its_page(self) -> None:
         paged = set()
-        for notice in self.world.bus.told:
+        for notice in self.world.bus.notices:
             if notice.severity is Severity.PAGE:
                 paged.add(notice.key)
             assert not notice.clears or notice.clears in paged

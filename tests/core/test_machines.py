@@ -179,7 +179,7 @@ def test_the_type_that_sagemaker_chose_is_the_type():
 
 def test_a_pools_status_is_read_from_the_description():
     """The member is called ReusedByJob, whatever the guide says."""
-    told = {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40, "ReusedByJob": "gpt-a002"}
-    assert read_warm_pool({"WarmPoolStatus": told}) == WarmPool("Reused", 40, "gpt-a002")
+    pool = {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40, "ReusedByJob": "gpt-a002"}
+    assert read_warm_pool({"WarmPoolStatus": pool}) == WarmPool("Reused", 40, "gpt-a002")
     assert read_warm_pool({"WarmPoolStatus": {"Status": "InUse"}}) == WarmPool("InUse")
     assert read_warm_pool({}) is None

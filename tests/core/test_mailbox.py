@@ -56,7 +56,7 @@ REPORT = Report(
 HEARTBEAT = Heartbeat("gpt", 1, "gpt", NOON, Phase.STEP, 60, NOON, 2.5, 0.1, 1000)
 
 
-def legible(text: str) -> str:
+def without_controls(text: str) -> str:
     return text.translate(CONTROLS)
 
 
@@ -69,7 +69,9 @@ def read(text: bytes, kind: type) -> Any:
 @given(commands)
 def test_a_command_is_read_as_it_was_written(command):
     again = read_command(serialize(command), run=command.run)
-    assert dumps(again) == dumps(command).replace(json.dumps(command.reason), json.dumps(legible(command.reason)))
+    assert dumps(again) == dumps(command).replace(
+        json.dumps(command.reason), json.dumps(without_controls(command.reason))
+    )
 
 
 @given(reports)
@@ -77,7 +79,7 @@ def test_a_report_is_read_as_it_was_written(report):
     """But for the characters that a terminal would obey."""
     again = read_report(serialize(report), run=report.run, id=report.id)
     assert (again.kind, again.at, again.command, again.step) == (report.kind, report.at, report.command, report.step)
-    assert (again.reason, again.evidence) == (legible(report.reason), legible(report.evidence))
+    assert (again.reason, again.evidence) == (without_controls(report.reason), without_controls(report.evidence))
     assert [f.kind for f in again.findings] == [f.kind for f in report.findings]
 
 
@@ -119,8 +121,6 @@ def test_the_buckets_name_lets_training_roles_in():
     assert make_bucket_name("123456789012", "eu-west-1") == "sagemaker-rerail-123456789012-eu-west-1"
 
 
-ONE_OF_EACH = (COMMAND, REPORT, HEARTBEAT)
-FIELDS = sorted({name for mail in ONE_OF_EACH for name in json.loads(serialize(mail))})
 OF_A_FINDING = sorted(json.loads(serialize(REPORT))["findings"][0])
 values = json_values | st.sampled_from(
     [
@@ -141,25 +141,6 @@ values = json_values | st.sampled_from(
 )
 
 
-@given(st.sampled_from(ONE_OF_EACH), st.dictionaries(st.sampled_from(FIELDS), values, min_size=1, max_size=3))
-@example(REPORT, {"at": "0001-01-01T00:00:00+23:59"})
-@example(REPORT, {"reason": "\ud800"})
-@example(REPORT, {"findings": "x"})
-@example(REPORT, {"findings": {"a": 1}})
-def test_any_field_is_read_or_refused(mail, changes):
-    """Nothing but BadMailboxObject is raised, and what is read is of the types that it claims."""
-    text = json.dumps({**json.loads(serialize(mail)), **changes}).encode()
-    try:
-        again = read(text, type(mail))
-    except BadMailboxObject as error:
-        assert str(error).startswith("mail for run gpt: ")
-        assert len(str(error)) < 700
-        str(error).encode()
-    else:
-        assert isinstance(again, type(mail))
-        json.dumps(json.loads(dumps(again)), ensure_ascii=False).encode()
-
-
 @given(st.dictionaries(st.sampled_from(OF_A_FINDING), values, min_size=1, max_size=3))
 @example({"step": "60"})
 @example({"onset_at": "2026-01-31T12:00:00"})
@@ -172,20 +153,10 @@ def test_any_finding_is_read_or_refused(changes):
         (finding,) = read(json.dumps(table).encode(), Report).findings
     except BadMailboxObject:
         return
-    assert all(each is None or type(each) is int for each in (finding.step, finding.onset_step))
-    assert all(each is None or each.tzinfo for each in (finding.at, finding.onset_at))
+    assert all(step is None or type(step) is int for step in (finding.step, finding.onset_step))
+    assert all(time is None or time.tzinfo for time in (finding.at, finding.onset_at))
     assert isinstance(finding.evidence, str)
     assert (finding.kind, finding.level) in {(k, v) for k in Kind for v in Level}
-
-
-@given(
-    st.sampled_from([Command, Report, Heartbeat]), st.binary(max_size=200) | json_values.map(json.dumps).map(str.encode)
-)
-@example(Report, b"[" * 60_000)
-@example(Report, b'{"schema":' + b"1" * 5_000 + b"}")
-def test_any_bytes_are_refused(kind, text):
-    with pytest.raises(BadMailboxObject):
-        read(text, kind)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ DECLARED = {
 }
 
 
-def told(said: MetricValue) -> tuple[str, str, str, str]:
+def describe(said: MetricValue) -> tuple[str, str, str, str]:
     return said.name, said.unit, said.dimension, said.of
 
 
@@ -64,7 +64,7 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
     accounts = [make_account(run, at, Policy()) for run in runs]
     report = SweepReport(len(runs), 0, 0, (), fleet=fleet_metrics.make_fleet(runs, accounts), paused=False)
-    said = [told(metric) for metric in sweep.list_metrics(report)]
+    said = [describe(metric) for metric in sweep.list_metrics(report)]
     assert set(said) <= DECLARED
     assert len(said) == len(set(said))
 
@@ -75,8 +75,8 @@ def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after,
     """Neither does a decision's."""
     turn = RecordedDecision(before, Decision(after, tuple(actions), reason="so it is"))
     said = list(decision_metrics.list_metrics([turn, turn], waited_s=waited_s))
-    assert {told(each) for each in said} <= DECLARED
-    assert all(each.value >= 0 for each in said)
+    assert {describe(metric) for metric in said} <= DECLARED
+    assert all(metric.value >= 0 for metric in said)
 
 
 def test_a_decision_without_a_reason_is_not_counted(world):
@@ -106,11 +106,11 @@ def test_a_failure_is_one_decision_with_its_incident(world):
     )  # and not again with the next message
 
 
-@pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
-def test_a_sweep_that_reads_no_metrics_is_counted(unread, told_of):
+@pytest.mark.parametrize(("unread", "count"), [("", 0), ("CloudWatch refuses", 1)])
+def test_a_sweep_that_reads_no_metrics_is_counted(unread, count):
     """An alarm watches it: nobody is judged meanwhile."""
     said = {metric.name: metric.value for metric in sweep.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
-    assert said["UnreadRounds"] == told_of
+    assert said["UnreadRounds"] == count
 
 
 def test_a_held_run_is_counted_as_long_as_its_page_stands(world):

@@ -132,7 +132,7 @@ def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
 
 
 @dataclass
-class Told:
+class PublishedSeries:
     """The series of jobs as they were published, and how often someone asked."""
 
     values: dict[MetricQuery, dict[datetime, float]] = field(default_factory=dict)
@@ -159,19 +159,19 @@ class Told:
 
 
 def see(
-    told: Told, cursor: Cursor, *, now: datetime = LATER, names: MetricNames = NAMES
+    series: PublishedSeries, cursor: Cursor, *, now: datetime = LATER, names: MetricNames = NAMES
 ) -> tuple[Cursor, tuple[Sample, ...]]:
     """One reading of one run, from as far back as the test needs."""
-    everything = told.read(make_queries(cursor.job, names), START, LATER, MINUTE)
+    everything = series.read(make_queries(cursor.job, names), START, LATER, MINUTE)
     return make_samples(everything, cursor, names, now=now)
 
 
 def test_a_minute_becomes_a_sample():
     """The aggregates, the step that the minute ends with, its end, and seconds a step since the minute before."""
-    told = Told()
-    told.minute(0, step=10.0, loss=3.0, loss_min=2.9, count=5.0, nonfinite=0.0)
-    told.minute(1, step=22.0, loss=2.8, loss_min=2.7, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
-    cursor, (first, second) = see(told, Cursor("gpt"), names=replace(NAMES, detailed=True))
+    series = PublishedSeries()
+    series.minute(0, step=10.0, loss=3.0, loss_min=2.9, count=5.0, nonfinite=0.0)
+    series.minute(1, step=22.0, loss=2.8, loss_min=2.7, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
+    cursor, (first, second) = see(series, Cursor("gpt"), names=replace(NAMES, detailed=True))
     assert first == Sample(step=10, at=START + MINUTE, loss=3.0, loss_min=2.9, count=5)
     assert second == Sample(
         step=22,
@@ -191,151 +191,153 @@ def test_a_minute_becomes_a_sample():
 
 def test_a_minute_that_is_still_filling_waits():
     """It is judged a minute after its end, and then once."""
-    told = Told()
-    told.minutes(range(3))
-    cursor, found = see(told, Cursor("gpt"), now=START + timedelta(seconds=179))
+    series = PublishedSeries()
+    series.minutes(range(3))
+    cursor, found = see(series, Cursor("gpt"), now=START + timedelta(seconds=179))
     assert [s.step for s in found] == [10]
-    cursor, found = see(told, cursor, now=START + timedelta(seconds=180))
+    cursor, found = see(series, cursor, now=START + timedelta(seconds=180))
     assert [s.step for s in found] == [20]
-    assert see(told, cursor, now=START + timedelta(seconds=239)) == (cursor, ())
+    assert see(series, cursor, now=START + timedelta(seconds=239)) == (cursor, ())
 
 
 def test_a_pause_is_part_of_the_step_time():
     """An evaluation of two minutes without a line shows in the first step after it."""
-    told = Told()
-    told.minutes([0, 1, 4])
-    _, found = see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minutes([0, 1, 4])
+    _, found = see(series, Cursor("gpt"))
     assert [s.step_time_s for s in found] == [None, 6.0, 18.0]
 
 
 def test_what_arrives_late_is_read_unless_a_later_minute_was_judged():
     """Order is kept: a late minute at the end of the series is found, one in its middle is lost."""
-    told = Told()
-    told.minutes([0, 2])
-    cursor, _ = see(told, Cursor("gpt"), now=START + 6 * MINUTE)
-    told.minute(1, step=15.0, loss=9.0)
-    told.minute(3, step=40.0, loss=2.0)
-    assert [s.step for s in see(told, cursor)[1]] == [40]
+    series = PublishedSeries()
+    series.minutes([0, 2])
+    cursor, _ = see(series, Cursor("gpt"), now=START + 6 * MINUTE)
+    series.minute(1, step=15.0, loss=9.0)
+    series.minute(3, step=40.0, loss=2.0)
+    assert [s.step for s in see(series, cursor)[1]] == [40]
 
 
 def test_a_relaunch_repeats_steps_that_are_not_judged_again():
     """Attempt 1 was judged to step 50; attempt 2 resumes at 20 and is heard again from the first new step on."""
-    told = Told()
-    told.minutes(range(5))
-    cursor, _ = see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minutes(range(5))
+    cursor, _ = see(series, Cursor("gpt"))
     cursor = with_next_attempt(cursor, "gpt-a002")
-    told.minutes(range(10, 13), "gpt-a002", first_step=30)
-    cursor, found = see(told, cursor, now=START + 14 * MINUTE)
+    series.minutes(range(10, 13), "gpt-a002", first_step=30)
+    cursor, found = see(series, cursor, now=START + 14 * MINUTE)
     assert (found, cursor.behind, cursor.read_to) == ((), True, START + 13 * MINUTE)
-    told.minutes(range(13, 15), "gpt-a002", first_step=60)
-    cursor, found = see(told, cursor)
+    series.minutes(range(13, 15), "gpt-a002", first_step=60)
+    cursor, found = see(series, cursor)
     assert [(s.step, s.step_time_s) for s in found] == [(60, 6.0), (70, 6.0)]
     assert not cursor.behind
 
 
 def test_steps_that_we_threw_away_are_new_when_they_come_again():
     """After a rollback the watch is set back before the onset, and so is the cursor."""
-    told = Told()
-    told.minutes(range(5))
-    cursor, _ = see(told, Cursor("gpt"))
-    told.minutes(range(10, 14), "gpt-a002", first_step=20)
-    _, found = see(told, with_next_attempt(cursor, "gpt-a002", judged_to=30))
+    series = PublishedSeries()
+    series.minutes(range(5))
+    cursor, _ = see(series, Cursor("gpt"))
+    series.minutes(range(10, 14), "gpt-a002", first_step=20)
+    _, found = see(series, with_next_attempt(cursor, "gpt-a002", judged_to=30))
     assert [s.step for s in found] == [40, 50]
 
 
 def test_a_job_that_restarts_inside_itself_repeats_steps_too():
     """The container's own restart keeps the job's name; the rule is the same."""
-    told = Told()
-    told.minutes(range(3))
-    told.minutes(range(3, 6), first_step=20)
-    _, found = see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minutes(range(3))
+    series.minutes(range(3, 6), first_step=20)
+    _, found = see(series, Cursor("gpt"))
     assert [(s.step, s.step_time_s) for s in found] == [(10, None), (20, 6.0), (30, 6.0), (40, 6.0)]
 
 
 def test_a_minute_without_its_step_counts_as_the_one_before():
     """New where the run makes progress, a replay where it repeats."""
-    told = Told()
-    told.minute(0, step=10.0, loss=3.0)
-    told.minute(1, loss=3.1)
-    cursor, found = see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minute(0, step=10.0, loss=3.0)
+    series.minute(1, loss=3.1)
+    cursor, found = see(series, Cursor("gpt"))
     assert [(s.step, s.loss) for s in found] == [(10, 3.0), (None, 3.1)]
-    told.minute(10, "gpt-a002", loss=3.0)
-    assert not see(told, with_next_attempt(cursor, "gpt-a002"))[1]
+    series.minute(10, "gpt-a002", loss=3.0)
+    assert not see(series, with_next_attempt(cursor, "gpt-a002"))[1]
 
 
 def test_a_job_without_steps_is_judged_by_its_lines():
     """Seconds a line stand for seconds a step, and every minute is new, also after a relaunch."""
     names = MetricNames(step="", nonfinite="")
-    told = Told()
-    told.minute(0, loss=3.0, count=12.0, tokens_per_s=900.0)
-    cursor, (first,) = see(told, Cursor("gpt"), names=names)
+    series = PublishedSeries()
+    series.minute(0, loss=3.0, count=12.0, tokens_per_s=900.0)
+    cursor, (first,) = see(series, Cursor("gpt"), names=names)
     assert (first.step, first.step_time_s, first.tokens_per_s) == (None, 5.0, 900.0)
-    told.minute(9, "gpt-a002", loss=3.0)
-    assert len(see(told, with_next_attempt(cursor, "gpt-a002"), names=names)[1]) == 1
+    series.minute(9, "gpt-a002", loss=3.0)
+    assert len(see(series, with_next_attempt(cursor, "gpt-a002"), names=names)[1]) == 1
 
 
 def test_the_flag_reports_a_nan():
     """At once, whether other lines of the minute had a loss or not."""
-    told = Told()
-    told.minute(0, step=10.0, loss=3.0, nonfinite=1.0)
-    told.minute(1, step=20.0, nonfinite=1.0)
-    _, found = see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minute(0, step=10.0, loss=3.0, nonfinite=1.0)
+    series.minute(1, step=20.0, nonfinite=1.0)
+    _, found = see(series, Cursor("gpt"))
     assert [(s.loss, s.nonfinite) for s in found] == [(3.0, True), (None, True)]
 
 
 def test_without_a_flag_a_missing_loss_is_a_nan():
     """The log flows and the loss is missing for the second minute: a number would have been read."""
-    told = Told()
-    told.minute(0, step=10.0, loss=3.0)
+    series = PublishedSeries()
+    series.minute(0, step=10.0, loss=3.0)
     for number in (1, 2, 3):
-        told.minute(number, step=10.0 * number + 10)
-    _, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
+        series.minute(number, step=10.0 * number + 10)
+    _, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
     assert [s.nonfinite for s in found] == [False, False, True, True]
     assert [s.complete_to for s in found] == [None, None, 0, 0]
 
 
 def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
     """Some of that minute's values may have been missing already; a later attempt has no minute before its first."""
-    told, names = Told(), MetricNames(nonfinite="")
+    series, names = PublishedSeries(), MetricNames(nonfinite="")
     for number in range(3):
-        told.minute(number, step=10.0 * number + 10, loss=3.0)
-    told.minute(3, step=40.0)
-    told.minute(4, step=50.0)
-    cursor, found = see(told, Cursor("gpt"), names=names)
+        series.minute(number, step=10.0 * number + 10, loss=3.0)
+    series.minute(3, step=40.0)
+    series.minute(4, step=50.0)
+    cursor, found = see(series, Cursor("gpt"), names=names)
     assert [s.complete_to for s in found] == [None, None, None, None, 20]
-    told.minute(5, "gpt-a002", step=45.0, loss=3.0)
+    series.minute(5, "gpt-a002", step=45.0, loss=3.0)
     for number in (6, 7):
-        told.minute(number, "gpt-a002", step=45.0 + number)
-    _, found = see(told, with_next_attempt(cursor, "gpt-a002", judged_to=40), names=names)
+        series.minute(number, "gpt-a002", step=45.0 + number)
+    _, found = see(series, with_next_attempt(cursor, "gpt-a002", judged_to=40), names=names)
     assert [s.complete_to for s in found] == [None, None, 40]
 
 
 def test_a_finite_flag_overrules_a_missing_loss():
     """The loss is late or logged more rarely: no NaN."""
-    told = Told()
-    told.minute(0, step=10.0, loss=3.0, nonfinite=0.0)
+    series = PublishedSeries()
+    series.minute(0, step=10.0, loss=3.0, nonfinite=0.0)
     for number in (1, 2, 3, 4):
-        told.minute(number, step=10.0 * number + 10, nonfinite=0.0)
-    _, found = see(told, Cursor("gpt"))
+        series.minute(number, step=10.0 * number + 10, nonfinite=0.0)
+    _, found = see(series, Cursor("gpt"))
     assert not any(s.nonfinite for s in found)
 
 
 def test_a_loss_that_is_logged_rarely_is_no_nan_twice():
     """The pause that it came back from is learned; one that was never heard is a missing metric, not a NaN."""
-    told = Told()
+    series = PublishedSeries()
     for number in range(16):
-        told.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number % 5 == 0 else {}))
-    cursor, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
+        series.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number % 5 == 0 else {}))
+    cursor, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
     assert [n for n, s in enumerate(found) if s.nonfinite] == [2, 3, 4]
     assert cursor.silence.longest == 4
-    assert not any(s.nonfinite for s in see(told, Cursor("gpt"), names=MetricNames(nonfinite="", loss="elsewhere"))[1])
+    assert not any(
+        s.nonfinite for s in see(series, Cursor("gpt"), names=MetricNames(nonfinite="", loss="elsewhere"))[1]
+    )
 
 
 def test_a_series_that_was_not_read_is_not_an_empty_one():
     """Nothing is judged on half an answer; the next reading finds the cursor where it was."""
-    told = Told()
-    told.minutes(range(3))
-    whole = told.read(make_queries("gpt", NAMES), START, LATER, MINUTE)
+    series = PublishedSeries()
+    series.minutes(range(3))
+    whole = series.read(make_queries("gpt", NAMES), START, LATER, MINUTE)
     for missing in make_queries("gpt", NAMES):
         partly = {query: points for query, points in whole.items() if query != missing}
         assert make_samples(partly, Cursor("gpt"), NAMES, now=LATER) == (Cursor("gpt"), ())
@@ -349,44 +351,44 @@ def test_a_period_is_one_that_cloudwatch_takes(seconds, read):
     assert find_resolution(timedelta(seconds=seconds)) == timedelta(seconds=read)
 
 
-def a_round(told: Told, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
-    series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
+def a_round(published: PublishedSeries, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
+    series = fetch(published, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
     seen = [make_samples(series, cursor, NAMES, now=now) for cursor in cursors]
-    return [cursor for cursor, _ in seen], [sample for _, found in seen for sample in found]
+    return [cursor for cursor, _ in seen], [sample for _, samples in seen for sample in samples]
 
 
 def test_a_round_asks_once_for_all_and_only_for_what_is_new():
     """All runs in one reading of a minute; a second round in the same minute asks nothing."""
-    told = Told()
+    series = PublishedSeries()
     jobs = [f"job-{number}" for number in range(3)]
     for job in jobs:
-        told.minutes(range(10), job)
-    cursors, _ = a_round(told, [Cursor(job) for job in jobs], START + 5 * MINUTE)
-    told.readings.clear()
-    cursors, found = a_round(told, cursors, START + 6 * MINUTE)
-    assert (len(found), told.readings) == (3, [(15, MINUTE)])
-    assert a_round(told, cursors, START + timedelta(seconds=399)) == (cursors, [])
-    assert told.readings == [(15, MINUTE)]
+        series.minutes(range(10), job)
+    cursors, _ = a_round(series, [Cursor(job) for job in jobs], START + 5 * MINUTE)
+    series.readings.clear()
+    cursors, found = a_round(series, cursors, START + 6 * MINUTE)
+    assert (len(found), series.readings) == (3, [(15, MINUTE)])
+    assert a_round(series, cursors, START + timedelta(seconds=399)) == (cursors, [])
+    assert series.readings == [(15, MINUTE)]
 
 
 def test_a_silent_run_does_not_lengthen_the_reading_of_the_others():
     """It is asked for apart, as far back as to three hours ago."""
-    told = Told()
-    told.minutes(range(400), "busy")
-    cursors, _ = a_round(told, [Cursor("busy"), Cursor("mute")], START + 300 * MINUTE)
-    told.readings.clear()
-    a_round(told, cursors, START + 301 * MINUTE)
-    assert sorted(told.readings) == [(5, MINUTE), (5, timedelta(hours=3) - MINUTE)]
+    series = PublishedSeries()
+    series.minutes(range(400), "busy")
+    cursors, _ = a_round(series, [Cursor("busy"), Cursor("mute")], START + 300 * MINUTE)
+    series.readings.clear()
+    a_round(series, cursors, START + 301 * MINUTE)
+    assert sorted(series.readings) == [(5, MINUTE), (5, timedelta(hours=3) - MINUTE)]
 
 
 def test_a_longer_period_is_read_less_often():
     """Five minutes cost a fifth."""
-    told = Told()
+    series = PublishedSeries()
     names = replace(NAMES, period=5 * MINUTE)
     cursor = Cursor("gpt", read_to=START)
     for minute in range(15):
-        fetch(told, [MetricsReading(cursor, names)], now=START + minute * MINUTE)
-    assert [length for _, length in told.readings] == [5 * MINUTE] * 5
+        fetch(series, [MetricsReading(cursor, names)], now=START + minute * MINUTE)
+    assert [length for _, length in series.readings] == [5 * MINUTE] * 5
 
 
 rows = st.fixed_dictionaries(
@@ -405,10 +407,10 @@ histories = st.lists(st.tuples(st.integers(0, 12), rows, st.integers(0, 14), st.
 @given(histories, st.sampled_from([NAMES, MetricNames(step="tokens_per_s"), MetricNames(nonfinite="", loss="")]))
 def test_no_step_is_judged_twice(history, names):
     """Whatever arrives, in whatever order, late or twice, over however many attempts: steps and times only grow."""
-    told, cursor, judged = Told(), Cursor("gpt"), []
+    series, cursor, judged = PublishedSeries(), Cursor("gpt"), []
     for minute, row, now, relaunch in history:
-        told.minute(minute, cursor.job, **row)
-        cursor, found = see(told, cursor, now=START + now * MINUTE, names=names)
+        series.minute(minute, cursor.job, **row)
+        cursor, found = see(series, cursor, now=START + now * MINUTE, names=names)
         assert [s.at for s in found] == sorted({s.at for s in found})
         judged += found
         cursor = with_next_attempt(cursor, cursor.job + "+") if relaunch else cursor
@@ -417,44 +419,44 @@ def test_no_step_is_judged_twice(history, names):
     assert steps == sorted(set(steps))
 
 
-def points_of(told: Told, cursor: Cursor, order: Sequence[int]) -> dict[MetricQuery, Points]:
-    whole = told.read(make_queries(cursor.job, NAMES), START, LATER, MINUTE)
+def points_of(series: PublishedSeries, cursor: Cursor, order: Sequence[int]) -> dict[MetricQuery, Points]:
+    whole = series.read(make_queries(cursor.job, NAMES), START, LATER, MINUTE)
     return {query: [points[i % len(points)] for i in order] if points else [] for query, points in whole.items()}
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
 def test_the_order_of_an_answer_does_not_matter(order, again):
     """Newest first, oldest first, shuffled, with repetitions: the same samples."""
-    told = Told()
-    told.minutes(range(12))
-    shuffled = points_of(told, Cursor("gpt"), [*order, *again])
-    assert make_samples(shuffled, Cursor("gpt"), NAMES, now=LATER) == see(told, Cursor("gpt"))
+    series = PublishedSeries()
+    series.minutes(range(12))
+    shuffled = points_of(series, Cursor("gpt"), [*order, *again])
+    assert make_samples(shuffled, Cursor("gpt"), NAMES, now=LATER) == see(series, Cursor("gpt"))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
 def test_reading_in_parts_is_reading_at_once(waits):
     """However the rounds fall, the samples are those of one look back."""
-    told = Told()
-    told.minutes(range(60))
+    published = PublishedSeries()
+    published.minutes(range(60))
     now, cursor, parts = START, Cursor("gpt"), []
     for wait in waits:
         now += wait * MINUTE
-        series = fetch(told, [MetricsReading(cursor, NAMES)], now=now)
+        series = fetch(published, [MetricsReading(cursor, NAMES)], now=now)
         cursor, found = make_samples(series, cursor, NAMES, now=now)
         parts += found
-    assert parts == list(see(told, Cursor("gpt"), now=now)[1])
+    assert parts == list(see(published, Cursor("gpt"), now=now)[1])
 
 
 def test_a_run_costs_no_more_among_a_thousand():
     """One new minute of each run: what a run costs is about the same with 100 and with 1,000 runs in one answer."""
 
     def prepare(runs: int) -> Callable[[], list[Sample]]:
-        told = Told()
+        published = PublishedSeries()
         for number in range(runs):
-            told.minutes(range(3), f"job-{number}")
-        cursors, _ = a_round(told, [Cursor(f"job-{number}") for number in range(runs)], START + 3 * MINUTE)
+            published.minutes(range(3), f"job-{number}")
+        cursors, _ = a_round(published, [Cursor(f"job-{number}") for number in range(runs)], START + 3 * MINUTE)
         now = START + 4 * MINUTE
-        series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
+        series = fetch(published, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
         return lambda: [row for cursor in cursors for row in make_samples(series, cursor, NAMES, now=now)[1]]
 
     hundred, thousand = prepare(100), prepare(1000)

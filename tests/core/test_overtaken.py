@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from rerail.decisions.reconcile import read_claim
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived
 from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -34,7 +34,7 @@ def test_a_restored_record_catches_up_with_the_world():
     assert run.state is RunState.WATCHING and run.current.job_name == "gpt-a004"
     assert [attempt.status for attempt in run.attempts] == [JobStatus.FAILED] * 3 + [JobStatus.IN_PROGRESS]
     assert world.sagemaker.live() == ["gpt-a004"]
-    assert [notice.title for notice in world.bus.told].count("gpt: its record was older than the world") == 1
+    assert [notice.title for notice in world.bus.notices].count("gpt: its record was older than the world") == 1
 
 
 def test_a_restored_record_that_was_held_lets_go_of_the_hold():
@@ -88,16 +88,6 @@ def test_tags_alone_make_no_attempt(name, tags):
     assert read_claim(name, tags) is None
 
 
-def test_an_attempt_that_cannot_be_is_refused():
-    """Whoever may create jobs may name one gpt-a9999: it is told, and the run goes on as it is."""
-    world = World().with_saves()
-    world.sagemaker.submit("gpt-a9999")
-    world.sagemaker.job_tags["gpt-a9999"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "9999"}
-    world.supervisor().handle(JobStateChanged("gpt-a9999"))
-    assert world.run().current.job_name == "gpt"
-    assert "names a run that did not launch it" in world.bus.told[-1].body
-
-
 def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     """Somebody else has launched it, a second deployment for one: a human said hold, and hears that it runs."""
     world = World().with_saves()
@@ -108,7 +98,7 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     world.minutes(2)
     run = world.run()
     assert (run.state, run.current.job_name, run.held_by) == (RunState.HELD, "gpt-a002", "ann")
-    assert [notice.title for notice in world.bus.told if notice.severity is Severity.PAGE] == [
+    assert [notice.title for notice in world.bus.notices if notice.severity is Severity.PAGE] == [
         "gpt: its job runs, and it is held"
     ]
     world.sagemaker.fail("gpt-a002", NODE_LOST)

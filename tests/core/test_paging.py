@@ -31,7 +31,7 @@ def report_finding(world: World, kind: Kind, level: Level = Level.INTERVENE, ons
 
 
 def notices_of(world: World, severity: Severity) -> list[Notice]:
-    return [notice for notice in world.bus.told if notice.severity is severity]
+    return [notice for notice in world.bus.notices if notice.severity is severity]
 
 
 def pages(world: World) -> list[str]:
@@ -210,7 +210,7 @@ def test_never_an_all_clear_for_what_was_never_paged(world):
     assert (pages(world), cleared(world)) == ([], [])
 
 
-def test_the_brake_is_over_when_the_launch_that_paged_goes_ahead(world):
+def test_the_rate_limit_is_over_when_the_launch_that_paged_goes_ahead(world):
     """While it only asks again, it is not."""
     world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")
@@ -242,7 +242,7 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
     assert [type(action) for action in world.run().pending] == [Notify]
     monkeypatch.undo()
     world.minutes(1)
-    assert [notice.title for notice in world.bus.told] == ["gpt: infrastructure: relaunching"]
+    assert [notice.title for notice in world.bus.notices] == ["gpt: infrastructure: relaunching"]
     assert world.run().pending == ()
 
 
@@ -282,7 +282,7 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
         world.minutes(1)
     with pytest.raises(RuntimeError):
         send_command(world, OperatorVerb.RELEASE)
-    assert world.bus.told == []
+    assert world.bus.notices == []
     monkeypatch.undo()
     world.minutes(2)
-    assert [notice.severity for notice in world.bus.told] == [Severity.PAGE, Severity.CLEAR]
+    assert [notice.severity for notice in world.bus.notices] == [Severity.PAGE, Severity.CLEAR]

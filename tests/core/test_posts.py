@@ -47,14 +47,14 @@ def lose_node(world: World) -> QueueMessage:
     return post
 
 
-@pytest.mark.parametrize("wakeup", [JobStateChanged("gpt"), RunDue("gpt")])
-def test_what_was_seen_since_it_was_sent_is_not_looked_at_again(monkeypatch, wakeup):
+@pytest.mark.parametrize("message", [JobStateChanged("gpt"), RunDue("gpt")])
+def test_what_was_seen_since_it_was_sent_is_not_looked_at_again(monkeypatch, message):
     """The same death told twice, minutes ago: one look has seen it."""
     world = training_run()
     post = lose_node(world)
     world.clock.pass_by(timedelta(minutes=3))
     described, before = record_descriptions(world, monkeypatch), world.run()
-    world.supervisor().handle(wakeup, QueueMessage(post.sent_at, world.clock()))
+    world.supervisor().handle(message, QueueMessage(post.sent_at, world.clock()))
     assert (described, world.run()) == ([], before)
 
 
@@ -114,6 +114,6 @@ def test_our_own_clock_does_not_matter(ahead, wait):
     world.supervisor().handle(RunDue("gpt"), QueueMessage(queue, queue))
     world.clock.pass_by(-ahead)
     world.sagemaker.fail("gpt", NODE_LOST)
-    told = queue + timedelta(seconds=2)
-    world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(told, told + wait))
+    at = queue + timedelta(seconds=2)
+    world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(at, at + wait))
     assert world.run().attempts[0].status is JobStatus.FAILED

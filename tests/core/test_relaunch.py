@@ -46,9 +46,9 @@ def test_sagemaker_would_take_it(name):
 def test_the_samples_have_the_members_of_a_description():
     """Every member of the full sample is one that DescribeTrainingJob returns, so that the test tests something."""
     service = botocore.session.get_session().get_service_model("sagemaker")
-    told = set(service.operation_model("DescribeTrainingJob").output_shape.members) | {"ResponseMetadata"}
+    members = set(service.operation_model("DescribeTrainingJob").output_shape.members) | {"ResponseMetadata"}
     for name in ("full", "script_mode"):
-        assert set(described(name)) <= told
+        assert set(described(name)) <= members
         assert complaints(described(name)) != "", "a raw description is no request"
 
 

@@ -69,10 +69,10 @@ statuses = st.sampled_from([*ON_THE_WAY, "Training", "Downloading", "Uploading",
 @given(st.lists(statuses | st.tuples(statuses, st.just(REPAIRING)), max_size=20), st.booleans())
 def test_no_history_counts_more_restarts_than_it_has_ways_back(steps, retries):
     """Each restart ends in Training or is the last thing that happened; time never runs backwards."""
-    told = count_repairs(history(*steps), retries=retries)
+    counts = count_repairs(history(*steps), retries=retries)
     trained = [step for step in steps if (step if isinstance(step, str) else step[0]) == "Training"]
-    assert told.total <= len(trained) + 1
-    assert 0 <= told.seconds <= 60 * len(steps)
+    assert counts.total <= len(trained) + 1
+    assert 0 <= counts.seconds <= 60 * len(steps)
 
 
 @given(st.lists(statuses, max_size=12), st.lists(statuses, max_size=6), st.booleans())
@@ -90,12 +90,12 @@ def test_self_repairs_are_counted_classified_and_not_charged():
     world.sagemaker.submit("gpt")
     world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
-    mended = {}
+    recovered = {}
     for kind, secondary in ((SelfRepair.RETRY, "Restarting"), (SelfRepair.SPOT, "Interrupted")):
-        mended = {**mended, kind: 1}
-        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs(mended, 90.0))
+        recovered = {**recovered, kind: 1}
+        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs(recovered, 90.0))
         world.minutes(2)
-        world.sagemaker.jobs["gpt"] = replace(job, repaired=SelfRepairs(mended, 90.0 * len(mended)))
+        world.sagemaker.jobs["gpt"] = replace(job, repaired=SelfRepairs(recovered, 90.0 * len(recovered)))
         world.minutes(2)
     run = world.run()
     assert (run.current.number, run.current.self_repairs, run.current.repair_seconds) == (1, 2, 180.0)

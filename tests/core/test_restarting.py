@@ -38,7 +38,7 @@ class Job:
     name: str = "gpt"
 
     def __post_init__(self) -> None:
-        self.agent = Agent(self.world, attempt=self.attempt, job=self.name, told=1000 * self.restart)
+        self.agent = Agent(self.world, attempt=self.attempt, job=self.name, reports=1000 * self.restart)
 
     @property
     def order(self) -> Command:
@@ -46,8 +46,8 @@ class Job:
         assert (command.kind, command.attempt) == (CommandKind.RESTART, self.attempt)
         return command
 
-    def report(self, told: ReportKind, **facts) -> None:
-        self.agent.hear(self.agent.files(told, restart=self.restart, **facts))
+    def report(self, kind: ReportKind, **facts) -> None:
+        self.agent.deliver(self.agent.files(kind, restart=self.restart, **facts))
 
     def hello(self, *abilities: Ability) -> None:
         self.report(ReportKind.HELLO, abilities=tuple(abilities or sorted(SAID)))
@@ -114,7 +114,7 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     assert (run.incidents[0].recovered, run.incidents[0].resume_step, run.incidents[0].onset_step) == (True, 400, 450)
     assert run.incidents[0].actions == ("restart",)
     assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [notice.severity for notice in world.bus.told] == [Severity.INFORM] * 2
+    assert [notice.severity for notice in world.bus.notices] == [Severity.INFORM] * 2
 
 
 def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
@@ -250,7 +250,7 @@ def test_one_refusal_by_an_init_is_enough(world, job):
     asked = job.order
     job.restarts()
     other = Job(world)
-    other.agent.told = 50
+    other.agent.reports = 50
     other.report(ReportKind.REFUSED, command=asked.id, reason="2 processes do not end")
     assert "cannot restart it in place (2 processes do not end)" in reasons(world)[-1]
     world.minutes(2)
@@ -307,7 +307,7 @@ def test_reports_after_a_sagemaker_restart_count(world, job):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
         world.minutes(1)
     anew = Job(world)
-    anew.agent.told = 200
+    anew.agent.reports = 200
     anew.finds(onset=550, step=560)
     assert world.run().state is RunState.RESTARTING
     assert anew.order.restart == 2

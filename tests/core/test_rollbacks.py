@@ -46,7 +46,7 @@ def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
     assert said.startswith(
         "ada said rollback to step 320 (the data was wrong): having the agent save a checkpoint first"
     )
-    agent.hears()
+    agent.acknowledges()
     world.checkpoints.save(step=510, reason=EMERGENCY)
     agent.commits(510)
     assert relaunched(world) == "300"
@@ -71,12 +71,12 @@ def test_what_is_saved_after_it_counts_again():
     assert relaunched(world, minutes=40) == "350"
 
 
-def test_of_a_script_without_an_agent_what_is_newer_is_set_aside():
+def test_of_a_script_without_an_agent_what_is_newer_is_quarantined():
     world = World().with_saves(layout="huggingface")
     assert roll_back(world, 200).endswith("(the data was wrong)")
     assert relaunched(world) == "200"
     assert [c.step for c in world.checkpoints.list_checkpoints(BUCKET)] == [200, 100]
-    assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
+    assert sorted(c.step for c in world.checkpoints.quarantined) == [300, 400, 500]
     assert not any(isinstance(action, QuarantineCheckpoints) for action in world.run().pending)
 
 
@@ -206,7 +206,7 @@ def test_a_rollback_while_saving_sets_the_resume_step():
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)
     assert agent.asked.id != first and agent.asked.kind is CommandKind.CHECKPOINT
-    agent.hears()
+    agent.acknowledges()
     agent.commits(505)
     assert relaunched(world) == "300"
 
@@ -221,16 +221,16 @@ def test_a_rollback_during_a_stop_sets_the_resume_step():
     assert roll_back(world, 200).endswith("the job is being stopped already, to be relaunched from there")
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     assert relaunched(world) == "200"
-    assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
+    assert sorted(c.step for c in world.checkpoints.quarantined) == [300, 400, 500]
 
 
 def test_a_job_whose_restart_in_place_is_called_off_by_a_failure_goes_as_far_back():
     """The processes died of what the restart was to mend: the rollback that came since holds."""
     world = World().with_saves()
     agent = Agent(world)
-    agent.hear(agent.files(ReportKind.HELLO, abilities=("restart",)))
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=("restart",)))
     bug = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":507,"rank":0}, exit code: 1'
-    agent.hear(agent.files(ReportKind.CRASHED, evidence=bug))
+    agent.deliver(agent.files(ReportKind.CRASHED, evidence=bug))
     assert world.run().state is RunState.RESTARTING
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)

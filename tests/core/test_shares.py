@@ -30,7 +30,7 @@ class FakeShares:
     """Other invocations, which sweep when they are told to; `deaf` is one that cannot be asked."""
 
     asked: list[Shard] = field(default_factory=list)
-    told: dict[tuple[int, ...], tuple] = field(default_factory=dict)
+    kept: dict[tuple[int, ...], tuple] = field(default_factory=dict)
     deaf: int | None = None
 
     def hand_on(self, share, *, to):
@@ -39,10 +39,10 @@ class FakeShares:
         self.asked.append(read_shard(json.loads(json.dumps(format_event(share)))))
 
     def keep(self, parts, report, *, at):
-        self.told[tuple(parts)] = (at, report)
+        self.kept[tuple(parts)] = (at, report)
 
     def reports(self):
-        return self.told
+        return self.kept
 
 
 def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, FakeShares]:
@@ -92,7 +92,7 @@ def test_a_small_fleet_is_swept_by_one_invocation(monkeypatch):
     """Nobody is asked for help, nothing is left to be told."""
     world, shares = fleet(monkeypatch, 3)
     report = the_round(world, shares).run(name="sweep")
-    assert (report.open, report.unswept, shares.asked, shares.told) == (3, (), [], {})
+    assert (report.open, report.unswept, shares.asked, shares.kept) == (3, (), [], {})
 
 
 def test_every_part_of_a_large_fleet_is_swept(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_shard_without_a_sweep_raises_the_dead_man_alarm(monkeypatch):
     """One share keeps failing: the round does not count as completed, which pages after five minutes."""
     world, shares = fleet(monkeypatch)
     whole(world, shares)
-    gone = next(parts for parts in shares.told)
+    gone = next(parts for parts in shares.kept)
     for _ in range(4):
         world.clock.pass_by(timedelta(minutes=1))
         the_round(world, shares).run(name="sweep")
@@ -143,7 +143,7 @@ def test_a_share_that_comes_too_late_does_nothing(monkeypatch):
     share = Shard((0,), world.clock(), 24)
     world.clock.pass_by(timedelta(minutes=2))
     report = the_round(world, shares).run_shard(share, name="sweep")
-    assert (report.open, shares.told) == (0, {})
+    assert (report.open, shares.kept) == (0, {})
 
 
 def test_of_a_large_fleet_only_what_changed_is_described(monkeypatch):
@@ -253,8 +253,8 @@ def test_fresh_reports_count_once():
     """Shares were cut otherwise a minute ago: the newest word of each part counts."""
     at = MIDNIGHT
     early, late = at - timedelta(minutes=1), at - timedelta(minutes=4)
-    told = {(1, 2): (early, "both"), (2,): (at, "two"), (3,): (late, "old"), (4,): (at, "four")}
-    assert select_newest(told, (1, 2, 3), at=at) == (["two"], (1, 3))
+    reports = {(1, 2): (early, "both"), (2,): (at, "two"), (3,): (late, "old"), (4,): (at, "four")}
+    assert select_newest(reports, (1, 2, 3), at=at) == (["two"], (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -314,6 +314,6 @@ def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
     world.clock.pass_by(timedelta(minutes=2))
     report = world.round().run()
     assert report.due == 200
-    woken = [wakeup["run"] for wakeup in world.queue.waiting]
+    woken = [message["run"] for message in world.queue.waiting]
     assert len(woken) == IN_ORDER + BY_TURNS
     assert set(woken[:10]) == {f"run-{number}" for number in range(190, 200)}

@@ -71,8 +71,8 @@ def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             yield f"{path}[]"
-        for number, (one, other) in enumerate(zip(before, after, strict=False)):
-            yield from lost(one, other, f"{path}[{number}]")
+        for number, (item, other) in enumerate(zip(before, after, strict=False)):
+            yield from lost(item, other, f"{path}[{number}]")
     elif before != after:
         yield path
 
@@ -114,8 +114,8 @@ def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
             failure_reason="InternalServerError: once",
         ),
     ]
-    told = [signals.Tick(at), signals.JobGone(at, name), *(signals.JobObserved(at, job) for job in seen)]
-    for signal in told:
+    received = [signals.Tick(at), signals.JobGone(at, name), *(signals.JobObserved(at, job) for job in seen)]
+    for signal in received:
         after = decide(run, signal, Policy()).run
         assert after.id == run.id
         assert len(after.attempts) >= len(run.attempts)
@@ -179,7 +179,7 @@ def test_a_job_that_dies_after_an_upgrade_is_answered(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", stored("launches"))
-def test_the_brake_counts_on(line: str) -> None:
+def test_the_rate_limit_keeps_its_count(line: str) -> None:
     """Launches that an older version has counted still count."""
     launches = loads(Launches, line)
     at = max(launches.at.values())

@@ -50,7 +50,7 @@ def train(world: World, minutes: int, *, job: str = "gpt", first: int = 0, loss=
 def test_a_healthy_run_is_watched_in_silence(world):
     train(world, 200)
     assert world.run().state is RunState.WATCHING
-    assert world.bus.told == []
+    assert world.bus.notices == []
     assert world.memories.recall(["gpt"])["gpt"].cursor.step == 1990
 
 
@@ -137,8 +137,8 @@ def test_a_finding_is_sent_before_the_detectors_are_stored(world, monkeypatch):
     assert world.queue.waiting[0] == world.queue.waiting[1]
     world.memories.keep = keep
     world.minutes(3)
-    heard = [n for n in world.bus.told if n.severity is Severity.INFORM and "non_finite" in n.title]
-    assert len({notice.key for notice in heard}) == len(heard)
+    notices = [n for n in world.bus.notices if n.severity is Severity.INFORM and "non_finite" in n.title]
+    assert len({notice.key for notice in notices}) == len(notices)
 
 
 def test_only_runs_in_training_are_read(world):
@@ -159,7 +159,7 @@ def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_n
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(48 * 60, every=timedelta(minutes=20))
     assert world.sagemaker.live() == ["plain"]
-    assert [notice for notice in world.bus.told if notice.title.startswith("plain")] == []
+    assert [notice for notice in world.bus.notices if notice.title.startswith("plain")] == []
 
 
 def stall(world: World, minutes: int, **host: float) -> None:
@@ -187,14 +187,14 @@ def test_a_job_that_only_stopped_printing_is_never_stopped(world):
         stall(world, 10)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    assert any("blind" in notice.title for notice in world.bus.told)
+    assert any("blind" in notice.title for notice in world.bus.notices)
 
 
 def test_a_slow_start_on_busy_machines_is_reported_and_not_stopped(world):
     """Two hours of preprocessing before the first step."""
     stall(world, 120, CPUUtilization=380.0)
     assert world.sagemaker.live() == ["gpt"]
-    assert any("startup_stall" in notice.title for notice in world.bus.told)
+    assert any("startup_stall" in notice.title for notice in world.bus.notices)
 
 
 def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
@@ -204,7 +204,7 @@ def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
         stall(world, 4, GPUUtilization=90.0)
         last = train(world, 30, first=last)
     assert world.run().current.number == 1
-    assert [n.title for n in world.bus.told if "stall" in n.title] == []
+    assert [n.title for n in world.bus.notices if "stall" in n.title] == []
 
 
 def test_a_spike_that_recovers_leaves_its_checkpoints_clean(world):
@@ -221,8 +221,8 @@ def test_a_spike_that_recovers_leaves_its_checkpoints_clean(world):
     train(world, 20, first=last, loss=spikes)
     assert {c.health for c in with_health(world.run(), checkpoints)} == {Health.CLEAN}
     assert world.run().state is RunState.WATCHING
-    told = [notice.title for notice in world.bus.told]
-    assert told.index("gpt: loss_spike (warning)") < told.index("gpt: loss_spike (over)")
+    titles = [notice.title for notice in world.bus.notices]
+    assert titles.index("gpt: loss_spike (warning)") < titles.index("gpt: loss_spike (over)")
     assert world.memories.recall(["gpt"])["gpt"].open_findings == ()
 
 
@@ -246,9 +246,9 @@ def test_missing_saves_are_reported_and_stop_nothing(world):
             "gpt", world.clock(), step=float(last + 10 * minute + 10), loss=2.0, count=10.0, nonfinite=0.0
         )
         world.minutes(1)
-    told = [notice for notice in world.bus.told if "checkpoint_stall" in notice.title]
-    assert len(told) == 1
-    assert "they came at most 10 min apart" in told[0].body
+    titles = [notice for notice in world.bus.notices if "checkpoint_stall" in notice.title]
+    assert len(titles) == 1
+    assert "they came at most 10 min apart" in titles[0].body
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -263,7 +263,7 @@ def test_a_job_that_sagemaker_restarts_does_not_stand_still(world):
     train(world, 10, first=last + 50)
     run = world.run()
     assert (run.state, run.current.number, run.current.self_repairs) == (RunState.WATCHING, 1, 1)
-    assert not [notice.title for notice in world.bus.told if "stall" in notice.title]
+    assert not [notice.title for notice in world.bus.notices if "stall" in notice.title]
 
 
 def test_a_hang_report_during_a_sagemaker_restart_stops_nothing(world):

@@ -31,9 +31,9 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 known: set[str] = set()
 
 
-def tell(told: ReportKind, **said) -> None:
-    job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{told}"
-    report = Report(id, RUN, ATTEMPT, job, told, datetime.now(UTC), **said)
+def report(kind: ReportKind, **said) -> None:
+    job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{kind}"
+    report = Report(id, RUN, ATTEMPT, job, kind, datetime.now(UTC), **said)
     s3.put_object(Bucket=mailbox, Key=make_report_key(RUN, id), Body=serialize(report))
 
 
@@ -55,21 +55,21 @@ def upload(folder: Path) -> None:
         s3.upload_file(str(file), os.environ["BUCKET"], f"{RUN}/{folder.name}/{file.name}")
 
 
-tell(ReportKind.HELLO)
+report(ReportKind.HELLO)
 for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
     time.sleep(SECONDS)
     print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
     if ATTEMPT == 1 and step == SLOW_AT:
-        tell(
+        report(
             ReportKind.FINDINGS,
             findings=(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, step, step, "four times slower"),),
         )
     if command := asked():
-        tell(ReportKind.ACKNOWLEDGED, command=command)
+        report(ReportKind.ACKNOWLEDGED, command=command)
         save(step, reason="emergency")
         folder = BASE / "checkpoints" / f"step-{step:09d}"
         if DURABILITY is Durability.REMOTE:
             upload(folder)
-        tell(ReportKind.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
+        report(ReportKind.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
     if step >= STEPS and ATTEMPT > 1:  # the first attempt is to be stopped, however slow the machine
         break

@@ -161,7 +161,7 @@ class Account:
     def inject(self, fault: str, **fields: Any) -> None:
         inject(self.aws.endpoint_url, fault, **fields)
 
-    def strike(self, name: str, fault: str, *, at_step: int) -> None:
+    def inject_at_step(self, name: str, fault: str, *, at_step: int) -> None:
         """Have this fault hit the job when it has done the step and what it has saved is in S3."""
         faults = [{"Fault": fault, "TrainingJobName": name}]
         self.inject("at", TrainingJobNames=[name], Step=at_step, Faults=faults)
@@ -169,7 +169,7 @@ class Account:
     def submit_struck(self, name: str, fault: str, *, script: Path = SCRIPT, **more: Any) -> str:
         """Start a job that waits at its 20th step until the fault has hit it; its successor has one more save to do."""
         self.submit(name, script=script, **{"steps": HALT_AT + 10, "HALT_AT": str(HALT_AT), **more})
-        self.strike(name, fault, at_step=HALT_AT)
+        self.inject_at_step(name, fault, at_step=HALT_AT)
         return name
 
     def wait(self, what: str, look: Callable[[], T | None], *, within_s: float = HANG_S) -> T:
@@ -180,7 +180,7 @@ class Account:
             if found := look():
                 return found
             time.sleep(0.2)
-        raise AssertionError(f"{what}: not within {within_s:.0f} s\n{self.story()}")
+        raise AssertionError(f"{what}: not within {within_s:.0f} s\n{self.describe()}")
 
     def run_in(self, run_id: str, *states: str, within_s: float = HANG_S) -> Run:
         """The run, once it is in one of these states; one that has ended in another will not come to them any more."""
@@ -189,7 +189,7 @@ class Account:
             run = self.runs.load(run_id)
             if run is None or run.state in states:
                 return run
-            assert run.state not in OVER, f"{run_id} is {run.state}, not {' or '.join(states)}\n{self.story()}"
+            assert run.state not in OVER, f"{run_id} is {run.state}, not {' or '.join(states)}\n{self.describe()}"
             return None
 
         return self.wait(f"{run_id} in {states}", look, within_s=within_s)
@@ -219,7 +219,7 @@ class Account:
         counts = self.aws.client("sqs").get_queue_attributes(QueueUrl=queue_url, AttributeNames=["All"])["Attributes"]
         return sum(int(counts.get(f"ApproximateNumberOfMessages{which}", 0)) for which in ("", "NotVisible"))
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """For a failed test: every run and its decisions."""
         runs = [run for _, run in self.runs.all_runs() if run]
         return "\n".join(f"{run.id} {run.state}: {[e.reason for e in self.runs.timeline(run.id)]}" for run in runs)
@@ -235,9 +235,9 @@ class Answer(NamedTuple):
 
 def rerail(environment: Mapping[str, str], *arguments: str) -> Answer:
     """Run the command within this process, which saves the seconds that a new one takes to start."""
-    told = {name: environment[name] for name in ("COLUMNS",)}
+    variables = {name: environment[name] for name in ("COLUMNS",)}
     with patch.object(place, "LOCAL_STATE", Path(environment["RERAIL_LOCAL_STATE"])):
-        done = CliRunner().invoke(app, arguments, env=told)
+        done = CliRunner().invoke(app, arguments, env=variables)
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Answer(done.exit_code, done.stdout, done.stderr)
@@ -255,27 +255,27 @@ def checks(environment: Mapping[str, str], *words: str) -> tuple[int, dict[str, 
     return answer.returncode, {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
 
 
-class Ears:
-    """A queue that hears topics, and all that it has heard so far."""
+class NotificationQueue:
+    """A queue that is subscribed to topics, and all that it has received so far."""
 
     def __init__(self, account: Account, name: str, *topics: str) -> None:
         self._sqs, self.queue = account.aws.client("sqs"), account.listen(name, *topics)
-        self._heard: list[dict[str, Any]] = []
+        self._received: list[dict[str, Any]] = []
 
-    def heard(self, about: str = "") -> list[dict[str, Any]]:
+    def received(self, about: str = "") -> list[dict[str, Any]]:
         """What SNS has sent so far with this in its subject."""
         while new := self._sqs.receive_message(QueueUrl=self.queue, MaxNumberOfMessages=10).get("Messages", []):
             for message in new:
-                self._heard.append(json.loads(message["Body"]))
+                self._received.append(json.loads(message["Body"]))
                 self._sqs.delete_message(QueueUrl=self.queue, ReceiptHandle=message["ReceiptHandle"])
-        return [message for message in self._heard if about in message.get("Subject", "")]
+        return [message for message in self._received if about in message.get("Subject", "")]
 
 
 @contextmanager
 def no_sweeps(account: Account) -> Iterator[None]:
     """Somebody has disabled the schedule; whatever comes of it, it is enabled again."""
     scheduler = account.aws.client("scheduler")
-    (name,) = [each["Name"] for each in scheduler.list_schedules()["Schedules"]]
+    (name,) = [schedule["Name"] for schedule in scheduler.list_schedules()["Schedules"]]
     found = scheduler.get_schedule(Name=name)
     schedule = {field: found[field] for field in SCHEDULE if field in found}
     scheduler.update_schedule(**schedule, State="DISABLED")

@@ -20,12 +20,12 @@ def train() -> None:
         print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
         save(step)
         if step == DIES_AT and "RERAIL_ATTEMPT" not in os.environ:
-            told = " ".join(f"--{name.lower()} {os.environ.get(name, '')}" for name in SECRET)
-            print(f"starting with {told}", flush=True)
+            options = " ".join(f"--{name.lower()} {os.environ.get(name, '')}" for name in SECRET)
+            print(f"starting with {options}", flush=True)
             words = (
                 'ExecuteUserScriptError:\nExitCode 1\nErrorMessage "RuntimeError: NCCL error: unhandled system error"\n'
             )
-            Path(BASE / "output" / "failure").write_text(f'{words}Command "python train.py {told}"')
+            Path(BASE / "output" / "failure").write_text(f'{words}Command "python train.py {options}"')
             raise SystemExit(1)
 
 

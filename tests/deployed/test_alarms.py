@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rerail.messages import service_metrics
-from tests.deployed.jobs import Account, Ears, no_sweeps
+from tests.deployed.jobs import Account, NotificationQueue, no_sweeps
 
 pytestmark = pytest.mark.slow
 UNHEALTHY = "RerailUnhealthy"
@@ -16,20 +16,20 @@ class Subscriber:
     """Somebody who subscribed to a topic, and all that they were told of alarms."""
 
     def __init__(self, account: Account, topic: str) -> None:
-        self._ears = Ears(account, f"on-call-{topic}", topic)
+        self._queue = NotificationQueue(account, f"on-call-{topic}", topic)
 
-    def heard(self, alarm: str, state: str) -> list[dict[str, Any]]:
+    def received(self, alarm: str, state: str) -> list[dict[str, Any]]:
         """What was said so far of that alarm's change to that state."""
-        texts = [message["Message"] for message in self._ears.heard()]
+        texts = [message["Message"] for message in self._queue.received()]
         said = [json.loads(text) for text in texts if '"AlarmName"' in text]
-        return [each for each in said if each["AlarmName"] == alarm and each["NewStateValue"] == state]
+        return [message for message in said if message["AlarmName"] == alarm and message["NewStateValue"] == state]
 
 
 def states(account: Account) -> dict[str, str]:
     """Every alarm of the account's stack, and whether it is well."""
     kinds = ["MetricAlarm", "CompositeAlarm"]
     found = account.aws.client("cloudwatch").describe_alarms(AlarmTypes=kinds, AlarmNamePrefix="Rerail", MaxRecords=100)
-    return {each["AlarmName"]: each["StateValue"] for each in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
+    return {alarm["AlarmName"]: alarm["StateValue"] for alarm in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
 
 
 def test_a_missing_sweep_pages_once_and_its_return_clears(account: Account, disturbing: None):
@@ -38,17 +38,17 @@ def test_a_missing_sweep_pages_once_and_its_return_clears(account: Account, dist
     account.wait("all to be well", lambda: "ALARM" not in states(account).values())
     paged, informed = Subscriber(account, "PageTopicArn"), Subscriber(account, "InformTopicArn")
     with no_sweeps(account):
-        page = account.wait("the page", lambda: paged.heard(dead_man, "ALARM"))[-1]
-        word = account.wait("the word", lambda: informed.heard(UNHEALTHY, "ALARM"))[-1]
+        page = account.wait("the page", lambda: paged.received(dead_man, "ALARM"))[-1]
+        word = account.wait("the word", lambda: informed.received(UNHEALTHY, "ALARM"))[-1]
         # A round that had begun before may end late, and quiet the alarm once more.
         account.wait("alarm", lambda: {states(account)[name] for name in (dead_man, UNHEALTHY)} == {"ALARM"})
     assert page["AlarmDescription"].endswith("docs/runbooks/no-sweep.md")
     assert [child["Arn"].rpartition(":")[2] for child in word["TriggeringChildren"]] == [dead_man]
-    account.wait("the all-clear", lambda: paged.heard(dead_man, "OK") and informed.heard(UNHEALTHY, "OK"))
+    account.wait("the all-clear", lambda: paged.received(dead_man, "OK") and informed.received(UNHEALTHY, "OK"))
     account.wait("quiet", lambda: {states(account)[name] for name in (dead_man, UNHEALTHY)} == {"OK"})
-    told = lambda: [len(paged.heard(dead_man, state)) for state in ("ALARM", "OK")]  # noqa: E731
-    account.wait("an all-clear for each page", lambda: len(set(told())) == 1)
-    assert not paged.heard(UNHEALTHY, "ALARM")
+    counts = lambda: [len(paged.received(dead_man, state)) for state in ("ALARM", "OK")]  # noqa: E731
+    account.wait("an all-clear for each page", lambda: len(set(counts())) == 1)
+    assert not paged.received(UNHEALTHY, "ALARM")
 
 
 def test_what_the_functions_print_of_a_real_run_becomes_metrics(account: Account):

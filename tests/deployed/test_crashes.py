@@ -31,7 +31,7 @@ def faulty(tmp_path: Path, pace: Pace) -> Iterator[FaultyAws]:
         yield FaultyAws(aws, tmp_path / "faults", pace, lambda policy: patient(policy, pace))
 
 
-def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(faulty: FaultyAws, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_survives_a_broken_call_in_each_of_its_phases(faulty: FaultyAws, monkeypatch: pytest.MonkeyPatch):
     """And what it is judged by can fail: another number of jobs, and a letter that nobody is told of."""
     dead = next(url for url in faulty.dead if "Signals" in url)
     faulty.sqs.send_message(QueueUrl=dead, MessageBody="a letter")
@@ -41,11 +41,11 @@ def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(faulty: FaultyAw
     assert found.fired == {point.phase for point in FAULTS}, "each call was met, and broken"
     assert found.letters == (dead.rpartition("/")[2],), "the letter is told, since its alarm has gone off"
 
-    def are_told() -> bool:
+    def are_notified() -> bool:
         faulty.read_notices()
-        return all(any(word in subject for subject in scenario_run._told()) for word in ("relaunching", "completed"))
+        return all(any(word in subject for subject in scenario_run._notices()) for word in ("relaunching", "completed"))
 
-    faulty.account.wait("what people are told", are_told)
+    faulty.account.wait("what people are told", are_notified)
     monkeypatch.setitem(scenarios.ATTEMPTS, SCENARIO, 2)  # type: ignore[arg-type]
     name = scenario_run.name
     assert list(scenario_run._of_the_jobs()) == [f"its jobs are {name}, {name}-a002, {name}-a003"]

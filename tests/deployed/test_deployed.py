@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.deployed.jobs import HALT_AT, Account, Ears, rerail
+from tests.deployed.jobs import HALT_AT, Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ def test_with_every_event_lost_the_sweep_alone_adopts_and_relaunches(account: Ac
     try:
         account.submit(name, steps=HALT_AT + 10, HALT_AT=str(HALT_AT))
         account.run_in(name, "watching")
-        account.strike(name, "internal_error", at_step=HALT_AT)
+        account.inject_at_step(name, "internal_error", at_step=HALT_AT)
         run = account.run_in(name, "completed")
     finally:
         account.inject("events", Loss=0, TrainingJobName="")
@@ -54,16 +54,16 @@ def test_a_job_without_the_tag_is_left_alone(account: Account):
 
 def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dict[str, str]):
     """With the reason and what to do; the all-clear goes where the page went."""
-    on_call = Ears(account, "on-call", "PageTopicArn")
+    on_call = NotificationQueue(account, "on-call", "PageTopicArn")
     name = account.submit("has-a-bug", BUG_AT="20")
     account.run_in(name, "held")
-    pages = account.wait("a page", lambda: on_call.heard(about=name))
+    pages = account.wait("a page", lambda: on_call.received(about=name))
     assert [page["Subject"] for page in pages] == [f"{name}: held: the same error at step 20 in attempts 1 and 2"]
     assert "ValueError: bad shape" in pages[0]["Message"]
     assert f"  - When that is done: rerail release {name}\n" in pages[0]["Message"]
     assert rerail(environment, "stop", name, "--local").returncode == 0
-    told = account.wait("the all-clear", lambda: on_call.heard(about=name)[1:])
-    assert [clear["Subject"] for clear in told] == [f"{name}: all clear: no longer held (stopped)"]
+    notices = account.wait("the all-clear", lambda: on_call.received(about=name)[1:])
+    assert [clear["Subject"] for clear in notices] == [f"{name}: all clear: no longer held (stopped)"]
     assert account.jobs(name) == [name, f"{name}-a002"]
 
 

@@ -71,7 +71,7 @@ def store_as_the_first_version(account: Account, name: str) -> None:
         account.aws.client("dynamodb").put_item(TableName=account.aws.outputs["TableName"], Item=item)
 
 
-def test_a_first_deployment_says_what_it_grants_and_what_to_do_next(first: dict[str, Any]):
+def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[str, Any]):
     assert first["action"] == "created"
     assert first["account"] == "000000000000"
     assert {"TableName", "MailboxBucket", "PageTopicArn"} <= set(first["outputs"])
@@ -132,7 +132,7 @@ def test_an_open_run_keeps_its_supervisor(first: dict[str, Any], surroundings: d
     assert "--force" in answer.stderr
 
 
-def test_an_update_says_what_changes_and_the_open_run_is_mended_after_it(
+def test_an_update_lists_its_changes_and_the_open_run_recovers_after_it(
     first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str], pace: Pace
 ):
     """Permissions in plain words, then the new stack; the older version's run loses its job, and gets another."""
@@ -194,7 +194,9 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
     folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1"})
     resources = organization.find_member(folder).template["Resources"].values()
     properties = [resource["Properties"] for resource in resources]
-    code = [each[name] for each in properties for name in ("Code", "Content") if "S3Key" in each.get(name, {})]
+    code = [
+        resource[name] for resource in properties for name in ("Code", "Content") if "S3Key" in resource.get(name, {})
+    ]
     for region in ("us-east-1", "eu-west-1"):
         os.environ |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
         clients.client.cache_clear()
@@ -203,6 +205,6 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
         bucket = organization.prepare(here, folder, Console(quiet=True))
         assert bucket == f"rerail-assets-000000000000-{region}"
         listed = clients.client("s3").list_objects_v2(Bucket=bucket)["Contents"]
-        assert {each["S3Key"] for each in code} <= {each["Key"] for each in listed}
-        assert all(each["Size"] for each in listed)
+        assert {source["S3Key"] for source in code} <= {stored["Key"] for stored in listed}
+        assert all(stored["Size"] for stored in listed)
     place.use_local(empty.endpoint_url)

@@ -84,15 +84,15 @@ def ask(url: str, path: str) -> Any:
 
 def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, trained: str):
     """The real program, asked over its own interface: every step's loss as the job printed it. It ends with us."""
-    with board(environment, trained) as told:
-        url = told["url"]
+    with board(environment, trained) as shown:
+        url = shown["url"]
         assert url.startswith("http://127.0.0.1:")
-        assert [(attempt["attempt"], attempt["job"]) for attempt in told["attempts"]] == [(1, trained)]
+        assert [(attempt["attempt"], attempt["job"]) for attempt in shown["attempts"]] == [(1, trained)]
         assert account.wait("the run", lambda: "attempt-001" in ask(url, "runs"))
         losses = "plugin/scalars/scalars?run=attempt-001&tag=loss"
         points = account.wait("its losses", lambda: ask(url, losses))
-    assert told["source"] == "metrics"
-    assert len(points) == told["attempts"][0]["points"] > 10
+    assert shown["source"] == "metrics"
+    assert len(points) == shown["attempts"][0]["points"] > 10
     steps = [step for _, step, _ in points]
     assert steps == sorted(set(steps))
     with pytest.raises(OSError):
@@ -105,8 +105,8 @@ def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environme
     account.run_in(name, "watching")
     refused = rerail(environment, "connect", name, "--local", "--json")
     assert refused.returncode == 2 and "--yes" in refused.stderr
-    told = json.loads(rerail(environment, "connect", name, "--local", "--json", "--yes").stdout)
-    assert told["target"] == f"sagemaker-training-job:{name}_algo-1" and told["switched_on"]
+    shown = json.loads(rerail(environment, "connect", name, "--local", "--json", "--yes").stdout)
+    assert shown["target"] == f"sagemaker-training-job:{name}_algo-1" and shown["switched_on"]
     described = account.sagemaker.describe_training_job(TrainingJobName=name)
     assert described["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     again = rerail(environment, "connect", name, "--local", "--print")

@@ -97,7 +97,7 @@ def test_two_broken_settings_are_found_and_fixed(still: Account):
     """A rule that somebody has switched off, and a pause that is not valid."""
     environment = {"RERAIL_LOCAL_STATE": str(still.aws.state_dir), "COLUMNS": "200"}
     events, ssm = still.aws.client("events"), still.aws.client("ssm")
-    rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
+    rule = next(rule["Name"] for rule in events.list_rules()["Rules"] if "JobEvents" in rule["Name"])
     heed(still, True)
     try:
         events.disable_rule(Name=rule)
@@ -105,10 +105,10 @@ def test_two_broken_settings_are_found_and_fixed(still: Account):
         status, found = checks(environment)
         events.enable_rule(Name=rule)
         assert rerail(environment, "resume", "--local").returncode == 0
-        mended = checks(environment)
+        results = checks(environment)
     finally:
         heed(still, False)
     assert status == 1
     assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "pause"]
     assert rule in found["rules"]["said"] and "rerail resume" in found["pause"]["remedy"]
-    assert mended[0] == 0, mended
+    assert results[0] == 0, results

@@ -44,15 +44,15 @@ def test_events_that_somebody_makes_up_move_nothing(account: Account, bus: str):
     name = account.submit(f"forged-on-{bus}", steps=10_000)
     account.run_in(name, "watching")
     before, events = len(account.runs.timeline(name)), account.aws.client("events")
-    told = forged(name)
+    received = forged(name)
     if bus == "default":  # on our own bus this one is what it says: see below
-        told.append(("rerail.operator", "Rerail Command", {"run": name, "verb": "stop", "who": "x", "why": ""}))
+        received.append(("rerail.operator", "Rerail Command", {"run": name, "verb": "stop", "who": "x", "why": ""}))
     entries = [
         {"Source": source, "DetailType": kind, "Detail": json.dumps(detail), "EventBusName": bus}
-        for source, kind, detail in told
+        for source, kind, detail in received
     ]
     answer = events.put_events(Entries=entries)["Entries"]
-    refused = [source for (source, *_), each in zip(told, answer, strict=True) if each.get("ErrorCode")]
+    refused = [source for (source, *_), entry in zip(received, answer, strict=True) if entry.get("ErrorCode")]
     assert refused == ["aws.sagemaker", "aws.cloudwatch", "aws.s3"]
     neighbour = account.submit(f"neighbour-on-{bus}", steps=20)  # whatever was on its way has arrived by then
     account.run_in(neighbour, "completed")

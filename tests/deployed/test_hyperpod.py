@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rerail.requests.relaunch import CLUSTER_TAG
-from tests.deployed.jobs import Account, Ears
+from tests.deployed.jobs import Account, NotificationQueue
 
 pytestmark = pytest.mark.slow
 EVENTS = Path(__file__).parents[1] / "events"
@@ -15,9 +15,9 @@ CLUSTER = "pod-of-the-suite"
 
 
 @pytest.fixture(scope="module")
-def ears(account: Account) -> Ears:
+def queue(account: Account) -> NotificationQueue:
     """A queue that hears both topics."""
-    return Ears(account, "on-call-for-hyperpod", "PageTopicArn", "InformTopicArn")
+    return NotificationQueue(account, "on-call-for-hyperpod", "PageTopicArn", "InformTopicArn")
 
 
 @pytest.fixture
@@ -37,16 +37,18 @@ def happens(account: Account, name: str) -> None:
     account.inject("event", DetailType=event["detail-type"], Detail=event["detail"], Resources=event["resources"])
 
 
-def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account: Account, ears: Ears, run: str):
+def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(
+    account: Account, queue: NotificationQueue, run: str
+):
     """From SageMaker's event to the pager, once; the all-clear when the node is healthy; the job is never touched."""
 
     def subjects() -> list[str]:
-        return [message["Subject"] for message in ears.heard(about=CLUSTER)]
+        return [message["Subject"] for message in queue.received(about=CLUSTER)]
 
     happens(account, "node_unhealthy")
     account.wait("a page", subjects)
     happens(account, "node_unhealthy")
-    page = ears.heard(about=CLUSTER)[0]
+    page = queue.received(about=CLUSTER)[0]
     assert page["TopicArn"] == account.aws.outputs["PageTopicArn"]
     assert page["Subject"].startswith(f"HyperPod cluster {CLUSTER}: node i-12345678abcdefghi is unhealthy")
     assert "NvidiaErrorTerminate" in page["Message"]
@@ -57,6 +59,6 @@ def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account
     happens(account, "node_healthy")
     account.wait("an all-clear", lambda: len(subjects()) > 1)
     assert subjects()[1:] == [f"HyperPod cluster {CLUSTER}: all clear: node i-12345678abcdefghi is healthy"]
-    assert ears.heard(about=CLUSTER)[1]["MessageAttributes"]["severity"]["Value"] == "clear"
+    assert queue.received(about=CLUSTER)[1]["MessageAttributes"]["severity"]["Value"] == "clear"
     assert account.run_in(run, "watching").current.number == 1
     assert account.dead_letters() == []

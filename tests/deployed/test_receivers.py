@@ -20,7 +20,7 @@ from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
 from rerail.notices.notifiers.webhook import format_webhook
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import Account, Ears, apart
+from tests.deployed.jobs import Account, NotificationQueue, apart
 from tests.deployed.receiver import Receiver, listening
 
 pytestmark = pytest.mark.slow
@@ -38,15 +38,17 @@ CONTEXT = {
 HASTE = 10
 
 
-class Told:
-    """The account, what its bus is told, and who heard of it."""
+class Receivers:
+    """The account, its bus, and what its receivers have received."""
 
     def __init__(self, account: Account, receiver: Receiver) -> None:
         self.account, self.receiver = account, receiver
         self.aws, self.outputs = account.aws, account.aws.outputs
-        self.ears = {name: Ears(account, f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")}
+        self.queues = {
+            name: NotificationQueue(account, f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")
+        }
 
-    def tell(self, notice: Notice) -> None:
+    def publish(self, notice: Notice) -> None:
         entry = {
             "Source": "rerail",
             "DetailType": "Rerail Notice",
@@ -57,15 +59,15 @@ class Told:
 
     def messages(self, name: str) -> list[dict[str, Any]]:
         """All that a topic's subscribers have been sent so far."""
-        return self.ears[name].heard()
+        return self.queues[name].received()
 
     def mails(self) -> dict[str, str]:
         """What was sent by e-mail, by the notice's key."""
-        told = [message for message in self.messages("Page") if "key" in message.get("MessageAttributes", {})]
-        return {message["MessageAttributes"]["key"]["Value"]: message["Message"] for message in told}
+        messages = [message for message in self.messages("Page") if "key" in message.get("MessageAttributes", {})]
+        return {message["MessageAttributes"]["key"]["Value"]: message["Message"] for message in messages}
 
     def alarms(self) -> list[str]:
-        """The alarms about letters that the page topic was told of."""
+        """The alarms about letters that the page topic was messages of."""
         said = [m["Message"] for m in self.messages("Page") if m.get("Subject", "").startswith("ALARM")]
         return [text for text in said if "is not empty. Inspect the messages" in text]
 
@@ -78,13 +80,15 @@ class Told:
                     QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=0
                 )
                 for letter in answer.get("Messages", []):
-                    told = {name: one["StringValue"] for name, one in letter["MessageAttributes"].items()}
-                    found.append({"body": json.loads(letter["Body"]), **told})
+                    attributes = {
+                        name: attribute["StringValue"] for name, attribute in letter["MessageAttributes"].items()
+                    }
+                    found.append({"body": json.loads(letter["Body"]), **attributes})
         return found
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Told]:
+def receivers(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Receivers]:
     """The template with all of it switched on, and its destinations moved to this machine."""
     folder, scale = tmp_path_factory.mktemp("receivers"), HASTE * pace.scale
     with listening() as receiver, apart(folder, scale=scale, stack=None) as aws:
@@ -96,7 +100,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Told]
         aws.redeployed(outputs)
         account = Account(aws, pace)
         account.set_up()
-        yield Told(account, receiver)
+        yield Receivers(account, receiver)
 
 
 def move_here(aws: LocalAws, url: str) -> None:
@@ -119,128 +123,130 @@ def links(of: Notice) -> Any:
     return make_links(of, NoticeOrigin(ACCOUNT, REGION, DOCS))
 
 
-def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):
+def test_a_page_reaches_pagerduty_as_it_was_rendered(receivers: Receivers):
     """Byte for byte the rendering, and the routing key, which came out of the secret and was never on the bus."""
     page = notice(Severity.PAGE, "gpt/page")
-    told.tell(page)
-    (call,) = told.account.wait("a call to PagerDuty", lambda: told.receiver.at(PAGER, page.key))
+    receivers.publish(page)
+    (call,) = receivers.account.wait("a call to PagerDuty", lambda: receivers.receiver.at(PAGER, page.key))
     assert call.body == {**(format_pagerduty(page, links(page)) or {}), "routing_key": ROUTING_KEY}
     assert call.headers["X-Routing-Key"] == ROUTING_KEY
     assert call.headers["Content-Type"].startswith("application/json")
     assert call.body["payload"]["custom_details"]["runbook"] == f"{DOCS}/runbooks/out-of-memory/"
 
 
-def test_a_page_reaches_the_webhook_with_its_authorization(told: Told):
+def test_a_page_reaches_the_webhook_with_its_authorization(receivers: Receivers):
     """The webhook has its own header, and no key of anybody else's."""
     page = notice(Severity.PAGE, "gpt/hook")
-    told.tell(page)
-    (call,) = told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, page.key))
+    receivers.publish(page)
+    (call,) = receivers.account.wait("a call to the webhook", lambda: receivers.receiver.at(HOOK, page.key))
     assert call.body == format_webhook(page, links(page))
     assert call.headers["Authorization"] == AUTHORIZATION
     assert "routing_key" not in call.body
 
 
-def test_repetitions_are_one_incident_that_an_all_clear_resolves(told: Told):
+def test_repetitions_are_one_incident_that_an_all_clear_resolves(receivers: Receivers):
     """The same dedup key each time; `resolve` carries it too."""
     page = notice(Severity.PAGE, "gpt/again")
-    told.tell(page)
-    told.tell(page)
-    told.tell(notice(Severity.CLEAR, "gpt/again/clear", title="gpt: all clear", clears=page.key))
-    calls = told.account.wait("three calls", lambda: len(c := told.receiver.at(PAGER, page.key)) == 3 and c)
+    receivers.publish(page)
+    receivers.publish(page)
+    receivers.publish(notice(Severity.CLEAR, "gpt/again/clear", title="gpt: all clear", clears=page.key))
+    calls = receivers.account.wait("three calls", lambda: len(c := receivers.receiver.at(PAGER, page.key)) == 3 and c)
     assert sorted(call.body["event_action"] for call in calls) == ["resolve", "trigger", "trigger"]
     assert {call.body["dedup_key"] for call in calls} == {page.key}
 
 
-def test_an_inform_notice_pages_no_one(told: Told):
+def test_an_inform_notice_pages_no_one(receivers: Receivers):
     """The webhook hears of it, PagerDuty does not."""
-    told.tell(notice(Severity.INFORM, "gpt/inform"))
-    told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, "gpt/inform"))
-    assert told.receiver.at(PAGER, "gpt/inform") == []
+    receivers.publish(notice(Severity.INFORM, "gpt/inform"))
+    receivers.account.wait("a call to the webhook", lambda: receivers.receiver.at(HOOK, "gpt/inform"))
+    assert receivers.receiver.at(PAGER, "gpt/inform") == []
 
 
-def test_the_chat_has_a_topic_and_a_form_of_its_own(told: Told):
+def test_the_chat_has_a_topic_and_a_form_of_its_own(receivers: Receivers):
     """Amazon Q Developer shows nothing but its own schema; the e-mail's topic stays text."""
-    told.tell(notice(Severity.PAGE, "gpt/chat"))
+    receivers.publish(notice(Severity.PAGE, "gpt/chat"))
 
     def chats() -> list[dict[str, Any]]:
-        bodies = [json.loads(message["Message"]) for message in told.messages("ChatPage")]
+        bodies = [json.loads(message["Message"]) for message in receivers.messages("ChatPage")]
         return [body for body in bodies if body["metadata"]["additionalContext"]["key"] == "gpt/chat"]
 
-    (chat,) = told.account.wait("a message in the chat's topic", chats)
+    (chat,) = receivers.account.wait("a message in the chat's topic", chats)
     assert (chat["version"], chat["source"]) == ("1.0", "custom")
     assert chat["metadata"]["threadId"] == "gpt"
-    assert told.mails()["gpt/chat"].startswith("out of memory")
+    assert receivers.mails()["gpt/chat"].startswith("out of memory")
 
 
-def test_a_receiver_that_is_down_for_a_moment_loses_nothing(told: Told):
+def test_a_receiver_that_is_down_for_a_moment_loses_nothing(receivers: Receivers):
     """503 and 429 are tried again until it is taken: the same body each time."""
-    told.receiver.answers[PAGER] = [503, 429]
-    told.tell(notice(Severity.PAGE, "gpt/flaky"))
-    calls = told.account.wait("three calls", lambda: len(c := told.receiver.at(PAGER, "gpt/flaky")) == 3 and c)
+    receivers.receiver.answers[PAGER] = [503, 429]
+    receivers.publish(notice(Severity.PAGE, "gpt/flaky"))
+    calls = receivers.account.wait(
+        "three calls", lambda: len(c := receivers.receiver.at(PAGER, "gpt/flaky")) == 3 and c
+    )
     assert [call.status for call in calls] == [503, 429, 202]
     assert calls[0].body == calls[1].body == calls[2].body
-    assert told.letters() == []
+    assert receivers.letters() == []
 
 
-def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
+def test_a_receiver_that_stays_down_is_itself_a_page(receivers: Receivers):
     """The letter lies aside without any secret, its alarm goes to the page topic, and the e-mail came anyway."""
     # Only this notice: the alarm about one receiver's dead letters must reach the other.
-    told.receiver.refusals = {(PAGER, "gpt/lost"): 500, (HOOK, "gpt/lost"): 403}
-    told.tell(notice(Severity.PAGE, "gpt/lost"))
-    letters = told.account.wait("two letters", lambda: len(found := told.letters()) == 2 and found)
+    receivers.receiver.refusals = {(PAGER, "gpt/lost"): 500, (HOOK, "gpt/lost"): 403}
+    receivers.publish(notice(Severity.PAGE, "gpt/lost"))
+    letters = receivers.account.wait("two letters", lambda: len(found := receivers.letters()) == 2 and found)
     refused, exhausted = sorted(letters, key=lambda letter: letter["ERROR_CODE"], reverse=True)
     assert (refused["ERROR_CODE"], refused["RETRY_ATTEMPTS"]) == ("SDK_CLIENT_ERROR", "0")
-    assert len(told.receiver.at(HOOK, "gpt/lost")) == 1
+    assert len(receivers.receiver.at(HOOK, "gpt/lost")) == 1
     assert exhausted["EXHAUSTED_RETRY_CONDITION"] == "MaximumEventAgeInSeconds"
-    assert len(told.receiver.at(PAGER, "gpt/lost")) == int(exhausted["RETRY_ATTEMPTS"]) + 1 > 3
+    assert len(receivers.receiver.at(PAGER, "gpt/lost")) == int(exhausted["RETRY_ATTEMPTS"]) + 1 > 3
     assert exhausted["body"]["dedup_key"] == "gpt/lost"
     assert ROUTING_KEY not in json.dumps(letters)
 
-    said = told.account.wait("both alarms", lambda: len(found := told.alarms()) >= 2 and found)
+    said = receivers.account.wait("both alarms", lambda: len(found := receivers.alarms()) >= 2 and found)
     assert any("PagerDuty" in text for text in said)
     assert any("webhook" in text for text in said)
-    assert "gpt/lost" in told.mails()
+    assert "gpt/lost" in receivers.mails()
 
 
-def test_each_receiver_is_notified_when_the_other_fails(told: Told):
+def test_each_receiver_is_notified_when_the_other_fails(receivers: Receivers):
     """An alarm of Rerail's own reaches PagerDuty as an incident, and the webhook as a notice of the usual form."""
 
     def incidents() -> list[dict[str, Any]]:
-        taken = [call.body for call in told.receiver.at(PAGER) if call.status == 202]
+        taken = [call.body for call in receivers.receiver.at(PAGER) if call.status == 202]
         return [body for body in taken if "WebhookDeadLetters" in body["dedup_key"]]
 
-    (incident,) = told.account.wait("an incident about the webhook", incidents)
+    (incident,) = receivers.account.wait("an incident about the webhook", incidents)
     assert incident["event_action"] == "trigger"
     assert incident["routing_key"] == ROUTING_KEY
     assert "is not empty. Inspect the messages" in incident["payload"]["summary"]
     assert "Threshold Crossed" in incident["payload"]["custom_details"]["what happened"]
 
     def notices() -> list[dict[str, Any]]:
-        taken = [call.body for call in told.receiver.at(HOOK) if call.status == 202]
+        taken = [call.body for call in receivers.receiver.at(HOOK) if call.status == 202]
         return [body for body in taken if "PagerDutyDeadLetters" in body["key"]]
 
-    (page,) = told.account.wait("a notice about PagerDuty", notices)
+    (page,) = receivers.account.wait("a notice about PagerDuty", notices)
     jsonschema.validate(page, json.loads((ROOT / "docs" / "notice.schema.json").read_text()))
     assert (page["severity"], page["runbook"]) == ("page", Runbook.UNHEALTHY)
 
 
-def test_an_undeliverable_notice_delays_no_recovery(told: Told):
+def test_an_undeliverable_notice_delays_no_recovery(receivers: Receivers):
     """The topic for informs is gone: the run is mended all the same, the other ways are used, and somebody is paged."""
-    account = told.account
-    told.aws.client("sns").delete_topic(TopicArn=told.outputs["InformTopicArn"])
+    account = receivers.account
+    receivers.aws.client("sns").delete_topic(TopicArn=receivers.outputs["InformTopicArn"])
     name = account.submit_struck("recovers", "internal_error")
 
     def completed() -> bool:
-        told.aws.client("lambda").invoke(FunctionName=told.outputs["SweepFunctionName"], Payload=b"{}")
+        receivers.aws.client("lambda").invoke(FunctionName=receivers.outputs["SweepFunctionName"], Payload=b"{}")
         run = account.runs.load(name)
         return bool(run and run.state == "completed")
 
-    told.account.wait(f"{name} to complete", completed)
+    receivers.account.wait(f"{name} to complete", completed)
     run = account.runs.load(name)
     assert run is not None and len(run.attempts) == 2
     assert run.current.resumed_from_step
-    assert [call for call in told.receiver.at(HOOK) if call.body["run"] == name and call.status == 202]
-    told.account.wait(
+    assert [call for call in receivers.receiver.at(HOOK) if call.body["run"] == name and call.status == 202]
+    receivers.account.wait(
         "a page about notify",
-        lambda: [text for text in told.alarms() if "the dead-letter queue of the function notify" in text],
+        lambda: [text for text in receivers.alarms() if "the dead-letter queue of the function notify" in text],
     )

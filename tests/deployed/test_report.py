@@ -38,9 +38,9 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     made = rerail(environment, "report", name, "--local", "--out", str(tmp_path / "page.html"))
     assert made.returncode == 0, made.stderr
     assert f"attempt 2 from step {resumed}" in (tmp_path / "page.html").read_text()
-    told = json.loads(rerail(environment, "report", name, "--local", "--json").stdout)
-    assert (told["state"], told["tone"]) == ("completed", "none")
-    assert [mark["kind"] for mark in told["marks"]] == ["saved", "failed", "relaunched"]
+    report = json.loads(rerail(environment, "report", name, "--local", "--json").stdout)
+    assert (report["state"], report["tone"]) == ("completed", "none")
+    assert [mark["kind"] for mark in report["marks"]] == ["saved", "failed", "relaunched"]
     missing = rerail(environment, "report", "reportet", "--local")
     assert missing.returncode == 2
     assert f"did you mean {name}" in missing.stderr

@@ -23,7 +23,7 @@ def in_place(account: Account) -> str:
     return account.add_policy("in-place", adapt)
 
 
-def test_a_crash_is_mended_within_its_job(account: Account, in_place: str):
+def test_a_crash_is_recovered_within_its_job(account: Account, in_place: str):
     """A bug at step 50; the same job goes on from step 40, and completes."""
     mailbox = account.aws.outputs["MailboxBucket"]
     account.submit(

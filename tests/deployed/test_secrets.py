@@ -8,7 +8,7 @@ import pytest
 from rerail.incident_report.location import make_page_key
 from rerail.model.codec import dumps
 from rerail.model.signatures import VARIABLE
-from tests.deployed.jobs import Account, Ears, rerail
+from tests.deployed.jobs import Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
 TALKATIVE = Path(__file__).parent / "talkative_script.py"
@@ -23,10 +23,10 @@ SECRETS = {
 
 
 @pytest.mark.threat("T16")
-def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: dict[str, str], state_dir: Path):
+def test_no_secret_of_a_job_is_published(account: Account, environment: dict[str, str], state_dir: Path):
     """Its environment holds four, its failure quotes them, its log prints them. Neither the functions' logs, nor the
     notices, nor the report, nor the record, nor the command line says one; the successor is handed all of them."""
-    ears = Ears(account, "ears-for-secrets", "PageTopicArn", "InformTopicArn")
+    queue = NotificationQueue(account, "ears-for-secrets", "PageTopicArn", "InformTopicArn")
     name = account.submit("talkative", script=TALKATIVE, steps=60, **SECRETS)
     run = account.run_in(name, "completed")
     assert account.jobs(name) == [name, f"{name}-a002"]
@@ -39,12 +39,12 @@ def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: di
         listed = s3.list_objects_v2(Bucket=bucket, Prefix=make_page_key(name)).get("KeyCount")
         return s3.get_object(Bucket=bucket, Key=make_page_key(name))["Body"].read().decode() if listed else ""
 
-    told = account.wait("a notice", lambda: [json.dumps(message) for message in ears.heard(about=name)])
+    messages = account.wait("a notice", lambda: [json.dumps(message) for message in queue.received(about=name)])
     record = dumps(run).replace(KEY, "", 1)  # in its own field; whoever may read the table may read the request too
     page = account.wait("the report", drawn)
     assert "NCCL error" in page
     places = {
-        "the notices": "\n".join(told),
+        "the notices": "\n".join(messages),
         "the record": record,
         "the timeline": "\n".join(map(dumps, account.runs.timeline(name))),
         "the report": page,

@@ -22,13 +22,13 @@ def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
     account: Account, environment: dict[str, str], tmp_path: Path
 ):
     """Its logs are followed over both attempts, and its model and outputs are those of a whole training."""
-    account.strike(NAME, "kill", at_step=KILLED_AT)
+    account.inject_at_step(NAME, "kill", at_step=KILLED_AT)
     script = [*SCRIPT, "--step-seconds", str(account.pace.real(STEP_SECONDS))]
     command = [*RERAIL, *SUBMIT, *WATCH, "--download", str(tmp_path), "--", *script]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["state"] == "completed" and told["attempts"] == [NAME, f"{NAME}-a002"]
+    printed = json.loads(done.stdout)
+    assert printed["state"] == "completed" and printed["attempts"] == [NAME, f"{NAME}-a002"]
 
     followed = [line.partition(" | ") for line in done.stderr.splitlines() if " | " in line]
     first = [text for source, _, text in followed if source == f"{NAME} algo-1"]

@@ -62,9 +62,9 @@ def test_a_fault_that_only_metrics_show_is_fixed_or_reported(account: Account, e
 
     def judged() -> Run | None:
         run = account.runs.load(name)
-        told = run and kind in {entry.finding for entry in account.runs.timeline(name)}
-        mended = run and run.incidents and run.incidents[0].recovered
-        return run if told and (mended or not cause) else None
+        is_detected = run and kind in {entry.finding for entry in account.runs.timeline(name)}
+        is_recovered = run and run.incidents and run.incidents[0].recovered
+        return run if is_detected and (is_recovered or not cause) else None
 
     account.wait(f"{kind} of {name}", judged)
     enough[fault].touch()

@@ -86,7 +86,7 @@ def spend_time() -> World:
 
 def exceed_rate() -> World:
     world = make_world(Policy(limits=Limits(account_relaunches=1)))
-    world.brake.admit("another-a002", at=world.clock(), limit=1, window=timedelta(hours=1))
+    world.rate_limit.admit("another-a002", at=world.clock(), limit=1, window=timedelta(hours=1))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     return world
@@ -121,9 +121,9 @@ SCENARIOS: dict[Runbook, Callable[[], World]] = {
     Runbook.JOB_GONE: delete_job,
     Runbook.MONEY_SPENT: partial(fail, NODE_LOST, Policy(limits=Limits(run_dollars=1.0))),
     Runbook.TIME_SPENT: spend_time,
-    Runbook.RELAUNCH_BRAKE: exceed_rate,
+    Runbook.RELAUNCH_RATE_LIMIT: exceed_rate,
     Runbook.APPROVAL: partial(fail, NODE_LOST, Policy(mode=Mode.APPROVE)),
-    Runbook.NOT_SET_ASIDE: forbid_quarantine,
+    Runbook.NOT_QUARANTINED: forbid_quarantine,
     Runbook.OBSERVING: partial(fail, NODE_LOST, Policy(mode=Mode.OBSERVE)),
     Runbook.BLIND: partial(detect, Kind.BLIND, "no metrics for 640 s while the job is training"),
     Runbook.CHECKPOINT_STALL: partial(
@@ -161,7 +161,7 @@ def normalize(text: str) -> str:
 
 def last_notice(world: World) -> Notice:
     """Return the last page, or the last notice if there is no page."""
-    return next((n for n in reversed(world.bus.told) if n.severity is Severity.PAGE), world.bus.told[-1])
+    return next((n for n in reversed(world.bus.notices) if n.severity is Severity.PAGE), world.bus.notices[-1])
 
 
 @pytest.mark.parametrize("runbook", SCENARIOS)
@@ -177,7 +177,7 @@ def test_a_notice_names_the_page_that_is_about_it_and_the_page_quotes_its_words(
 
 
 @pytest.mark.parametrize("runbook", RELEASABLE)
-def test_a_release_starts_the_next_attempt_as_the_page_says(runbook: Runbook):
+def test_a_release_starts_the_next_attempt_as_on_the_page(runbook: Runbook):
     """The next attempt starts at once from the newest checkpoint."""
     world = SCENARIOS[runbook]()
     assert world.run().state is RunState.HELD
@@ -214,7 +214,7 @@ def test_a_run_whose_time_is_spent_cannot_be_released():
     world = spend_time()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "go on"))
     assert world.run().state is RunState.STOPPED
-    assert Severity.PAGE not in {notice.severity for notice in world.bus.told}
+    assert Severity.PAGE not in {notice.severity for notice in world.bus.notices}
 
 
 def test_every_page_has_a_scenario_or_is_about_the_stack():
@@ -243,4 +243,4 @@ def _split_at_names(quote: str) -> list[str]:
 def test_the_initial_world_is_healthy():
     """Before the failure the run trains and no notice was sent."""
     world = make_world()
-    assert world.run().state is RunState.WATCHING and not world.bus.told
+    assert world.run().state is RunState.WATCHING and not world.bus.notices

@@ -11,13 +11,14 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from rerail.model.former_names import RUNBOOKS
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from tools import quotations
 
 ROOT = quotations.ROOT
 DOCS = quotations.DOCS
-RUNBOOKS = DOCS / "runbooks"
+PAGES = DOCS / "runbooks"
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Prevention")
 # What a page loads by itself, unlike a link.
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("image", "href")}
@@ -122,13 +123,13 @@ def test_a_page_is_about_the_project_only(path: Path):
 
 def test_every_runbook_has_exactly_its_page():
     """Each runbook that a notice can name has a page, and no page is unused."""
-    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {runbook.value for runbook in Runbook} | {"index"}
+    assert {path.stem for path in PAGES.glob("*.md")} == {runbook.value for runbook in Runbook} | {"index"}
 
 
 @pytest.mark.parametrize("runbook", Runbook)
 def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
     """The sections are the same in each; Mitigation begins with a step."""
-    page = (RUNBOOKS / f"{runbook.value}.md").read_text(encoding="utf-8")
+    page = (PAGES / f"{runbook.value}.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^## (.+)$", page, re.MULTILINE)) == SECTIONS
     parts = re.split(r"^## .+$", page, flags=re.MULTILINE)[1:]
     assert all(part.strip() for part in parts)
@@ -147,6 +148,14 @@ def test_quotations_of_code_are_up_to_date():
 def test_generated_parts_are_in_the_built_pages(site: Path, page: str, text: str):
     """The commands, the fields of a policy and the sample notices, which no page of the repository contains."""
     assert text in (site / page / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("former", "name"), RUNBOOKS.items())
+def test_a_former_address_of_a_runbook_redirects(site: Path, former: str, name: str):
+    """Notices and reports of earlier versions link to the former address."""
+    assert Runbook(former) is Runbook(name)
+    assert f'url=../{name}/"' in (site / "runbooks" / former / "index.html").read_text(encoding="utf-8")
+    assert (site / "runbooks" / name / "index.html").exists()
 
 
 def test_a_page_without_its_marks_is_refused():

@@ -111,7 +111,7 @@ class Account:
         """The messages in the signals queue."""
         return self._messages(self.queue)
 
-    def heard(self, topic: str) -> list[Any]:
+    def received(self, topic: str) -> list[Any]:
         """What the subscribers of a topic were told."""
         return self._messages(self.sqs.get_queue_url(QueueName=f"{topic}-ears")["QueueUrl"])
 

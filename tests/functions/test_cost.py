@@ -48,7 +48,7 @@ def calls_of_a_sweep():
     def note(params, model, **_):
         seen[model.name] += 1
         seen["metrics"] += len(params.get("MetricDataQueries", ()))
-        seen["memories written"] += sum(len(each) for each in params.get("RequestItems", {}).values()) * (
+        seen["memories written"] += sum(len(items) for items in params.get("RequestItems", {}).values()) * (
             model.name == "BatchWriteItem"
         )
 
@@ -110,7 +110,7 @@ def test_the_agent_is_cheaper_than_metrics():
     assert beats <= replaced / 9
 
 
-def test_the_page_says_what_the_code_says(tmp_path):
+def test_the_page_has_the_figures_of_the_code(tmp_path):
     """If this fails: python -m bench.cost --page docs/cost.md"""
     page = ROOT / "docs" / "cost.md"
     copy = tmp_path / "cost.md"

@@ -20,23 +20,28 @@ each_text = pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
 def test_a_log_line_stays_one_line_of_ours(account, logged, text):
     """What an operator, a job or a report says is quoted in our own JSON: it starts no line, and counts nothing."""
     account.submit("gpt-7b")
-    told = text.encode(errors="replace").decode()
-    heard = {"source": "aws.sagemaker", "detail-type": "x", "detail": {"TrainingJobName": "gpt-7b"}}
-    order = {"verb": "hold", "run": "gpt-7b", "who": told[:500], "why": told[:500]}
-    finding = Finding(Kind.LOSS_SPIKE, Level.WARN, 6, 5, told[:900])
-    report = Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.FINDINGS, NOON, reason=told[:500], findings=(finding,))
+    message = text.encode(errors="replace").decode()
+    event = {"source": "aws.sagemaker", "detail-type": "x", "detail": {"TrainingJobName": "gpt-7b"}}
+    order = {"verb": "hold", "run": "gpt-7b", "who": message[:500], "why": message[:500]}
+    finding = Finding(Kind.LOSS_SPIKE, Level.WARN, 6, 5, message[:900])
+    report = Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.FINDINGS, NOON, reason=message[:500], findings=(finding,))
     account.leave(make_report_key("gpt-7b", "r1"), serialize(report))
     filed = {
         "source": "aws.s3",
         "detail-type": "Object Created",
         "detail": {"object": {"key": make_report_key("gpt-7b", "r1")}},
     }
-    strange = {**filed, "detail": {"object": {"key": told[:900]}}}
-    commanded = {"source": "rerail.operator", "id": told[:400] or "c", "detail-type": "Rerail Command", "detail": order}
-    supervise.handler(batch(heard, filed, strange, commanded, told), Context())
+    strange = {**filed, "detail": {"object": {"key": message[:900]}}}
+    commanded = {
+        "source": "rerail.operator",
+        "id": message[:400] or "c",
+        "detail-type": "Rerail Command",
+        "detail": order,
+    }
+    supervise.handler(batch(event, filed, strange, commanded, message), Context())
     for line in logged():
         assert isinstance(line, dict)
-        spaces = [each["Namespace"] for each in line.get("_aws", {}).get("CloudWatchMetrics", [])]
+        spaces = [metric["Namespace"] for metric in line.get("_aws", {}).get("CloudWatchMetrics", [])]
         assert set(spaces) <= {"Rerail"}
         assert "Completed" not in line, "the round's own metric, from which the alarm on the sweep is made"
         assert line.get("run") != "forged" and line.get("message") != "forged"

@@ -29,7 +29,7 @@ def a_record() -> Run:
     machine = {"instance_type": "ml.p4d.24xlarge", "status": JobStatus.FAILED}
     first = {"created_at": ago(100), "training_started_at": ago(95), "ended_at": ago(60), "last_step": 500}
     second = {"created_at": ago(55), "training_started_at": ago(50), "resumed_from_step": 400}
-    told = {"cause": Cause.HANG, "reason": "", "evidence": ""}
+    facts = {"cause": Cause.HANG, "reason": "", "evidence": ""}
     return Run(
         id="gpt-7b",
         policy="default",
@@ -40,8 +40,10 @@ def a_record() -> Run:
             Attempt(2, "gpt-7b-a002", **{**machine, "status": JobStatus.IN_PROGRESS}, **second),
         ),
         incidents=(
-            Incident(1, "stall", 1, **told, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), recovered=True),
-            Incident(2, "stall", 2, **told, happened_at=ago(10), decided_at=ago(5)),
+            Incident(
+                1, "stall", 1, **facts, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), recovered=True
+            ),
+            Incident(2, "stall", 2, **facts, happened_at=ago(10), decided_at=ago(5)),
         ),
         version=1,
     )
@@ -61,9 +63,9 @@ def of_cloudwatch(lines: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, fro
 def declared(function: str) -> set[tuple[str, str, frozenset[tuple[str, str]]]]:
     """Every metric that the function may ever make."""
     return {
-        (each.name, each.unit, frozenset({("service", function), *({(each.dimension, word)} if word else ())}))
-        for each in ALL[function]
-        for word in (each.words if each.by else ("",))
+        (metric.name, metric.unit, frozenset({("service", function), *({(metric.dimension, word)} if word else ())}))
+        for metric in ALL[function]
+        for word in (metric.words if metric.by else ("",))
     }
 
 

@@ -13,15 +13,15 @@ from rerail.notices.notifiers.targets import NOTIFIERS
 from tests.functions.account import TOPICS, Account, Context, sample
 
 
-def told(name: str, **changes: Any) -> None:
+def send(name: str, **changes: Any) -> None:
     event = sample(name)
     event["detail"] |= changes
     notify.handler(event, Context("notify"))
 
 
-def heard(account: Account) -> dict[str, list[Any]]:
+def received(account: Account) -> dict[str, list[Any]]:
     """What each topic's subscribers were told."""
-    return {topic: account.heard(topic) for topic in TOPICS}
+    return {topic: account.received(topic) for topic in TOPICS}
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def receivers(account) -> str:
 @pytest.mark.parametrize("severity", ["page", "inform"])
 def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
     """Somebody is woken, or whoever looks is told; never both. An e-mail for people, and a card for the chat."""
-    told(f"notice_{severity}")
+    send(f"notice_{severity}")
     detail = sample(f"notice_{severity}")["detail"]
-    by_topic = heard(account)
+    by_topic = received(account)
     assert {topic for topic, messages in by_topic.items() if messages} == {severity, f"chat-{severity}"}
     (message,), (card,) = by_topic[severity], by_topic[f"chat-{severity}"]
     assert message["Subject"] == detail["title"]
@@ -52,16 +52,16 @@ def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
 
 def test_an_all_clear_goes_where_its_page_went(account):
     """Whoever was woken may sleep again."""
-    told("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
-    assert {topic for topic, messages in heard(account).items() if messages} == {"page", "chat-page"}
+    send("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
+    assert {topic for topic, messages in received(account).items() if messages} == {"page", "chat-page"}
 
 
 def test_receivers_outside_of_aws_find_their_body_on_the_bus(account, receivers):
     """The page triggers, the all-clear resolves; the webhook is told of all."""
-    told("notice_page")
-    told("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
-    told("notice_inform")
-    events = account.heard(receivers)
+    send("notice_page")
+    send("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
+    send("notice_inform")
+    events = account.received(receivers)
     pager = [event["detail"] for event in events if event["detail-type"] == "Rerail PagerDuty"]
     webhook = [event["detail"] for event in events if event["detail-type"] == "Rerail Webhook"]
     assert [event["event_action"] for event in pager] == ["trigger", "resolve"]
@@ -71,12 +71,12 @@ def test_receivers_outside_of_aws_find_their_body_on_the_bus(account, receivers)
 
 def test_the_links_lead_to_report_runbook_and_console(account):
     """Region and account are those of the event."""
-    told("notice_page")
-    (message,) = account.heard("page")
-    told_of = dict(line.strip().split(": ", 1) for line in message["Message"].partition("Links:\n")[2].splitlines())
+    send("notice_page")
+    (message,) = account.received("page")
+    links = dict(line.strip().split(": ", 1) for line in message["Message"].partition("Links:\n")[2].splitlines())
     report = "https://rerail-reports.s3.eu-west-1.amazonaws.com/runs/gpt-7b/report.html?X-Amz-"
-    assert told_of.pop("Report").startswith(report)
-    assert told_of == {
+    assert links.pop("Report").startswith(report)
+    assert links == {
         "Runbook": "https://docs.example.com/runbooks/out-of-memory/",
         "Console": "https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/gpt-7b-a002",
         "Terminal": "rerail show gpt-7b",
@@ -87,18 +87,18 @@ def test_what_is_not_set_up_is_left_out(account, receivers, monkeypatch):
     """Two topics are all that is needed."""
     for variable in ("CHAT_PAGE_TOPIC", "CHAT_INFORM_TOPIC", "TARGETS", "REPORTS", "DOCS_URL"):
         monkeypatch.setenv(f"RERAIL_{variable}", "")
-    told("notice_page")
-    assert {topic for topic, messages in heard(account).items() if messages} == {"page"}
-    assert account.heard(receivers) == []
+    send("notice_page")
+    assert {topic for topic, messages in received(account).items() if messages} == {"page"}
+    assert account.received(receivers) == []
 
 
 def test_one_failed_channel_blocks_no_other(account, receivers):
     """The chat's topic is gone: people, pager and webhook are told, then the function fails and is run again."""
     account.sns.delete_topic(TopicArn=account.topics["chat-page"])
     with pytest.raises(Exception, match="gpt-7b/held-2 was not delivered to every channel: chat: NotFoundException"):
-        told("notice_page")
-    assert len(account.heard("page")) == 1
-    assert len(account.heard(receivers)) == 2
+        send("notice_page")
+    assert len(account.received("page")) == 1
+    assert len(account.received(receivers)) == 2
 
 
 def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
@@ -110,8 +110,8 @@ def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
     monkeypatch.setattr("rerail.aws.sns.format_chat", breaks)
     monkeypatch.setattr("wiring.notify.NOTIFIERS", [replace(target, format=breaks) for target in NOTIFIERS])
     with pytest.raises(Exception, match="chat: ValueError: a character too many; PagerDuty: .*; webhook: "):
-        told("notice_page")
-    assert len(account.heard("page")) == 1
+        send("notice_page")
+    assert len(account.received("page")) == 1
 
 
 @pytest.mark.parametrize("field", ["run", "severity", "title", "body", "key"])
@@ -121,4 +121,4 @@ def test_a_notice_without_a_field_is_refused(account, field):
     del event["detail"][field]
     with pytest.raises(BadRecord, match=field):
         notify.handler(event, Context("notify"))
-    assert account.heard("page") == []
+    assert account.received("page") == []

@@ -31,8 +31,8 @@ def test_a_job_whose_event_was_lost_is_found(account):
     """The round names it, and what it sends is what the supervisor reads: the job becomes a run."""
     account.submit("gpt-7b")
     assert swept() == NOTHING | {"DiscoveredJobs": 1}
-    (wakeup,) = account.waiting()
-    assert supervise.handler(batch(wakeup), Context()) == {"batchItemFailures": []}
+    (message,) = account.waiting()
+    assert supervise.handler(batch(message), Context()) == {"batchItemFailures": []}
     assert account.runs.load("gpt-7b") is not None
     assert swept() == NOTHING | {"OpenRuns": 1}
 

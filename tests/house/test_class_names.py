@@ -15,14 +15,6 @@ ALLOWED: Mapping[str, int] = {
     # One for each training framework, under the name that the documentation gives its users.
     "RerailCallback": 3,
 }
-# Names that are still shared and must become different; nothing is added to this list.
-STILL_SHARED = frozenset(
-    {
-        *("Account", "Advice", "Attempt", "Bench", "Cluster", "Delivery", "Failure", "Finding", "Fleet", "Goal"),
-        *("Job", "Kind", "Layout", "Level", "Meter", "Mode", "Outcome", "Plan", "Process", "Run", "Settings"),
-        *("Size", "Tally", "Verdict", "World"),
-    }
-)
 
 
 def find_duplicates(paths: Iterable[Path]) -> dict[str, list[str]]:
@@ -37,11 +29,7 @@ def find_duplicates(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 def test_no_two_classes_share_a_name() -> None:
     duplicates = find_duplicates(modules(*SHIPPED))
-    rejected = {
-        name: paths
-        for name, paths in duplicates.items()
-        if len(paths) != ALLOWED.get(name, 1) and name not in STILL_SHARED
-    }
+    rejected = {name: paths for name, paths in duplicates.items() if len(paths) != ALLOWED.get(name, 1)}
     assert not rejected, "give each class a name of its own"
 
 

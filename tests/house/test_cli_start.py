@@ -107,7 +107,7 @@ def test_a_completion_imports_the_command_that_is_typed_and_no_other(typed):
     assert found <= {COMMANDS[first].module, "cli.runs"} if more else not found
 
 
-def test_the_list_says_of_each_command_what_its_own_help_says():
+def test_the_list_of_commands_has_the_summary_of_each():
     """The table is written by hand: its names and first paragraphs are those of the commands."""
     group = typer.main.get_command(app)
     real = {name: (command.name, first_paragraph(command.help)) for name, command in group.commands.items()}
@@ -233,8 +233,8 @@ def test_the_list_of_commands_costs_little_more_than_python(tmp_path):
 def test_a_look_at_the_fleet_costs_little_more_than_a_client(state):
     """CPU time beside that of importing boto3 and making one client, which every look needs at least."""
     settings = with_bytecode(state, RERAIL_LOCAL_STATE=str(state))
-    told = subprocess.run([*RERAIL, "status", "--local"], cwd=ROOT, env=settings, capture_output=True, text=True)
-    assert "active   supervisor" in told.stdout and "no runs yet" in told.stdout, told.stderr
+    expected = subprocess.run([*RERAIL, "status", "--local"], cwd=ROOT, env=settings, capture_output=True, text=True)
+    assert "active   supervisor" in expected.stdout and "no runs yet" in expected.stdout, expected.stderr
     cost = least({"status": (*RERAIL, "status", "--local"), "floor": CLIENT}, settings)
     assert cost["status"] / cost["floor"] <= MOST_TIMES_CLIENT, f"CPU seconds: {cost}"
 
@@ -257,10 +257,10 @@ def test_a_value_is_converted_and_refused_as_typer_does_it():
     assert DeferredCommand(name="doctor", help="x").make_context("doctor", ["--request", "a.json"]).params[
         "request"
     ] == Path("a.json")
-    for words, told in (
+    for words, expected in (
         (["--every", "0.5"], "greater than or equal to 1"),
         (["--every", "soon"], "number"),
         (["--state", "helt"], "held"),
     ):
         answer = CliRunner().invoke(app, ["status", *words])
-        assert answer.exit_code == 2 and told in answer.stderr
+        assert answer.exit_code == 2 and expected in answer.stderr

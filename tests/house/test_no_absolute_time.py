@@ -55,8 +55,8 @@ def _spans(module: ast.Module) -> set[str]:
                 if _is_span(node.value, known):
                     known |= {name for target in targets if (name := _name(target))}
             elif isinstance(node, ast.FunctionDef) and any(
-                isinstance(each, ast.Return) and each.value is not None and _is_span(each.value, known)
-                for each in ast.walk(node)
+                isinstance(node, ast.Return) and node.value is not None and _is_span(node.value, known)
+                for node in ast.walk(node)
             ):
                 known.add(node.name)
             elif (
@@ -79,10 +79,10 @@ def _is_span(node: ast.AST, known: set[str]) -> bool:
         clock = isinstance(node.op, ast.Sub) and (_reads_clock(node.left) or _reads_clock(node.right))
         return left or right or clock
     if isinstance(node, ast.Call):
-        return _name(node.func) in known or any(_is_span(each, known) for each in node.args)
+        return _name(node.func) in known or any(_is_span(argument, known) for argument in node.args)
     if isinstance(node, ast.Name | ast.Attribute):
         return _name(node) in known
-    return any(_is_span(each, known) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
+    return any(_is_span(child, known) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
 
 
 def _reads_clock(node: ast.AST) -> bool:
@@ -97,7 +97,7 @@ def _constants(module: ast.Module) -> set[str]:
             parts = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 parts = list(zip(target.elts, node.value.elts, strict=False))
-            found |= {name for each, value in parts if _is_number(value, found) and (name := _name(each))}
+            found |= {name for target, value in parts if _is_number(value, found) and (name := _name(target))}
     return found
 
 

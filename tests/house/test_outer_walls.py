@@ -28,8 +28,3 @@ def test_a_folder_imports_only_what_it_may(path):
     assert {
         name for name in ours if not within(name, *allowed) and name not in ("rerail", "stacks", "stacks.parts")
     } == set()
-
-
-@pytest.mark.parametrize("path", modules("lambdas", "stacks", "agent", "container", "local", "cli", "tools"), ids=shown)
-def test_nothing_imports_a_benchmark(path):
-    assert not {name for name in imports(path) if within(name, "bench", "tests")}

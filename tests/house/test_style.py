@@ -25,7 +25,7 @@ def test_every_module_opens_with_what_it_is_for(path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=shown)
-def test_a_name_says_what_is_inside(path):
+def test_no_module_has_a_name_without_meaning(path):
     """No module and no folder is called by one of the names that say nothing."""
     parts = {Path(part).stem for part in path.relative_to(ROOT).parts}
     assert not parts & VAGUE

@@ -37,7 +37,7 @@ def granted_in(aws: LocalAws, stack: str = STACK) -> Granted:
     cloudformation = aws.client("cloudformation")
     template: Any = cloudformation.get_template(StackName=stack)["TemplateBody"]
     resources = cloudformation.describe_stack_resources(StackName=stack)["StackResources"]
-    names = {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in resources}
+    names = {resource["LogicalResourceId"]: resource["PhysicalResourceId"] for resource in resources}
     read = template if isinstance(template, dict) else json.loads(template)
     return Granted(read, account=ACCOUNT, region=REGION, names=names)
 

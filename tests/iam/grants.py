@@ -124,9 +124,9 @@ class Granted:
             case {"Fn::Sub": str(text)}:
                 return re.sub(r"\$\{([^}]+)\}", lambda found: str(self.value({"Ref": found[1]})), text)
             case dict():
-                return {name: self.value(each) for name, each in given.items()}
+                return {name: self.value(item) for name, item in given.items()}
             case list():
-                return [self.value(each) for each in given]
+                return [self.value(item) for item in given]
         return given
 
     def _pseudo(self, name: str) -> str:
@@ -165,13 +165,15 @@ class Granted:
     @cached_property
     def roles(self) -> dict[str, str]:
         """Logical id of each role to who works in it: a function by its handler, or the role's own name."""
-        called = {id: HASH.sub("", id) for id, each in self._resources.items() if each["Type"] == "AWS::IAM::Role"}
+        called = {
+            id: HASH.sub("", id) for id, resource in self._resources.items() if resource["Type"] == "AWS::IAM::Role"
+        }
         for resource in self._of("AWS::Lambda::Function"):
             called[resource["Role"]["Fn::GetAtt"][0]] = resource["Handler"].partition(".")[0]
         return called
 
     def _of(self, kind: str) -> Iterator[Mapping[str, Any]]:
-        yield from (each["Properties"] for each in self._resources.values() if each["Type"] == kind)
+        yield from (resource["Properties"] for resource in self._resources.values() if resource["Type"] == kind)
 
     @cached_property
     def grants(self) -> list[Grant]:
@@ -211,7 +213,7 @@ class Granted:
 
     def _key_itself(self, key: Mapping[str, Any]) -> str:
         """In a key's policy `*` is this key."""
-        return next(self.arn(id) for id, each in self._resources.items() if each is key)
+        return next(self.arn(id) for id, resource in self._resources.items() if resource is key)
 
     def decision(self, who: str, need: Need, place: Place) -> str:
         """For a role: what its own policy and the policy of the resource say together; for a service, the latter."""
@@ -292,13 +294,13 @@ class Granted:
 
     def _of_alarms(self, place: Place) -> Iterator[Wired]:
         source = (("aws:sourceaccount", self.account),)
-        told = {
+        expected = {
             str(self.value(topic))
             for kind in ("AWS::CloudWatch::Alarm", "AWS::CloudWatch::CompositeAlarm")
             for alarm in self._of(kind)
             for topic in (*alarm.get("AlarmActions", []), *alarm.get("OKActions", []))
         }
-        for topic in sorted(told):
+        for topic in sorted(expected):
             yield Wired(CLOUDWATCH, "alarms", Need("sns:Publish", topic, source))
             for action in ("Decrypt", "GenerateDataKey"):
                 yield Wired(CLOUDWATCH, "alarms", Need(f"kms:{action}", place.key_of(topic), source))

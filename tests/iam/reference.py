@@ -35,18 +35,18 @@ def _action(service: str, name: str) -> dict[str, Any]:
 @cache
 def _arns(service: str, action: str) -> tuple[str, ...]:
     """The forms of ARN that the action takes; none where it takes no resource."""
-    types = [each["name"] for each in _action(service, action)["resourceTypes"]]
+    types = [resource["name"] for resource in _action(service, action)["resourceTypes"]]
     details = [_data().resources.get_resource_type_details(service, name) for name in types]
-    return tuple(str(each["arn"]) for each in details)
+    return tuple(str(detail["arn"]) for detail in details)
 
 
 @cache
 def _keys(service: str, action: str) -> frozenset[str]:
     """The condition keys of the action and of the resources that it takes, in small letters, up to their `${...}`."""
     found = list(_action(service, action)["conditionKeys"])
-    for each in _action(service, action)["resourceTypes"]:
-        found += each["conditionKeys"]
-        found += _data().resources.get_resource_type_details(service, each["name"]).get("conditionKeys", [])
+    for resource in _action(service, action)["resourceTypes"]:
+        found += resource["conditionKeys"]
+        found += _data().resources.get_resource_type_details(service, resource["name"]).get("conditionKeys", [])
     return frozenset(re.split(r"\$\{|<", key)[0].lower() for key in found)
 
 
@@ -62,7 +62,7 @@ def objections(grant: Grant) -> Iterator[str]:
     if _hands_out(service, name) and not (grant.action == PASSING and "iam:PassedToService" in grant.where):
         yield "it hands out permissions: its owner can get more permissions"
     forms = _arns(service, name)
-    required = any(each["required"] for each in _action(service, name)["resourceTypes"])
+    required = any(resource["required"] for resource in _action(service, name)["resourceTypes"])
     if grant.resource == "*" and required:
         yield "it could name its resource, and does not"
     if grant.resource != "*" and not forms:
@@ -85,7 +85,7 @@ def _on_key(service: str, name: str, operator: str, key: str) -> Iterator[str]:
     if small.startswith(("aws:resourcetag/", "aws:requesttag/")):
         is_known = f"{small.partition('/')[0]}/" in known
     else:
-        is_known = small.startswith(GLOBAL) or any(small.startswith(each) for each in known if each)
+        is_known = small.startswith(GLOBAL) or any(small.startswith(prefix) for prefix in known if prefix)
     if not is_known:
         yield f"it has no {key} to be tested by {operator}"
 

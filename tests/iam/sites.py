@@ -42,29 +42,29 @@ def sites(folder: Path = ADAPTERS) -> list[Site]:
     for file in sorted(folder.glob("*.py")):
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
-                found |= {Site(file.stem, *each) for each in _calls(function)}
+                found |= {Site(file.stem, *call) for call in _calls(function)}
     return sorted(found)
 
 
 def _calls(function: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
     clients = dict(_variables(function))
-    for each in ast.walk(function):
-        match each:
+    for node in ast.walk(function):
+        match node:
             case ast.Call(func=ast.Attribute(value=whose, attr=method)):
                 service = _service(whose) or (clients.get(whose.id) if isinstance(whose, ast.Name) else None)
                 if service and method == "get_paginator":
-                    yield function.name, service, _text(each.args[0])
+                    yield function.name, service, _text(node.args[0])
                 elif service and method != "meta":
                     yield function.name, service, method
             case ast.Call(func=ast.Name(id=maker)) if maker in BY_NAME:
-                yield maker, BY_NAME[maker], _text(each.args[0])
+                yield maker, BY_NAME[maker], _text(node.args[0])
 
 
 def _variables(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
     """Names that a client is given within the function, and its service."""
-    for each in ast.walk(function):
-        if isinstance(each, ast.Assign):
-            for name, value in _pairs(each.targets[0], each.value):
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for name, value in _pairs(node.targets[0], node.value):
                 if service := _service(value):
                     yield name, service
 
@@ -72,7 +72,9 @@ def _variables(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values):
-            yield from ((each.id, one) for each, one in zip(names, values, strict=True) if isinstance(each, ast.Name))
+            yield from (
+                (name.id, value) for name, value in zip(names, values, strict=True) if isinstance(name, ast.Name)
+            )
         case ast.Name(id=name), _:
             yield name, value
 

@@ -33,7 +33,7 @@ def add_sleeper(aws: LocalAws) -> None:
     )  # fmt: skip
 
 
-def start_sleeping(aws: LocalAws) -> list[processes.Process]:
+def start_sleeping(aws: LocalAws) -> list[processes.ProcessEntry]:
     """A function at work for ten minutes; the processes of the emulator, with the worker."""
     add_sleeper(aws)
     aws.client("lambda").invoke(FunctionName="sleeper", InvocationType="Event", Payload=b'{"seconds": 600}')

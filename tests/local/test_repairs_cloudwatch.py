@@ -110,12 +110,12 @@ def test_composite_alarm_of_the_template_follows_its_rule(aws: LocalAws) -> None
     unwell = lambda: cloudwatch.describe_alarms(AlarmNames=["Unwell"], AlarmTypes=["CompositeAlarm"])  # noqa: E731
     assert eventually(lambda: unwell()["CompositeAlarms"][0]["StateValue"] == "OK")
     cloudwatch.set_alarm_state(AlarmName=child, StateValue="ALARM", StateReason="said so")
-    told = Mailbox(aws, "Paged").find(
+    messages = Mailbox(aws, "Paged").find(
         lambda m: m["body"]["AlarmName"] == "Unwell" and m["body"]["NewStateValue"] == "ALARM"
     )
-    assert told[0]["body"]["AlarmArn"] == aws.outputs["UnwellArn"]
-    assert told[0]["body"]["TriggeringChildren"][0]["Arn"].endswith(child)
-    assert f"{child} transitioned to ALARM" in told[0]["body"]["NewStateReason"]
+    assert messages[0]["body"]["AlarmArn"] == aws.outputs["UnwellArn"]
+    assert messages[0]["body"]["TriggeringChildren"][0]["Arn"].endswith(child)
+    assert f"{child} transitioned to ALARM" in messages[0]["body"]["NewStateReason"]
     raised = Mailbox(aws, "AlarmEvents").find(
         lambda m: m["body"]["detail"]["alarmName"] == "Unwell" and m["body"]["detail"]["state"]["value"] == "ALARM"
     )

@@ -25,13 +25,13 @@ def test_dead_letter_queue_gets_the_event_itself(aws: LocalAws, seen: Mailbox) -
     assert len(seen.find(lambda m: m["body"].get("event", {}).get("detail") == {"once": "dead"}, count=3)) == 3
 
 
-def test_failure_destination_gets_the_whole_story(aws: LocalAws) -> None:
+def test_a_failure_destination_gets_the_request_and_the_error(aws: LocalAws) -> None:
     """The on-failure destination is told how often the function was run, with one retry allowed: twice."""
     put_event(aws, "Told", once="told")
-    [told] = Mailbox(aws, "Failures").find(lambda m: m["body"]["requestPayload"]["detail"] == {"once": "told"})
-    assert told["body"]["requestContext"]["condition"] == "RetriesExhausted"
-    assert told["body"]["requestContext"]["approximateInvokeCount"] == 2
-    assert told["body"]["responsePayload"]["errorMessage"] == "no luck"
+    [message] = Mailbox(aws, "Failures").find(lambda m: m["body"]["requestPayload"]["detail"] == {"once": "told"})
+    assert message["body"]["requestContext"]["condition"] == "RetriesExhausted"
+    assert message["body"]["requestContext"]["approximateInvokeCount"] == 2
+    assert message["body"]["responsePayload"]["errorMessage"] == "no luck"
 
 
 def test_no_event_is_lost_to_a_concurrency_limit(aws: LocalAws, seen: Mailbox) -> None:
@@ -77,7 +77,7 @@ def test_queue_consumer_never_runs_wider_than_its_maximum(aws: LocalAws, seen: M
     eventually(lambda: sum(len(run["bodies"]) for run in wide()) >= 8)
     runs = wide()
     assert sum(len(run["bodies"]) for run in runs) == 8
-    assert max(sum(one["began"] <= run["began"] < one["ended"] for one in runs) for run in runs) <= 2
+    assert max(sum(other["began"] <= run["began"] < other["ended"] for other in runs) for run in runs) <= 2
 
 
 def test_schedule_fires_at_the_scaled_pace(aws: LocalAws, seen: Mailbox) -> None:

@@ -15,8 +15,8 @@ def test_change_of_a_job_reaches_the_rule_of_the_product(aws: LocalAws) -> None:
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
     )
-    heard = Mailbox(aws, "Heard")
-    [failed] = heard.find(lambda message: message["body"]["detail"]["TrainingJobStatus"] == "Failed")
+    mailbox = Mailbox(aws, "Heard")
+    [failed] = mailbox.find(lambda message: message["body"]["detail"]["TrainingJobStatus"] == "Failed")
     assert failed["body"]["source"] == "aws.sagemaker"
     assert failed["body"]["resources"] == ["arn:aws:sagemaker:us-east-1:000000000000:training-job/heard-of"]
-    assert heard.messages[0]["body"]["detail"]["SecondaryStatus"] == "Starting"
+    assert mailbox.messages[0]["body"]["detail"]["SecondaryStatus"] == "Starting"

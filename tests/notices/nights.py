@@ -102,4 +102,4 @@ def _held(world: World) -> Notice:
 
 
 def _last(world: World, severity: Severity) -> Notice:
-    return next(notice for notice in reversed(world.bus.told) if notice.severity is severity)
+    return next(notice for notice in reversed(world.bus.notices) if notice.severity is severity)

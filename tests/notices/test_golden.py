@@ -35,21 +35,21 @@ def is_as_before(name: str, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Notice]:
+def notices() -> dict[str, Notice]:
     return {name: night() for name, night in NIGHTS.items()}
 
 
 @pytest.mark.parametrize("name", NIGHTS)
-def test_an_email_reads_as_it_did(told, name):
-    notice = told[name]
+def test_an_email_reads_as_it_did(notices, name):
+    notice = notices[name]
     is_as_before(f"{name}.txt", f"Subject: {format_subject(notice)}\n\n{format_text(notice, links(notice))}\n")
 
 
 @pytest.mark.parametrize("kind", JSON)
 @pytest.mark.parametrize("name", NIGHTS)
-def test_what_a_receiver_gets_is_what_it_got_and_what_it_takes(told, name, kind):
+def test_what_a_receiver_gets_is_what_it_got_and_what_it_takes(notices, name, kind):
     """PagerDuty is not sent what only informs."""
-    notice = told[name]
+    notice = notices[name]
     render: Callable[[Notice, Links], dict | None] = JSON[kind]
     body = render(notice, links(notice))
     if kind == "pagerduty" and notice.severity == "inform":
@@ -59,24 +59,24 @@ def test_what_a_receiver_gets_is_what_it_got_and_what_it_takes(told, name, kind)
     is_as_before(f"{name}.{kind}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
 
 
-def test_every_golden_file_belongs_to_a_notice(told):
+def test_every_golden_file_belongs_to_a_notice(notices):
     """None is left over from one that is told no more."""
-    silent = {f"{name}.pagerduty.json" for name, notice in told.items() if notice.severity == "inform"}
+    silent = {f"{name}.pagerduty.json" for name, notice in notices.items() if notice.severity == "inform"}
     wanted = {f"{name}{end}" for name in NIGHTS for end in (".txt", *(f".{kind}.json" for kind in JSON))}
     assert {path.name for path in GOLDEN.iterdir()} == wanted - silent
 
 
-def test_the_all_clear_resolves_the_incident_of_its_page(told):
+def test_the_all_clear_resolves_the_incident_of_its_page(notices):
     """The key is all that PagerDuty goes by."""
-    page, clear = (format_pagerduty(told[name], links(told[name])) for name in ("held", "all_clear"))
+    page, clear = (format_pagerduty(notices[name], links(notices[name])) for name in ("held", "all_clear"))
     assert page and clear
     assert (page["event_action"], clear["event_action"]) == ("trigger", "resolve")
     assert page["dedup_key"] == clear["dedup_key"]
 
 
-def test_an_email_can_be_understood_in_ten_seconds(told):
+def test_an_email_can_be_understood_in_ten_seconds(notices):
     """The subject says it all, the first lines say what happened and what to do, and no other tab is needed."""
-    notice = told["held"]
+    notice = notices["held"]
     assert format_subject(notice) == "gpt: held: oom is not retried"
     lines = format_text(notice, links(notice)).splitlines()
     assert lines[0].startswith("attempt 1 failed: oom (AlgorithmError: torch.OutOfMemoryError: CUDA out of memory.")

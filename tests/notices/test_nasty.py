@@ -24,7 +24,7 @@ from tests.notices.nights import NIGHTS, links, nasty
 from tests.notices.test_golden import validator
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-TOLD = [night() for night in NIGHTS.values()]
+NOTICES = [night() for night in NIGHTS.values()]
 MARKUP = ["*", "_", "`", "~", "<!channel>", "<@U1>", "[x](http://e.vil)", "<http://e.vil|yes>", "\n", "\r\n", "\n# "]
 UNSEEN = ["\x00", "\x1b[31m", "\u202e", "\ud800", "\u2028What to do:", "🔥", "loss", " "]
 EVIDENCE = st.lists(st.sampled_from([*MARKUP, *UNSEEN]) | st.text(), max_size=20)
@@ -32,10 +32,10 @@ NAMES = st.from_regex(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", fullmatch=True) | st.
 LIVE = re.compile(r"https?://\S+|<[!@#]|<https?|\]\(")
 
 
-@given(st.sampled_from(TOLD), NAMES, EVIDENCE.map("".join))
-@example(TOLD[0], "gpt", "x" * 10_000)
-@example(TOLD[0], "gpt", "*" * 10_000)
-@example(TOLD[1], "g" * 300, "\n" * 10_000)
+@given(st.sampled_from(NOTICES), NAMES, EVIDENCE.map("".join))
+@example(NOTICES[0], "gpt", "x" * 10_000)
+@example(NOTICES[0], "gpt", "*" * 10_000)
+@example(NOTICES[1], "g" * 300, "\n" * 10_000)
 def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, evidence):
     """Within the published limits, and as JSON that can be sent."""
     notice = nasty(notice, name, evidence)
@@ -54,20 +54,20 @@ def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, ev
 @example("click [here](http://e.vil) or <http://e.vil|here>, <!channel> *now*")
 def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
     """An address in a log line could be one to approve something with; ours are the only ones."""
-    notice = nasty(TOLD[0], "gpt", evidence)
+    notice = nasty(NOTICES[0], "gpt", evidence)
     content = format_chat(notice, Links(show="rerail show gpt"))["content"]
-    told = "\n".join([content["title"], content["description"], *content.get("nextSteps", ())])
-    assert not LIVE.search(told)
-    ours = re.sub(r"(?m)^\*(By when|What Rerail did|Since|Cost so far|Where):\*|`rerail [^`\n]*`", "", told)
+    text = "\n".join([content["title"], content["description"], *content.get("nextSteps", ())])
+    assert not LIVE.search(text)
+    ours = re.sub(r"(?m)^\*(By when|What Rerail did|Since|Cost so far|Where):\*|`rerail [^`\n]*`", "", text)
     assert not re.search(r"[*`~<>\[\]|]", ours)
 
 
 @pytest.mark.threat("T12")
-@given(st.sampled_from(TOLD), EVIDENCE.map("".join))
+@given(st.sampled_from(NOTICES), EVIDENCE.map("".join))
 def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
     """Whatever stands at the start of a line is ours."""
     clean, nasty_ = (
-        format_text(each, links(each)).splitlines() for each in (notice, nasty(notice, notice.run, evidence))
+        format_text(variant, links(variant)).splitlines() for variant in (notice, nasty(notice, notice.run, evidence))
     )
     ours = {re.split(r"[:(]", line)[0] for line in clean if not line.startswith(" ")}
     assert {re.split(r"[:(]", line)[0].rstrip() for line in nasty_[1:] if line and not line.startswith(" ")} <= ours
@@ -87,19 +87,19 @@ def test_what_is_escaped_can_still_be_read(text, shown):
     assert escape(text) == shown
 
 
-@given(tells.filter(lambda tell: tell.severity is not Severity.CLEAR or clean_text(tell.clears).strip()), runs)
-def test_any_notice_of_any_run_is_one_that_the_published_schema_allows(tell, run):
+@given(tells.filter(lambda notify: notify.severity is not Severity.CLEAR or clean_text(notify.clears).strip()), runs)
+def test_any_notice_of_any_run_is_one_that_the_published_schema_allows(notify, run):
     """Whatever the core has to say, and wherever the run is."""
-    notice = make_run_notice(tell, run, at=NOON, policy=Policy())
+    notice = make_run_notice(notify, run, at=NOON, policy=Policy())
     validator("webhook").validate(format_webhook(notice, links(notice)))
     assert read_detail(json.loads(json.dumps(format_detail(notice)))) == notice
 
 
-@pytest.mark.parametrize("told", TOLD, ids=lambda notice: notice.key)
-def test_any_notice_survives_the_bus(told):
+@pytest.mark.parametrize("notice", NOTICES, ids=lambda notice: notice.key)
+def test_any_notice_survives_the_bus(notice):
     """What one function puts on it, the other reads, in whatever version: what it does not know it leaves out."""
-    detail = json.loads(json.dumps(format_detail(told)))
-    assert read_detail(detail) == told
+    detail = json.loads(json.dumps(format_detail(notice)))
+    assert read_detail(detail) == notice
     assert read_detail({**detail, "runbook": "of-a-later-version", "more": 1}).runbook is Runbook.INFORMED
 
 
@@ -120,7 +120,7 @@ def test_a_notice_of_an_older_version_is_sent():
 )
 def test_a_notice_with_a_wrong_type_is_refused_with_the_field(field, value):
     """Whoever may put events on the bus may have written it."""
-    detail = format_detail(TOLD[0]) | {field: value}
+    detail = format_detail(NOTICES[0]) | {field: value}
     with pytest.raises(BadRecord, match=f"Notice.{field} is "):
         read_detail(detail)
 
@@ -129,7 +129,7 @@ def test_a_notice_with_a_wrong_type_is_refused_with_the_field(field, value):
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
 def test_a_time_out_of_range_blocks_no_page(field, time):
     """It is left out, and everybody is told the rest."""
-    notice = read_detail(format_detail(TOLD[0]) | {field: time})
+    notice = read_detail(format_detail(NOTICES[0]) | {field: time})
     assert getattr(notice, field) is None
     for render in (format_text, format_chat, format_webhook, format_pagerduty):
         assert render(notice, links(notice))

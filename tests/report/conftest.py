@@ -55,7 +55,7 @@ def held() -> Facts:
     """A run that ran out of memory, and waits for somebody."""
     when = BEGAN + timedelta(minutes=52)
     reason = "attempt 1 failed: oom (CUDA out of memory); held: the same batch needs the same memory"
-    tell = Notify(
+    notify = Notify(
         Severity.PAGE,
         "gpt: held",
         reason,
@@ -75,7 +75,7 @@ def held() -> Facts:
         (failed,),
         incidents=(replace(incident, closed_at=when, resolution="the run was held"),),
         hold_reason=reason,
-        pages=(OpenPage(tell, 1, when),),
+        pages=(OpenPage(notify, 1, when),),
     )
     entry = TimelineEntry(
         "gpt", 3, when, RunState.WATCHING, RunState.HELD, reason, "job_failed", inputs={"rule": "oom", "last_step": 700}
@@ -113,7 +113,7 @@ def immense(*, every: int = 1, tries: int = 500) -> Facts:
     attempts = [attempt(n, start=(n - 1) * 1000 or None, last=n * 1000, cause=Cause.UNKNOWN) for n in numbers]
     incidents = [
         Incident(n, "job_failed", n, Cause.UNKNOWN, f"attempt {n} failed", "exit code 137", at, at, step=n * 1000)
-        for n, at in ((each.number, each.ended_at or BEGAN) for each in attempts[:-1])
+        for n, at in ((attempt.number, attempt.ended_at or BEGAN) for attempt in attempts[:-1])
     ]
     timeline = tuple(
         TimelineEntry("gpt", n, BEGAN + timedelta(minutes=n), RunState.WATCHING, RunState.WAITING, f"decision {n}" * 20)

@@ -143,7 +143,7 @@ def test_the_last_log_lines_are_those_before_the_decision():
 def test_pages_of_logs_are_bounded_over_all_attempts_the_newest_first():
     """Sixty attempts with a hundred pages each cost no more than one's share."""
     attempts = tuple(attempt(n, last=n) for n in range(1, 71))
-    printed_by = {each.job_name: lines(each.job_name, 15_000)[each.job_name] for each in attempts[-3:]}
+    printed_by = {attempt.job_name: lines(attempt.job_name, 15_000)[attempt.job_name] for attempt in attempts[-3:]}
     logs = FakeLogs(printed_by)
     known = gathering(replace(held().run, attempts=attempts), logs=logs).gather("gpt")
     assert known is not None

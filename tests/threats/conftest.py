@@ -30,4 +30,4 @@ def agent(world: World) -> Agent:
 @pytest.fixture
 def stranger(world: World) -> Agent:
     """Somebody who may write into the mailbox and knows the run's name, its job and the attempt, and not its key."""
-    return Agent(world, told=100)
+    return Agent(world, reports=100)

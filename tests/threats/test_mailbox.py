@@ -32,13 +32,13 @@ def beating(world: World, agent: Agent, minutes: int) -> None:
         world.minutes(1)
 
 
-def pulse_of(world: World) -> Liveness:
+def liveness_of(world: World) -> Liveness:
     """When the run was last heard, as the sweep remembers it."""
     return world.memories.recall(["gpt"])["gpt"].detectors.liveness
 
 
 def titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.told]
+    return [notice.title for notice in world.bus.notices]
 
 
 @pytest.mark.threat("T1")
@@ -51,12 +51,12 @@ def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
         stranger.finds(RUINED)
     run = world.run()
     assert (run.state, run.stop, run.incidents, run.pending) == (RunState.WATCHING, None, (), ())
-    assert [notice.title for notice in world.bus.told] == ["gpt: a report cannot be read"]
-    assert "does not show that this run's job has written it" in world.bus.told[0].body
+    assert [notice.title for notice in world.bus.notices] == ["gpt: a report cannot be read"]
+    assert "does not show that this run's job has written it" in world.bus.notices[0].body
 
 
 @pytest.mark.threat("T1")
-def test_the_runs_own_agent_is_heard(world, agent):
+def test_reports_of_the_runs_own_agent_are_handled(world, agent):
     """The same finding with the run's seal ends in an intervention: it is the seal that makes the difference."""
     world.checkpoints.save(step=40)
     agent.finds(RUINED)
@@ -65,7 +65,7 @@ def test_the_runs_own_agent_is_heard(world, agent):
 
 @pytest.mark.threat("T1")
 @pytest.mark.parametrize(
-    "told",
+    "facts",
     [
         ReportKind.DAMAGED,
         ReportKind.UNLOADED,
@@ -75,17 +75,17 @@ def test_the_runs_own_agent_is_heard(world, agent):
         ReportKind.CHECKPOINT,
     ],
 )
-def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, stranger, told):
+def test_a_forged_report_does_not_change_the_run(world, agent, stranger, facts):
     """No checkpoint is called damaged, no crash is answered, nothing is believed to be saved."""
     before = world.run()
-    stranger.hear(stranger.files(told, step=40, saved_by=1, reason="because", evidence="boom", command="c1"))
+    stranger.deliver(stranger.files(facts, step=40, saved_by=1, reason="because", evidence="boom", command="c1"))
     after = world.run()
     assert replace(after, defects=(), pending=(), version=before.version) == before
 
 
 @pytest.mark.threat("T1")
 @given(reports, st.binary(max_size=40))
-def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
+def test_a_signature_covers_every_byte_and_the_name(report, more):
     """A sealed report that is changed, cut, given another name or another key is refused, or has no seal any more."""
     name = make_report_key(report.run, report.id)
     text = sign(serialize(report), name=name, key=KEY)
@@ -103,7 +103,7 @@ def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
 
 
 @pytest.mark.threat("T1")
-def test_nobody_can_write_that_a_report_is_sealed(world):
+def test_a_report_cannot_claim_to_be_signed(world):
     """What the object says of itself counts for nothing."""
     agent = Agent(world)
     name = agent.files(ReportKind.HELLO)
@@ -142,12 +142,12 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
     for minute in range(20):
         agent.beats(200 + 10 * minute, loss=2.0, at=world.clock() - timedelta(hours=1))
         world.minutes(1)
-    assert pulse_of(world).received_at >= world.clock() - 2 * MINUTE
-    assert not world.bus.told
+    assert liveness_of(world).received_at >= world.clock() - 2 * MINUTE
+    assert not world.bus.notices
 
 
 @pytest.mark.threat("T3")
-def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
+def test_reports_of_a_job_without_a_key_are_handled_until_its_successor_signs(world):
     """A first job that somebody started without one, or an agent of an older version: as before, and no longer."""
     world.sagemaker.submit("old")
     world.supervisor().handle(JobStateChanged("old"))
@@ -161,7 +161,7 @@ def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
     second = Agent(world, run="old", job="old-a002", attempt=2, signing_key=KEY)
     second.hello()
     assert world.run("old").requires_signature
-    late = Agent(world, run="old", job="old-a002", attempt=2, told=50)
+    late = Agent(world, run="old", job="old-a002", attempt=2, reports=50)
     late.finds(RUINED)
     assert world.run("old").state is RunState.WATCHING
 
@@ -172,14 +172,14 @@ def test_a_policy_can_ask_for_seals_from_the_first_word(world):
     world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(signed_only=True))
     Agent(world).hello()
     assert not world.run().current.agent
-    Agent(world, told=7, signing_key=KEY).hello()
+    Agent(world, reports=7, signing_key=KEY).hello()
     assert world.run().current.agent and world.run().requires_signature
 
 
 @pytest.mark.threat("T1")
 def test_a_report_of_another_job_in_a_runs_folder_changes_nothing(world, agent):
     """Another run's own agent, with its own seal, writes where it does not belong."""
-    other = Agent(world, job="other-a002", attempt=2, told=200, signing_key=KEY)
+    other = Agent(world, job="other-a002", attempt=2, reports=200, signing_key=KEY)
     before = world.run()
     other.finds(RUINED)
     assert world.run() == before

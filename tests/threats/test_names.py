@@ -34,7 +34,7 @@ def test_a_job_that_calls_itself_an_attempt_is_not_taken_up(world, name, key):
     run = world.run()
     assert (run.state, [attempt.job_name for attempt in run.attempts]) == (RunState.WATCHING, ["gpt"])
     assert set(world.sagemaker.live()) == {"gpt", name}
-    assert f"{name}: not supervised" in [notice.title for notice in world.bus.told]
+    assert f"{name}: not supervised" in [notice.title for notice in world.bus.notices]
 
 
 @pytest.mark.threat("T4")
@@ -58,7 +58,7 @@ def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
     world.minutes(10)
     run = world.run()
     assert run.state is RunState.HELD and "another job has that name" in run.hold_reason
-    assert [notice.severity for notice in world.bus.told].count(Severity.PAGE) == 1
+    assert [notice.severity for notice in world.bus.notices].count(Severity.PAGE) == 1
     assert not run.current.exists
     del world.sagemaker.jobs["gpt-a002"]
     world.supervisor().handle(
@@ -97,7 +97,7 @@ def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
     impostor(world, "finetune-002")
     world.supervisor().handle(JobStateChanged("finetune-002"))
     assert world.run() == before
-    (notice,) = world.bus.told
+    (notice,) = world.bus.notices
     assert "names a run that did not launch it; remove the tag" in notice.body
 
 

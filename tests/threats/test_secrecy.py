@@ -26,7 +26,7 @@ FAILED = (
 
 
 @pytest.mark.threat("T17")
-def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
+def test_what_sagemaker_quotes_is_published_without_secrets(monkeypatch):
     """The failed script's command line, and a refused request's fields with their values."""
     description = {
         **REQUEST,
@@ -39,8 +39,8 @@ def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
 
     class Refusing:
         def create_training_job(self, **request):
-            told = f"Value '{request['Environment']}' at 'environment' failed to satisfy constraint"
-            raise ClientError({"Error": {"Code": "ValidationException", "Message": told}}, "CreateTrainingJob")
+            message = f"Value '{request['Environment']}' at 'environment' failed to satisfy constraint"
+            raise ClientError({"Error": {"Code": "ValidationException", "Message": message}}, "CreateTrainingJob")
 
     monkeypatch.setattr(sagemaker, "client", lambda service: Refusing())
     with pytest.raises(RequestRefused) as refused:

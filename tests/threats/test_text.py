@@ -39,7 +39,7 @@ each_text = pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
 
 @pytest.mark.threat("T12")
 @each_text
-def test_what_people_are_told_is_text(text):
+def test_notices_contain_only_text(text):
     """Mail, chat, pager and webhook: within their schemas, with no mention, no link and no header of its own."""
     notice = nasty(next(iter(NIGHTS.values()))(), text, text)
     notice = read_detail(json.loads(json.dumps(format_detail(notice))))

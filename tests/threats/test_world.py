@@ -21,7 +21,7 @@ from tests.threats.test_mailbox import MINUTE, beating, titles
 
 
 @pytest.mark.threat("T7")
-def test_forged_metrics_do_not_steer_a_run_whose_agent_is_heard(world, agent):
+def test_forged_metrics_do_not_steer_a_run_with_an_agent(world, agent):
     """Somebody publishes losses under the job's name, not finite and rising: the sealed heartbeats are believed."""
     world.checkpoints.save(step=40)
     for minute in range(30):
@@ -78,7 +78,7 @@ def test_a_manifest_names_nothing_outside_of_its_folder(name):
 
 
 @pytest.mark.threat("T18")
-def test_what_is_moved_aside_comes_from_the_runs_own_folder():
+def test_what_is_quarantined_comes_from_the_runs_own_folder():
     """Keys as strange as S3 takes them: what is moved lies below the checkpoint folder, and goes below the quarantine
     of this run."""
     strange = [
@@ -138,8 +138,8 @@ def test_a_job_spends_its_own_budgets_only(world, agent):
         run = world.run()
         if run.state.is_end:
             break
-        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, told=300, signing_key=KEY)
-        crier.hear(crier.files(ReportKind.HELLO))
+        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, reports=300, signing_key=KEY)
+        crier.deliver(crier.files(ReportKind.HELLO))
         world.sagemaker.fail(run.current.job_name, "InternalServerError: We encountered an internal error.")
         world.minutes(30)
     assert world.run().state is RunState.HELD
@@ -148,7 +148,7 @@ def test_a_job_spends_its_own_budgets_only(world, agent):
 
 
 @pytest.mark.threat("T10")
-def test_a_command_says_no_more_than_a_verb_of_ours(world):
+def test_a_command_contains_only_a_known_verb(world):
     """Whoever may put events on our bus can hold and stop; he can name no job, no role, no request and no file."""
     with pytest.raises(BadMessage):
         detail = {"verb": "create", "run": "gpt", "who": "eve", "request": {"RoleArn": "x"}}

@@ -18,7 +18,7 @@ NEAR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class IntervalAdvice:
     """The recommended checkpoint interval, and what it was computed from; all times are in seconds."""
 
     interval_s: float
@@ -47,7 +47,9 @@ def find_optimal_interval(stall_s: float, mtbf_s: float) -> float:
     return sqrt(2 * stall_s * mtbf_s) * (1 + sqrt(share) / 3 + share / 9) - stall_s
 
 
-def advise_interval(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime) -> Advice | None:
+def advise_interval(
+    run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime
+) -> IntervalAdvice | None:
     """Return the recommendation from the run's own data; None if no checkpoint was measured yet."""
     stalls = [checkpoint.stall_s for checkpoint in checkpoints if checkpoint.stall_s]
     if not stalls:
@@ -55,7 +57,7 @@ def advise_interval(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy,
     stall_s, (mtbf_s, failures) = median(stalls), estimate_mtbf(run, policy, at=at)
     interval_s = find_optimal_interval(stall_s, mtbf_s)
     whole_s = max((checkpoint.write_s for checkpoint in checkpoints if checkpoint.write_s), default=0.0)
-    return Advice(
+    return IntervalAdvice(
         max(interval_s, whole_s), stall_s, mtbf_s, failures, _measure_interval(checkpoints), whole_s > interval_s
     )
 
@@ -73,7 +75,7 @@ def estimate_mtbf(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int
     return (expected_h + hours) / (1 + failures) * HOUR_S, failures
 
 
-def format_advice(advice: Advice) -> str:
+def format_advice(advice: IntervalAdvice) -> str:
     """Return the recommendation as one sentence."""
     best = _format_seconds(advice.interval_s)
     why = (

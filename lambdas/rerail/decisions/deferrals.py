@@ -88,7 +88,7 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
         title="relaunches are rate-limited: many runs fail at once",
         body=reason,
         key=key,
-        runbook=Runbook.RELAUNCH_BRAKE,
+        runbook=Runbook.RELAUNCH_RATE_LIMIT,
         did=f"{run.current.job_name} and those after it wait; each tries again by itself",
         todo="See what all of them have in common: a release, a quota, a file system\nTo list the runs: rerail status",
         since=refused.at,

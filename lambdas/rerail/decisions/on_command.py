@@ -106,7 +106,8 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str
     """Release a held run: watch its running job again, or launch the next one."""
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{summary}, but the run is not held ({run.state}): nothing to release")
-    was_unquarantined = run.hold_runbook is Runbook.NOT_SET_ASIDE or run.hold_reason.startswith(FORMER_NOT_QUARANTINED)
+    was_unquarantined = run.hold_runbook is Runbook.NOT_QUARANTINED
+    was_unquarantined |= run.hold_reason.startswith(FORMER_NOT_QUARANTINED)
     run = with_release(run, who=command.who, at=command.at)
     attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.may_be_live:

@@ -321,7 +321,7 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused, policy: Policy) 
             "not set aside",
             what,
             key=f"not-aside-{run.current.number}",
-            runbook=Runbook.NOT_SET_ASIDE,
+            runbook=Runbook.NOT_QUARANTINED,
             did="launched all the same",
             todo=format_instruction(refused.advice),
         )
@@ -334,6 +334,6 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused, policy: Policy) 
     run = without_pending(run, QuarantineCheckpoints, CreateJob)
     what = f"{NOT_QUARANTINED}, and {run.current.job_name} would resume from it: {refused.message}"
     decision = hold_run(
-        run, refused.at, what, because=NOT_QUARANTINED, todo=refused.advice, runbook=Runbook.NOT_SET_ASIDE
+        run, refused.at, what, because=NOT_QUARANTINED, todo=refused.advice, runbook=Runbook.NOT_QUARANTINED
     )
     return replace(decision, finding="not_set_aside")

@@ -19,7 +19,7 @@ PAUSE = 1.25
 # be the first pause of its kind.
 REGULAR_WITHIN = 2
 MANY_PAUSES = 10
-# Before so many rows a step may be the first evaluation, unless pauses of a comparable length, by this share, have been seen.
+# Before so many rows a long step may be the first evaluation, unless a pause of this share of its length was seen.
 SETTLED_ROWS = 500
 COMPARABLE = 0.2
 

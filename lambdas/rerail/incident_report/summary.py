@@ -8,6 +8,7 @@ from rerail.decisions.decision import format_instruction, format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
+from rerail.model.former_names import RUNBOOKS
 from rerail.model.run import Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
@@ -138,4 +139,5 @@ def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mappi
 
 def _read_runbook(notice: Mapping[str, Any]) -> Runbook | None:
     name = notice.get("runbook", "")
-    return Runbook(name) if name in set(Runbook) and name != Runbook.INFORMED else None
+    runbook = Runbook(name) if name in {*Runbook, *RUNBOOKS} else None
+    return None if runbook is Runbook.INFORMED else runbook

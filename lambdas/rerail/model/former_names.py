@@ -76,6 +76,8 @@ CHECKS = {
     "brake": "rate limit",
     "": None,
 }
+# Runbooks, by their former name: their addresses are in notices and records.
+RUNBOOKS = {"not-set-aside": "not-quarantined", "relaunch-brake": "relaunch-rate-limit"}
 # Values of text fields, by present type and present field.
 VALUES: Mapping[str, Mapping[str, Mapping[str, str | None]]] = {
     "ClusterPart": {"condition": {"going": "leaving", "mending": "recovering", "well": "healthy"}},

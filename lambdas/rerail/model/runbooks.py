@@ -1,6 +1,9 @@
 """The runbooks that notices and alarms link to: `docs/runbooks/<name>.md`, one for each task."""
 
 from enum import StrEnum
+from typing import Self
+
+from rerail.model.former_names import RUNBOOKS
 
 
 class Runbook(StrEnum):
@@ -19,9 +22,9 @@ class Runbook(StrEnum):
     JOB_GONE = "job-gone"
     MONEY_SPENT = "money-spent"
     TIME_SPENT = "time-spent"
-    RELAUNCH_BRAKE = "relaunch-brake"
+    RELAUNCH_RATE_LIMIT = "relaunch-rate-limit"
     APPROVAL = "approval"
-    NOT_SET_ASIDE = "not-set-aside"
+    NOT_QUARANTINED = "not-quarantined"
     OBSERVING = "observing"
     # Runs that continue, but should be looked at.
     BLIND = "blind"
@@ -42,3 +45,8 @@ class Runbook(StrEnum):
     UNHEALTHY = "unhealthy"
     # Events that need no action.
     INFORMED = "informed"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """Return the runbook that had this name in an earlier version, None if there is none."""
+        return cls(RUNBOOKS[value]) if isinstance(value, str) and value in RUNBOOKS else None

@@ -1,7 +1,7 @@
-"""Runs a script that uses the Trainer on a machine with a fault: python bad_machine.py train.py [its arguments]
+"""Run a script that uses the Trainer on a machine with a fault: python bad_machine.py train.py [its arguments]
 
-After step BREAK_AT of a run's first job one weight turns into a NaN, as a bit that flips would have it; the next job of
-the run gets a sound machine. Each step takes STEP_SECONDS at least. The script is run as it is.
+After step BREAK_AT of the first job one weight becomes NaN, as after a bit flip; the next job gets a healthy machine.
+Each step takes at least STEP_SECONDS. The script is run unchanged.
 """
 
 import os
@@ -19,7 +19,7 @@ training_step = transformers.Trainer.training_step
 
 
 def step(trainer: Any, model: Any, *arguments: Any, **settings: Any) -> Any:
-    """One step, and no sooner than its time."""
+    """Do one step that takes at least its minimum time."""
     begun = time.monotonic()
     if BREAK_AT and trainer.state.global_step == BREAK_AT:
         with torch.no_grad():

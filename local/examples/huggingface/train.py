@@ -1,8 +1,8 @@
-"""Trains a small GPT-2 with the Hugging Face Trainer, on text that is made here; it knows nothing of Rerail.
+"""Train a small GPT-2 with the Hugging Face Trainer, on generated text; it contains nothing of Rerail.
 
     python train.py --max_steps 200 --output_dir /tmp/gpt2
 
-It saves to the folder that SageMaker copies to S3, and resumes from the newest checkpoint that it finds there.
+It saves to the folder that SageMaker copies to S3, and resumes from the newest checkpoint in it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ VOCABULARY, LENGTH, TEXTS = 64, 32, 512
 
 
 def texts() -> list[dict[str, torch.Tensor]]:
-    """Sequences with a pattern to learn: each token has its follower, but for one in ten."""
+    """Return sequences with a pattern to learn: nine of ten tokens determine the next one."""
     chance = torch.Generator().manual_seed(1)
     follower = torch.randperm(VOCABULARY, generator=chance)
     rows = torch.randint(0, VOCABULARY, (TEXTS, LENGTH), generator=chance)

@@ -1,4 +1,4 @@
-"""Learns to tell handwritten-looking digits apart: plain PyTorch with argparse, saves now and then, resumes by itself.
+"""Train a classifier of generated digits: plain PyTorch with argparse, saves checkpoints, resumes by itself.
 
     python train.py --epochs 2 --model-dir /tmp/model --checkpoint-dir /tmp/checkpoints
 
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
 
 
 def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images (count, SIZE * SIZE) of digits that are shifted, faint and noisy, and which digit each one is."""
+    """Return images (count, SIZE * SIZE) of shifted, faint and noisy digits, and their labels."""
     chance = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=chance)
     images = 0.2 * torch.randn(count, SIZE, SIZE, generator=chance)

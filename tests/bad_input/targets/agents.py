@@ -32,22 +32,22 @@ SELF = Identity(run="gpt", attempt=1, job="gpt", bucket="mailbox")
 
 def command(data: bytes) -> None:
     """A command in the mailbox, as the agent in the script hears it; what it answers can be read by the supervisor."""
-    heard = CommandState(SELF).receive(data, at=NOON)
-    if heard.report is not None:
-        text = serialize(heard.report)
+    accepted = CommandState(SELF).receive(data, at=NOON)
+    if accepted.report is not None:
+        text = serialize(accepted.report)
         assert len(text) <= SIZE_LIMIT, "an answer that the supervisor would not read"
-        read_report(text, run="gpt", id=heard.report.id)
+        read_report(text, run="gpt", id=accepted.report.id)
 
 
 def environment(data: bytes) -> None:
     """What the job's environment says of run, mailbox and detectors: what cannot be read is told, and done without."""
     said = {key: value for key, value in (table_of(data) or {}).items() if isinstance(value, str)}
-    told: list[str] = []
-    Identity.from_environment(said, told.append)
-    AgentSettings.from_environment(said, told.append)
+    errors: list[str] = []
+    Identity.from_environment(said, errors.append)
+    AgentSettings.from_environment(said, errors.append)
     init_channel.read_seconds(said, "RERAIL_POLL_SECONDS", 5.0, least=0.05, below=86400)
     in_place_restarts.with_another_port(said)
-    assert all(line.strip() for line in told)
+    assert all(line.strip() for line in errors)
 
 
 def machine(data: bytes) -> None:
@@ -64,9 +64,9 @@ def machine(data: bytes) -> None:
 
 def manifest(data: bytes) -> None:
     """A manifest and a label, as the agent reads them before it loads a checkpoint; also such as its writer sealed."""
-    if (sealed := table_of(data)) is not None:
-        sealed = {**sealed, "files": [*_entries(sealed), METADATA]}
-        text = json.dumps({**sealed, manifests.CHECKSUM_KEY: manifests._compute_own_checksum(sealed)})
+    if (signed := table_of(data)) is not None:
+        signed = {**signed, "files": [*_entries(signed), METADATA]}
+        text = json.dumps({**signed, manifests.CHECKSUM_KEY: manifests._compute_own_checksum(signed)})
         clearly(lambda _: manifests.parse(text.encode(), folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     clearly(lambda text: manifests.parse(text, folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     if (table := table_of(data)) is not None:
@@ -92,7 +92,7 @@ def failure(data: bytes) -> None:
     for error in (RuntimeError(words), MemoryError(words), KeyError(words)):
         text = describe(error, Position(rank=0, step=3))
         _is_failure_file(text)
-    lines = [StderrLine(2.0, each) for each in words.splitlines()[:200]]
+    lines = [StderrLine(2.0, line) for line in words.splitlines()[:200]]
     command, silent, testified = (exit_report.ProcessExit(0, status, 3.0) for status in (1, None, -9))
     testified = replace(testified, error_text=words)
     for ranks in ([], [silent], [testified, silent]):

@@ -61,14 +61,14 @@ Handler = Callable[[str, Any], bytes]
 class Wire:
     """What comes back, by the name of the operation; `status` is HTTP's for those that `says` names."""
 
-    says: dict[str, bytes] = field(default_factory=dict)
+    responses: dict[str, bytes] = field(default_factory=dict)
     status: int = 200
     otherwise: tuple[int, bytes] = 200, b"{}"
 
     def answer(self, request: Any, event_name: str, **_: Any) -> AWSResponse:
         """In place of the network."""
         operation = event_name.rpartition(".")[2]
-        status, body = (self.status, self.says[operation]) if operation in self.says else self.otherwise
+        status, body = (self.status, self.responses[operation]) if operation in self.responses else self.otherwise
         headers = {"content-length": str(len(body)), "last-modified": LAST_MODIFIED, "etag": '"e"'}
         return AWSResponse(request.url, status, headers, _Raw(body))
 
@@ -104,7 +104,7 @@ def answered(data: bytes, *operations: str) -> None:
     chance = crc32(data)
     refused = chance % REFUSED_IN == 0
     WIRE.status = (400, 403, 404, 500, 503)[chance // REFUSED_IN % 5] if refused else 200
-    WIRE.says = dict.fromkeys(operations, data)
+    WIRE.responses = dict.fromkeys(operations, data)
 
 
 def clearly(ask: Callable[[], object]) -> bool:
@@ -143,10 +143,12 @@ class _Asked:
         return (self._wire if job_name in self._jobs else self._fake).describe(job_name)
 
     def tags(self, arn: str) -> Mapping[str, str]:
-        return self._wire.tags(arn) if "Tags" in WIRE.says.get("ListTags", b"").decode(errors="replace") else {}
+        return self._wire.tags(arn) if "Tags" in WIRE.responses.get("ListTags", b"").decode(errors="replace") else {}
 
     def changed_since(self, time: datetime) -> Any:
-        return self._wire.changed_since(time) if "ListTrainingJobs" in WIRE.says else self._fake.changed_since(time)
+        return (
+            self._wire.changed_since(time) if "ListTrainingJobs" in WIRE.responses else self._fake.changed_since(time)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fake, name)
@@ -160,7 +162,7 @@ def _supervisor(world: World, jobs: Any, runs: Any = None) -> Supervisor:
         policies=world.policies,
         bus=world.bus,
         mailbox=world.mailbox,
-        rate_limit=world.brake,
+        rate_limit=world.rate_limit,
         clock=world.clock,
     )
 
@@ -178,7 +180,7 @@ def _swept(world: World, *, jobs: Any = None, runs: Any = None, memories: Any = 
         world.clock,
     )
     made = clearly(each.run)
-    due = [wakeup.get("run") for wakeup in world.queue.waiting]
+    due = [message.get("run") for message in world.queue.waiting]
     assert "bert" in due, "a run that needs the supervisor was passed over for what was said of another"
     assert made or not strict, "the round was not finished for what was said of one run"
     assert world.sagemaker.jobs["gpt"].status is JobStatus.IN_PROGRESS, "a healthy job was stopped"
@@ -197,7 +199,7 @@ def described(data: bytes) -> None:
     jobs = _Asked(world, "gpt", "new")
     _swept(world, jobs=jobs)
     clearly(lambda: _supervisor(world, jobs).handle(RunDue("gpt")))
-    WIRE.says["ListTags"] = b'{"Tags": [{"Key": "rerail:policy", "Value": "default"}]}'
+    WIRE.responses["ListTags"] = b'{"Tags": [{"Key": "rerail:policy", "Value": "default"}]}'
     clearly(lambda: _supervisor(world, jobs).handle(JobStateChanged("new")))
     assert world.sagemaker.jobs["gpt"].status is JobStatus.IN_PROGRESS, "a healthy job was stopped"
 
@@ -248,7 +250,7 @@ def logs(data: bytes) -> None:
     """DescribeLogStreams and GetLogEvents."""
     streams, _, events = data.partition(b"\n\n")
     answered(streams, "DescribeLogStreams")
-    WIRE.says["GetLogEvents"] = events
+    WIRE.responses["GetLogEvents"] = events
     clearly(lambda: CloudWatchLogs().tail("gpt", until=NOON, lines=20))
     clearly(lambda: CloudWatchLogs().whole("gpt", pages=5))
 
@@ -315,7 +317,8 @@ def _with_text(data: bytes, *, more: list[Any] | None = None, packed: bool = Fal
     if not isinstance(table, dict):
         return data
     rows = [row for name in ("Items", "Item") for row in _rows(table.get(name))]
-    rows += [row for found in _rows(table.get("Responses")) for each in found.values() for row in _rows(each)]
+    responses = _rows(table.get("Responses"))
+    rows += [row for response in responses for items in response.values() for row in _rows(items)]
     for row in rows:
         doc = row.get("doc")
         for kind in ("S", "B"):
@@ -328,7 +331,7 @@ def _with_text(data: bytes, *, more: list[Any] | None = None, packed: bool = Fal
 
 
 def _rows(found: Any) -> list[dict[str, Any]]:
-    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict)]
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
 
 
 # ---------------------------------------------------------------------- S3
@@ -338,7 +341,7 @@ def folder(data: bytes) -> None:
     """ListObjectsV2 and GetObject: a checkpoint folder, its manifests and pointers."""
     listing, _, manifest = data.partition(b"\n\n")
     answered(listing, "ListObjectsV2", "ListObjects")
-    WIRE.says["GetObject"] = manifest
+    WIRE.responses["GetObject"] = manifest
     found = S3Checkpoints(lambda bucket: _Still())  # type: ignore[arg-type, return-value]
 
     def look() -> None:
@@ -355,7 +358,7 @@ class _Still:
 
     def move(self, moves: Any) -> None:
         """What would be moved stays within the bucket."""
-        assert all(each.target.startswith("rerail-quarantine/") for each in moves)
+        assert all(move.target.startswith("rerail-quarantine/") for move in moves)
 
 
 def mail(data: bytes) -> None:

@@ -125,13 +125,13 @@ def _failures() -> Iterator[bytes]:
 def _batches() -> Iterator[bytes]:
     from tests.bad_input.targets.healthy import samples
 
-    yield from (json.dumps(each).encode() for each in samples())
+    yield from (json.dumps(sample).encode() for sample in samples())
 
 
 def _lines() -> Iterator[bytes]:
     from tests.bad_input.targets.commands import samples
 
-    yield from (json.dumps(each).encode() for each in samples())
+    yield from (json.dumps(sample).encode() for sample in samples())
 
 
 def _learnt() -> Iterator[bytes]:
@@ -160,7 +160,7 @@ def _memories() -> Iterator[bytes]:
     yield json.dumps({"Items": [{**row, "doc": {"S": cluster}}], "Item": {**row, "doc": {"S": cluster}}}).encode()
 
 
-CLEARLY, VALUE, TOLD = "parsers:clearly", "parsers:value", "files:told"
+CLEARLY, VALUE, REMEDY = "parsers:clearly", "parsers:value", "files:with_remedy"
 STREAMS = {"logStreams": [{"logStreamName": "gpt/algo-1-1700000000"}, {"logStreamName": "gpt/algo-2-1700000000"}]}
 EVENTS_READ = {"events": [{"timestamp": 1700000000000, "message": LINE}], "nextForwardToken": "f/1"}
 POINTS = {"Id": "q0", "StatusCode": "Complete", "Timestamps": [1769860620, 1769860680], "Values": [1.0, 2.0]}
@@ -247,15 +247,20 @@ AGENTS = (
     Target("saved state of detectors", "agents:learnt", _learnt, json_changed, 5000),
 )
 FILES = (
-    Target("CSV to backtest", "files:table", _texts(TABLE), text_changed, 10000, TOLD),
-    Target("gzipped CSV", "files:zipped", _texts(TABLE), text_changed, 5000, TOLD),
-    Target("trainer_state.json", "files:trainer_state", _files(LOGS, "trainer_state.json"), json_changed, 5000, TOLD),
-    Target("corpus of logs", "files:corpus", _texts(CORPUS), text_changed, 10000, TOLD),
+    Target("CSV to backtest", "files:table", _texts(TABLE), text_changed, 10000, REMEDY),
+    Target("gzipped CSV", "files:zipped", _texts(TABLE), text_changed, 5000, REMEDY),
+    Target("trainer_state.json", "files:trainer_state", _files(LOGS, "trainer_state.json"), json_changed, 5000, REMEDY),
+    Target("corpus of logs", "files:corpus", _texts(CORPUS), text_changed, 10000, REMEDY),
     Target(
-        "TensorBoard events", "files:events", _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"), text_changed, 2000, TOLD
+        "TensorBoard events",
+        "files:events",
+        _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"),
+        text_changed,
+        2000,
+        REMEDY,
     ),
     Target("policy's file", "files:policy_file", _files(ROOT / "policies", "*.toml"), toml_changed, 5000),
-    Target("rerail.toml", "files:defaults", _texts(DEFAULTS), toml_changed, 20000, TOLD),
+    Target("rerail.toml", "files:defaults", _texts(DEFAULTS), toml_changed, 20000, REMEDY),
     Target("request for the doctor", "files:request", _files(RECORDS, "describe_*.json"), json_changed, 10000),
     Target("lines of a job's log", "files:log_lines", _texts(LINE, "step 3 loss: 2.5"), text_changed, 50000),
     Target(
@@ -264,7 +269,7 @@ FILES = (
         _texts("--lr\n1e-3\n-n\n4", "--a=b\n--c\n007"),
         text_changed,
         20000,
-        TOLD,
+        REMEDY,
     ),
 )
 ANSWERS = (
@@ -327,4 +332,4 @@ ANSWERS = (
 )
 LOOP = (Target("messages about a healthy job", "healthy:batch", _batches, json_changed, 25000),)
 COMMANDS = (Target("command line", "commands:line", _lines, json_changed, 12000),)
-TARGETS = {each.name: each for each in (*LOOP, *COMMANDS, *ANSWERS, *PARSERS, *AGENTS, *FILES)}
+TARGETS = {target.name: target for target in (*LOOP, *COMMANDS, *ANSWERS, *PARSERS, *AGENTS, *FILES)}

@@ -49,7 +49,7 @@ def line(data: bytes) -> None:
         return
     table = table if isinstance(table, dict) else {"words": table}
     given = table.get("words")
-    words = [_word(each) for each in (given if isinstance(given, list) else [given])][:MOST_WORDS]
+    words = [_word(item) for item in (given if isinstance(given, list) else [given])][:MOST_WORDS]
     files = table.get("files")
     for name, content in (files if isinstance(files, dict) else {}).items():
         if name in FILES:
@@ -124,9 +124,9 @@ def _ready() -> None:
     here = Place("stack Rerail in eu-west-1", Outputs(OUTPUTS))
     place.find = lambda *, local: here
     taken = {"FailedEntryCount": 0, "Entries": [{"EventId": "e1"}]}
-    says = {"GetItem": {"Item": row}, "Query": {"Items": []}, "Scan": {"Items": [row]}, "PutEvents": taken}
+    responses = {"GetItem": {"Item": row}, "Query": {"Items": []}, "Scan": {"Items": [row]}, "PutEvents": taken}
     answers.WIRE.status = 200
-    answers.WIRE.says = {name: json.dumps(body).encode() for name, body in says.items()}
+    answers.WIRE.responses = {name: json.dumps(body).encode() for name, body in responses.items()}
     answers.WIRE.otherwise = (403, DENIED)
 
 

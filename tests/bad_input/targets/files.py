@@ -69,8 +69,8 @@ def events(data: bytes) -> None:
 
 def _judged(series: LogSeries) -> None:
     short = LogSeries(series.name, series.samples[:MOST_JUDGED])
-    for each in evaluate_logs([Log("one", lambda: short)], Thresholds()):
-        each.scorable_lines()
+    for judged in evaluate_logs([Log("one", lambda: short)], Thresholds()):
+        judged.scorable_lines()
 
 
 def policy_file(data: bytes) -> None:
@@ -102,8 +102,8 @@ def request(data: bytes) -> None:
         return
     for name in ASKED:
         getattr(found, name)
-    for each in found.metric_definitions:
-        expressions.read(each.get("Regex", ""), expressions.SMALL)
+    for definition in found.metric_definitions:
+        expressions.read(definition.get("Regex", ""), expressions.SMALL)
 
 
 ASKED = (
@@ -115,13 +115,13 @@ ASKED = (
 def log_lines(data: bytes) -> None:
     """Lines of a job's log, as `rerail logs`, `drill` and `backtest job:` read them."""
     ours, foreign = Losses.of(make_definitions()), Losses.of(FOREIGN)
-    for each in text_of(data).splitlines():
-        line = JobLogLine("gpt", "algo-1", each, NOON)
+    for text in text_of(data).splitlines():
+        line = JobLogLine("gpt", "algo-1", text, NOON)
         line.shown.encode(errors="strict")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", line.shown), f"a control character: {line.shown!r:.60}"
         ours.read(line)
         foreign.read(line)
-        jobs._line({"message": each, "timestamp": 1})
+        jobs._line({"message": text, "timestamp": 1})
 
 
 def arguments(data: bytes) -> None:
@@ -129,11 +129,11 @@ def arguments(data: bytes) -> None:
     words = text_of(data).split("\n")
     found = parse_arguments(words)
     for value in (found or {}).values():
-        told = json.loads(encode(value))
-        assert told == value or str(told) == value, f"{value!r:.60} has become {told!r:.60}"
+        table = json.loads(encode(value))
+        assert table == value or str(table) == value, f"{value!r:.60} has become {table!r:.60}"
 
 
-def told(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
+def with_remedy(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
     """A reader of users' files: what is wrong is said with a remedy, and ends the command with status 2."""
 
     def reads(data: bytes) -> None:

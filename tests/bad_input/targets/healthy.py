@@ -39,7 +39,7 @@ def batch(data: bytes) -> None:
         table = {"messages": [data.decode(errors="replace")]}
     table = table if isinstance(table, dict) else {"messages": table}
     messages = table.get("messages")
-    bodies = [_text(each) for each in (messages if isinstance(messages, list) else [messages])][:MOST]
+    bodies = [_text(message) for message in (messages if isinstance(messages, list) else [messages])][:MOST]
     world = deepcopy(_world())
     for key, name in ((REPORT, "report"), (make_heartbeat_key("gpt"), "heartbeat")):
         if name in table:
@@ -71,13 +71,13 @@ def _is_well(world: World) -> None:
 def _is_authorised(body: str, world: World) -> bool:
     """Whether this is a word of somebody who may have the job stopped: an operator, the sweep, or the job's agent."""
     try:
-        wakeup = parse_message(body)
-        match wakeup:
+        message = parse_message(body)
+        match message:
             case CommandReceived():
-                return wakeup.run == "gpt"
+                return message.run == "gpt"
             case FindingsReceived():
-                return (wakeup.run, wakeup.job_name) == ("gpt", "gpt") and _is_grave(wakeup.findings)
-            case ReportFiled() if wakeup.key == REPORT and REPORT in world.mailbox.objects:
+                return (message.run, message.job_name) == ("gpt", "gpt") and _is_grave(message.findings)
+            case ReportFiled() if message.key == REPORT and REPORT in world.mailbox.objects:
                 report = read_report(world.mailbox.objects[REPORT][0], run="gpt", id="r1")
                 return report.job == "gpt" and (report.kind is ReportKind.CRASHED or _is_grave(report.findings))
             case _:
@@ -87,7 +87,7 @@ def _is_authorised(body: str, world: World) -> bool:
 
 
 def _is_grave(findings: Sequence[Finding]) -> bool:
-    return any(each.level is Level.INTERVENE for each in findings)
+    return any(finding.level is Level.INTERVENE for finding in findings)
 
 
 def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
@@ -114,7 +114,7 @@ def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
     errors = [line for line in lines if line.get("level") in ("ERROR", "WARNING")]
     if any(len(str(line.get("message", ""))) > 3_000 for line in errors):
         raise Unwell("a line of the log that nobody reads to its end")
-    return {each["itemIdentifier"] for each in answer["batchItemFailures"]}, len(errors)
+    return {failure["itemIdentifier"] for failure in answer["batchItemFailures"]}, len(errors)
 
 
 class _Context:
@@ -174,17 +174,17 @@ def samples() -> list[dict[str, Any]]:
     event = {"TrainingJobName": "gpt", "TrainingJobStatus": "Failed", "FailureReason": "InternalServerError"}
     operator = {"run": "gpt", "verb": "hold", "who": "ada", "why": "the cluster moves"}
     heartbeat = {**mail, "type": "Heartbeat", "phase": "step", "step": 3, "loss": float("nan"), "moved_at": at}
-    told = {**mail, "type": "Report", "id": "r1"}
+    report = {**mail, "type": "Report", "id": "r1"}
     return [
         {"messages": [{"source": "aws.sagemaker", "account": "1", "time": later, "detail": event}]},
         {"messages": [{"source": "aws.cloudwatch", "detail": alarm}], "heartbeat": heartbeat},
         {"messages": [{"source": "rerail.sweep", "detail": {"run": "gpt", "job": "gpt", "findings": [finding]}}]},
         {"messages": [{"source": "rerail.operator", "id": "c1", "detail": operator}]},
         {"messages": [{"source": "rerail.sweep", "detail": {"run": "gpt"}}, "{", ""], "heartbeat": {**heartbeat}},
-        {"messages": [FILED], "report": {**told, "kind": "findings", "findings": [finding]}},
-        {"messages": [FILED], "report": {**told, "kind": "checkpoint", "command": "c1", "step": 510, "path": "p"}},
-        {"messages": [FILED], "report": {**told, "kind": "damaged", "step": 500, "saved_by": 1, "reason": "torn"}},
-        {"messages": [FILED], "report": {**told, "kind": "refused", "command": "c1", "reason": "no"}},
-        {"messages": [FILED], "report": {**told, "kind": "restarted", "restart": 1, "step": 3}},
+        {"messages": [FILED], "report": {**report, "kind": "findings", "findings": [finding]}},
+        {"messages": [FILED], "report": {**report, "kind": "checkpoint", "command": "c1", "step": 510, "path": "p"}},
+        {"messages": [FILED], "report": {**report, "kind": "damaged", "step": 500, "saved_by": 1, "reason": "torn"}},
+        {"messages": [FILED], "report": {**report, "kind": "refused", "command": "c1", "reason": "no"}},
+        {"messages": [FILED], "report": {**report, "kind": "restarted", "restart": 1, "step": 3}},
         {"messages": [json.loads((ROOT / "tests/events/hyperpod_node_unhealthy.json").read_text())]},
     ]

@@ -39,7 +39,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SIZES = {"model.pt": 100, "optimizer.pt": 200}
 NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 FIELD = re.compile(r"([a-z_]+)=(\S*)")
-PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in make_definitions()}
+PATTERNS = {definition["Name"]: re.compile(definition["Regex"]) for definition in make_definitions()}
 
 
 def clearly(read: Callable[[bytes], object], *errors: type[Exception]) -> Callable[[bytes], None]:
@@ -176,7 +176,7 @@ def _is_value(name: str, value: str) -> bool:
 def notice(data: bytes) -> None:
     """An event on the bus `rerail`, as `notify` reads it, rendered for each of its readers."""
     if (detail := table_of(data)) is not None:
-        told(read_detail(detail))
+        check_renderings(read_detail(detail))
 
 
 def table_of(data: bytes) -> dict[str, Any] | None:
@@ -188,13 +188,13 @@ def table_of(data: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def told(what: Notice) -> None:
+def check_renderings(notice: Notice) -> None:
     """Every rendering of a notice can be sent."""
-    links = make_links(what, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
-    format_subject(what).encode("ascii")
-    format_text(what, links).encode()
+    links = make_links(notice, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
+    format_subject(notice).encode("ascii")
+    format_text(notice, links).encode()
     for render in (format_chat, format_pagerduty, format_webhook):
-        json.dumps(render(what, links))
+        json.dumps(render(notice, links))
 
 
 class _Policies:
@@ -236,14 +236,14 @@ def _clusters() -> Any:
 
 def cluster_event(data: bytes) -> None:
     """An event of HyperPod, as far as the notice that people get of it."""
-    heard = parse_message(text_of(data))
-    if not isinstance(heard, ClusterEventReceived):
+    message = parse_message(text_of(data))
+    if not isinstance(message, ClusterEventReceived):
         return
     world = _clusters()()
     watch: ClusterMonitor = world.hyperpod_watch()
-    watch.handle(heard)
+    watch.handle(message)
     world.clock.pass_by(timedelta(hours=3))
-    watch.handle(heard)
+    watch.handle(message)
     list(world.hyperpods.waiting())
-    for each in world.bus.told:
-        told(read_detail(json.loads(json.dumps(format_detail(each)))))
+    for notice in world.bus.notices:
+        check_renderings(read_detail(json.loads(json.dumps(format_detail(notice)))))

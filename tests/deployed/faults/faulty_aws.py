@@ -134,8 +134,10 @@ class FaultyAws:
 
     def read_notices(self) -> None:
         """Take in all that people were told since."""
-        while heard := self.sqs.receive_message(QueueUrl=self.notices_url, MaxNumberOfMessages=10).get("Messages", []):
-            for message in heard:
+        while messages := self.sqs.receive_message(QueueUrl=self.notices_url, MaxNumberOfMessages=10).get(
+            "Messages", []
+        ):
+            for message in messages:
                 notices = json.loads(message["Body"])
                 run = notices.get("MessageAttributes", {}).get("run", {}).get("Value", "")
                 self.notices[run][notices.get("Subject", "")] += 1
@@ -152,10 +154,10 @@ class FaultyAws:
     def is_alarmed(self, queue: str) -> bool:
         """On-call was told that the alarm on this queue of dead letters has gone off, and was not told so before."""
         self.read_notices()
-        told = self.notices[""]
-        for subject in [each for each in told if each.startswith("ALARM")]:
+        notices = self.notices[""]
+        for subject in [notice for notice in notices if notice.startswith("ALARM")]:
             if any(f'"{alarm}"' in subject for alarm in self.alarms.get(queue, [])):
-                del told[subject]
+                del notices[subject]
                 return True
         return False
 

@@ -33,7 +33,7 @@ class Lesson:
     scenario: str
     fresh: bool
     met: Mapping[Phase, frozenset[str]]
-    told: frozenset[str]
+    notices: frozenset[str]
     wrong: str
 
 
@@ -43,7 +43,7 @@ class Learnt:
 
     met: Mapping[Phase, frozenset[str]]
     once: Mapping[Phase, frozenset[str]]
-    told: Mapping[str, frozenset[str]]
+    notices: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _alone(faulty: "ScenarioRunner", point: Point, learnt: Learnt) -> tuple[Outc
     at = Phase(point.scenario, point.phase)
     for number in range(TRIES):
         once = learnt.once if number == 0 else {at: frozenset({point.site})}
-        result, sites = faulty.execute(alone(point), Learnt(learnt.met, once, learnt.told))
+        result, sites = faulty.execute(alone(point), Learnt(learnt.met, once, learnt.notices))
         found |= sites
         if point.phase in result.fired or result.wrong:
             break
@@ -108,8 +108,10 @@ def learn(lessons: Iterable[Lesson]) -> Learnt:
         always = frozenset.intersection(*again) if again else frozenset()
         once[at] = frozenset().union(*fresh) - frozenset().union(*again)
         met[at] = always | once[at]
-    told = {scenario: [lesson.told for lesson in known if lesson.scenario == scenario] for scenario in SCENARIOS}
-    return Learnt(met, once, {scenario: all_of[0].intersection(*all_of) for scenario, all_of in told.items() if all_of})
+    expected = {scenario: [lesson.notices for lesson in known if lesson.scenario == scenario] for scenario in SCENARIOS}
+    return Learnt(
+        met, once, {scenario: all_of[0].intersection(*all_of) for scenario, all_of in expected.items() if all_of}
+    )
 
 
 class ScenarioRunner:
@@ -120,8 +122,8 @@ class ScenarioRunner:
         self._numbers = count(1)
 
     def execute(self, plan: Plan, learnt: Learnt) -> tuple[ScenarioResult, set[str]]:
-        told: Collection[str] = learnt.told.get(plan.scenario, ())
-        result = ScenarioRun(self.faulty, next(self._numbers), plan, told=told, once=learnt.once).execute()
+        expected: Collection[str] = learnt.notices.get(plan.scenario, ())
+        result = ScenarioRun(self.faulty, next(self._numbers), plan, expected=expected, once=learnt.once).execute()
         return result, {call.site for call in result.calls}
 
     def lesson(self, scenario: str, *, fresh: bool) -> Lesson:
@@ -129,7 +131,9 @@ class ScenarioRunner:
         met: dict[Phase, set[str]] = {}
         for call in result.calls:
             met.setdefault(Phase(scenario, call.phase), set()).add(call.site)
-        return Lesson(scenario, fresh, {at: frozenset(sites) for at, sites in met.items()}, result.told, result.wrong)
+        return Lesson(
+            scenario, fresh, {at: frozenset(sites) for at, sites in met.items()}, result.notices, result.wrong
+        )
 
 
 class Runners:
@@ -142,7 +146,7 @@ class Runners:
     def lessons(self) -> Iterator[Lesson]:
         """Yield what each scenario shows without faults, first with new workers in every phase."""
         wanted = [(scenario, number == 0) for number in range(LESSONS) for scenario in SCENARIOS]
-        for done in as_completed([self._pool.submit(_learn_from, *each) for each in wanted]):
+        for done in as_completed([self._pool.submit(_learn_from, *lesson) for lesson in wanted]):
             yield done.result()
 
     def run_plans(self, plans: Iterable[Plan], learnt: Learnt) -> Iterator[tuple[Plan, PlanResult]]:

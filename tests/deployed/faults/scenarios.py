@@ -52,7 +52,7 @@ class ScenarioResult:
     letters: tuple[str, ...] = ()
     wrong: str = ""
     calls: list[Call] = field(default_factory=list)
-    told: frozenset[str] = frozenset()
+    notices: frozenset[str] = frozenset()
     seconds: float = 0.0
 
 
@@ -67,7 +67,7 @@ def named(number: int, at: datetime) -> str:
 
 
 class ScenarioRun:
-    """One run, and what the bench does to it; `told` is what people have to be told of it, digits apart."""
+    """One run, and what the bench does to it; `expected` is what people must be notified of, without digits."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class ScenarioRun:
         number: int,
         plan: Plan,
         *,
-        told: Collection[str] = (),
+        expected: Collection[str] = (),
         once: Mapping[Phase, Collection[str]] | None = None,
         fresh: bool = False,
     ) -> None:
         self.faulty, self.plan, self.name = faulty, plan, named(number, datetime.now(UTC) + MIDDLE)
-        self.expected, self.once, self.fresh = told, once or {}, fresh
+        self.expected, self.once, self.fresh = expected, once or {}, fresh
         self.folder = faulty.marks / self.name
         self.phase = ""
         self.found = ScenarioResult()
@@ -96,7 +96,7 @@ class ScenarioRun:
             self._await_notices()
             self.found.wrong = "; ".join(self._shortcomings(run))
         except (TimeoutError, TurnedOut) as error:
-            self.found.wrong = f"in the phase {self.phase}: {error}: {self._story()}"
+            self.found.wrong = f"in the phase {self.phase}: {error}: {self._describe()}"
             if self.faulty.has_fired(self._fired(self.phase)):
                 self.found.fired.add(self.phase)
         self._settle_letters()
@@ -163,7 +163,7 @@ class ScenarioRun:
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         found = [json.loads(line) for line in lines]
-        return [each for each in found if each["word"] == word and attempt in (None, each["attempt"])]
+        return [mark for mark in found if mark["word"] == word and attempt in (None, mark["attempt"])]
 
     def saved(self, attempt: int) -> int:
         """The newest step that the attempt has saved; 0 for none."""
@@ -246,15 +246,17 @@ class ScenarioRun:
 
         def look() -> bool:
             self.faulty.read_notices()
-            return self._told() >= set(self.expected)
+            return self._notices() >= set(self.expected)
 
         try:
             self.until(look, "what people are told")
         except TimeoutError as error:
-            raise TimeoutError(f"{error}: not told: {', '.join(sorted(set(self.expected) - self._told()))}") from error
-        self.found.told = frozenset(self._told())
+            raise TimeoutError(
+                f"{error}: not told: {', '.join(sorted(set(self.expected) - self._notices()))}"
+            ) from error
+        self.found.notices = frozenset(self._notices())
 
-    def _told(self) -> frozenset[str]:
+    def _notices(self) -> frozenset[str]:
         return frozenset(re.sub(r"\d+(\.\d+)?", "#", what) for what in self.faulty.notices[self.name])
 
     def _shortcomings(self, run: Run) -> Iterator[str]:
@@ -328,7 +330,7 @@ class ScenarioRun:
                 self.found.wrong = "; ".join(filter(None, (self.found.wrong, problem)))
         self.found.letters = tuple(found)
 
-    def _story(self) -> str:
+    def _describe(self) -> str:
         run = self.run()
         if run is None:
             return "it was never adopted"

@@ -46,7 +46,7 @@ def test_refusals_of_what_only_looks_are_dealt_out():
         assert sum(point.how == how for point in found) == 1
 
 
-def test_each_point_comes_in_one_life_and_no_life_has_two_in_one_phase():
+def test_each_point_is_in_one_plan_and_no_plan_has_two_in_one_phase():
     """As few scenarios as there can be: as many as the phase has points that has most."""
     chosen = list(points({ADOPTION: [LOAD], RECOVERY: [LOAD, CREATE]}, {}))
     found = plans(chosen, seed=3)
@@ -67,7 +67,7 @@ def test_what_only_new_functions_come_to_needs_a_new_function():
     known = learn(lessons)
     assert known.met[RECOVERY] == {CREATE, LOAD}
     assert known.once[RECOVERY] == {LOAD}
-    assert known.told == {SCENARIO: {"a"}}
+    assert known.notices == {SCENARIO: {"a"}}
 
 
 class FakeRunner:
@@ -82,7 +82,7 @@ class FakeRunner:
         return ScenarioResult(fired={point.phase for point in plan.faults}, wrong="bad" if bad else ""), set()
 
 
-def test_a_life_that_goes_wrong_is_played_again_with_each_fault_alone():
+def test_a_plan_that_fails_is_repeated_with_each_fault_alone():
     """So that the one is named that it goes wrong with; or both, where it takes both; or none, where it passes."""
     one, other = Point(*RECOVERY, CREATE, "killed after"), Point(*ADOPTION, LOAD, "killed before")
     plan, learnt = Plan(SCENARIO, (other, one)), Learnt({}, {}, {})
@@ -120,7 +120,7 @@ def test_steps_that_nobody_trained_are_found(tmp_path: Path):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_save_that_is_neither_in_its_place_nor_aside_is_found(tmp_path: Path, scenario: str):
+def test_a_save_that_is_neither_in_its_place_nor_quarantined_is_found(tmp_path: Path, scenario: str):
     there = [pattern.format(step=10) for pattern in FILES[scenario]]
     keys = tuple(f"rerail-quarantine/crash-00001/a001/crash-00001{name}" for name in there)
     assert list(make_run(tmp_path, scenario, (1, "saved", 10), keys=keys)._of_the_saves()) == []
@@ -129,5 +129,5 @@ def test_a_save_that_is_neither_in_its_place_nor_aside_is_found(tmp_path: Path, 
     assert list(lost._of_the_saves()) == [f"{name} is lost" for name in there[1:]]
 
 
-def test_every_place_is_a_phase_of_a_life_that_is_played():
+def test_every_place_is_a_phase_of_a_scenario_that_is_run():
     assert {place.scenario for place in PHASES} == set(SCENARIOS) == set(FILES)

@@ -77,5 +77,5 @@ def make_api(aws_url: str, tmp_path: Path) -> Iterator[Callable[..., LocalApi]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for api in made:
+        api.close()

@@ -149,14 +149,14 @@ def steps(description: dict[str, Any]) -> list[str]:
     return [step["Status"] for step in description["SecondaryStatusTransitions"]]
 
 
-def until(look: Callable[[], Any], story: Callable[[], Any] = str, seconds: float = HANG_S) -> Any:
+def until(look: Callable[[], Any], describe: Callable[[], Any] = str, seconds: float = HANG_S) -> Any:
     """The first true answer; fails with the story told after the time is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := look():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"did not happen within {seconds} s: {story()}")
+    raise AssertionError(f"did not happen within {seconds} s: {describe()}")
 
 
 def _request_handler(service: TrainingService, loop: asyncio.AbstractEventLoop) -> type[BaseHTTPRequestHandler]:

@@ -139,8 +139,8 @@ def test_network_isolation(api):
 
 def test_a_launcher_finds_the_images_python(api):
     """`python` is the image's interpreter for the entrypoint and for whatever it starts."""
-    told = "import os, sys; open(os.environ['SAGEMAKER_BASE_DIR'] + '/code/python', 'w').write(sys.prefix)"
-    algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": [f'python -c "{told}"']}
+    script = "import os, sys; open(os.environ['SAGEMAKER_BASE_DIR'] + '/code/python', 'w').write(sys.prefix)"
+    algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": [f'python -c "{script}"']}
     job = api.create(AlgorithmSpecification=algorithm)
     assert api.ended(job)["TrainingJobStatus"] == "Completed"
     assert (api.base(job) / "code" / "python").read_text() == sys.prefix

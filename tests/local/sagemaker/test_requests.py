@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from local.sagemaker.errors import ServiceError
-from local.sagemaker.job import Job, Status
+from local.sagemaker.job import LocalJob, Status
 from local.sagemaker.listing import list_page
 from local.sagemaker.validation import check_request
 from tests.local.sagemaker.local_api import ROLE, LocalApi
@@ -134,8 +134,8 @@ def test_update(api: LocalApi):
 NOW = time.time()
 
 
-def made(name: str, age: float, status: Status = Status.COMPLETED) -> Job:
-    job = Job({**VALID, "TrainingJobName": name}, arn=f"arn/{name}", changed=lambda job: None)
+def made(name: str, age: float, status: Status = Status.COMPLETED) -> LocalJob:
+    job = LocalJob({**VALID, "TrainingJobName": name}, arn=f"arn/{name}", changed=lambda job: None)
     job.created = job.modified = NOW - age
     job.status = status
     return job

@@ -45,7 +45,7 @@ def test_metrics(api):
     assert statistics(api, "loss", "TrainingJobName", job) == {"count": 3, "max": 2.5, "min": 9.1e-05}
     assert statistics(api, "careless", "TrainingJobName", job) == {"count": 3, "max": 9.1, "min": 1.5}
     assert statistics(api, "nonfinite", "TrainingJobName", job)["max"] == 1
-    final = {each["MetricName"]: each["Value"] for each in described["FinalMetricDataList"]}
+    final = {metric["MetricName"]: metric["Value"] for metric in described["FinalMetricDataList"]}
     assert final == {"loss": 1.5, "careless": 1.5, "nonfinite": 1.0}
 
 

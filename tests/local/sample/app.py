@@ -93,10 +93,10 @@ class Sample(cdk.Stack):
         self.rule("Flaky", targets.LambdaFunction(self.function("Flaky", "flaky")))
         dead = self.function("Dead", "fail", dead_letter_queue=self.queue("DeadLetters"))
         self.rule("Dead", targets.LambdaFunction(dead))
-        told = self.function(
+        function = self.function(
             "Told", "fail", on_failure=destinations.SqsDestination(self.queue("Failures")), retry_attempts=1
         )
-        self.rule("Told", targets.LambdaFunction(told))
+        self.rule("Told", targets.LambdaFunction(function))
         narrow = self.function("Narrow", "slow", reserved_concurrent_executions=1)
         self.rule("Narrow", targets.LambdaFunction(narrow))
         gone = self.function("Gone")
@@ -114,7 +114,7 @@ class Sample(cdk.Stack):
 
     def unwell(self) -> None:
         """One state over all alarms, after them."""
-        rules = [cloudwatch.AlarmRule.from_alarm(each, cloudwatch.AlarmState.ALARM) for each in self.alarms]
+        rules = [cloudwatch.AlarmRule.from_alarm(alarm, cloudwatch.AlarmState.ALARM) for alarm in self.alarms]
         composite = cloudwatch.CompositeAlarm(
             self, "Unwell", composite_alarm_name="Unwell", alarm_rule=cloudwatch.AlarmRule.any_of(*rules),
             alarm_description="something is wrong",
@@ -143,9 +143,9 @@ class Sample(cdk.Stack):
 
     def training_events(self) -> None:
         """The rule of the product, and one for the alarms' own events."""
-        heard = targets.SqsQueue(self.queue("Heard"))
+        queue = targets.SqsQueue(self.queue("Heard"))
         pattern = events.EventPattern(source=["aws.sagemaker"], detail_type=["SageMaker Training Job State Change"])
-        events.Rule(self, "Training", event_pattern=pattern, targets=[heard])
+        events.Rule(self, "Training", event_pattern=pattern, targets=[queue])
         alarms = events.EventPattern(source=["aws.cloudwatch"], detail_type=["CloudWatch Alarm State Change"])
         events.Rule(self, "Alarms", event_pattern=alarms, targets=[targets.SqsQueue(self.queue("AlarmEvents"))])
         events.Rule(

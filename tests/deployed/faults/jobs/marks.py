@@ -33,6 +33,6 @@ def live() -> None:
         mark("beside another")
 
 
-def told(word: str) -> bool:
+def is_requested(word: str) -> bool:
     """The bench has asked for it, of this attempt or of whichever it is."""
     return (FOLDER / f"{word}-{ATTEMPT}").exists() or (FOLDER / word).exists()

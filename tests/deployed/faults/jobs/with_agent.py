@@ -17,9 +17,9 @@ from marks import (  # type: ignore[import-not-found]
     RUN,
     SECONDS,
     STEPS_A_SAVE,
+    is_requested,
     live,
     mark,
-    told,
 )
 
 from rerail.model.finding import Finding, Kind, Level
@@ -52,12 +52,12 @@ def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
     return content if answer.status == 200 else None
 
 
-def tell(what: ReportKind, **said: Any) -> None:
+def report(what: ReportKind, **said: Any) -> None:
     id = f"a{ATTEMPT}-{what}"
     s3("PUT", make_report_key(RUN, id), serialize(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
 
 
-def beat(step: int) -> None:
+def heartbeat(step: int) -> None:
     at = datetime.now(UTC)
     s3(
         "PUT",
@@ -96,26 +96,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     step, found = int(os.environ.get("RERAIL_RESUME_STEP", "0")), False
     mark("from", step)
-    tell(ReportKind.HELLO)
-    while not told("finish"):
+    report(ReportKind.HELLO)
+    while not is_requested("finish"):
         step += 1
         time.sleep(SECONDS)
         if step % STEPS_A_SAVE == 0:
             print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
             save(step)
-            beat(step)
-        if not found and told("trouble"):
+            heartbeat(step)
+        if not found and is_requested("trouble"):
             found = True
             mark("found", step)
-            tell(
+            report(
                 ReportKind.FINDINGS,
                 findings=(Finding(Kind.NON_FINITE, Level.INTERVENE, step, step, "the loss is nan"),),
             )
         if step % LOOK_EVERY == 0 and (command := asked()):
-            tell(ReportKind.ACKNOWLEDGED, command=command)
+            report(ReportKind.ACKNOWLEDGED, command=command)
             save(step, reason="emergency")
             path = str(BASE / "checkpoints" / f"step-{step:09d}")
-            tell(ReportKind.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
+            report(ReportKind.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
     mark("finished", step)
 
 

@@ -10,7 +10,7 @@ import re
 import time
 from urllib.parse import urlencode
 
-from marks import BASE, RUN, SECONDS, STEPS_A_SAVE, live, mark, told  # type: ignore[import-not-found]
+from marks import BASE, RUN, SECONDS, STEPS_A_SAVE, is_requested, live, mark  # type: ignore[import-not-found]
 
 FOLDER = BASE / "checkpoints"
 BUCKET = os.environ["BUCKET"]
@@ -65,16 +65,16 @@ def main() -> None:
     live()
     step, ruined = found(), False
     mark("from", step)
-    while not told("finish"):
+    while not is_requested("finish"):
         step += 1
         time.sleep(SECONDS)
-        bad = told("nan")
+        bad = is_requested("nan")
         if step % STEPS_A_SAVE == 0:
             print(f"rerail step={step} loss={'nan' if bad else f'{1 / step:.9g}'} nonfinite={int(bad)}", flush=True)
         if step % STEPS_A_SAVE == 0 and (not bad or not ruined):
             save(step)
             ruined = bad
-        if told("broken"):
+        if is_requested("broken"):
             break_down(step)
     mark("finished", step)
 

@@ -16,25 +16,25 @@ queue = boto3.client("sqs")
 metrics = Metrics(namespace="Sample", service=NAME)
 
 
-def tell(what: dict[str, Any]) -> None:
+def send(what: dict[str, Any]) -> None:
     queue.send_message(QueueUrl=os.environ["SEEN"], MessageBody=json.dumps({"function": NAME, **what}))
 
 
 @metrics.log_metrics
 def record(event: dict[str, Any], context: Any) -> dict[str, str]:
     metrics.add_metric(name="Recorded", unit=MetricUnit.Count, value=1)
-    tell({"event": event})
+    send({"event": event})
     return dict(os.environ)
 
 
 def fail(event: dict[str, Any], context: Any) -> None:
-    tell({"event": event})
+    send({"event": event})
     raise ValueError("no luck")
 
 
 def flaky(event: dict[str, Any], context: Any) -> None:
     """Fails the first time it is given an event."""
-    tell({"event": event})
+    send({"event": event})
     marker = Path(tempfile.gettempdir()) / event["id"]
     if not marker.exists():
         marker.touch()
@@ -43,13 +43,13 @@ def flaky(event: dict[str, Any], context: Any) -> None:
 
 def slow(event: dict[str, Any], context: Any) -> None:
     time.sleep(0.05)
-    tell({"number": event["detail"]["number"]})
+    send({"number": event["detail"]["number"]})
 
 
 def consume(event: dict[str, Any], context: Any) -> dict[str, Any]:
     began = time.time()
     bodies = [json.loads(record["body"]) for record in event["Records"]]
     time.sleep(max((body.get("seconds", 0) for body in bodies), default=0))
-    tell({"bodies": bodies, "began": began, "ended": time.time(), "pid": os.getpid()})
+    send({"bodies": bodies, "began": began, "ended": time.time(), "pid": os.getpid()})
     failed = [record["messageId"] for record in event["Records"] if json.loads(record["body"]).get("fail")]
-    return {"batchItemFailures": [{"itemIdentifier": one} for one in failed]}
+    return {"batchItemFailures": [{"itemIdentifier": id} for id in failed]}

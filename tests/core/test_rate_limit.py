@@ -66,7 +66,7 @@ def test_a_blocked_launch_gets_the_time_of_its_next_try():
     assert asked(launches, "c", 61)[1].granted
 
 
-def test_no_limit_is_no_brake():
+def test_a_limit_of_zero_admits_every_launch():
     launches = Launches()
     for number in range(50):
         launches, answer = asked(launches, f"job-{number}", 0, limit=0)

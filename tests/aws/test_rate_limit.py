@@ -29,7 +29,7 @@ def test_launches_are_counted_over_all_functions(table):
 
 def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
     """Somebody counts between our look and our write: we look again."""
-    brake, load = DynamoRateLimit(table), DynamoRateLimit._load
+    rate_limit, load = DynamoRateLimit(table), DynamoRateLimit._load
     others = iter(["bert-a002"])
 
     def late(self):
@@ -39,7 +39,7 @@ def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
         return before
 
     monkeypatch.setattr(DynamoRateLimit, "_load", late)
-    answer = brake.admit("gpt-a002", at=NOON, limit=1, window=HOUR)
+    answer = rate_limit.admit("gpt-a002", at=NOON, limit=1, window=HOUR)
     assert (answer.granted, answer.count) == (False, 1)
 
 
@@ -52,8 +52,8 @@ def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
 
 def test_an_hour_of_relaunches_fits_into_one_item(table):
     """As many as CreateTrainingJob takes in an hour at two a second would be three times this: 400 KB is the limit."""
-    brake = DynamoRateLimit(table)
+    rate_limit = DynamoRateLimit(table)
     for number in range(150):
-        brake.admit(f"{'x' * 55}-a{number:05d}", at=NOON, limit=1000, window=HOUR)
+        rate_limit.admit(f"{'x' * 55}-a{number:05d}", at=NOON, limit=1000, window=HOUR)
     (item,) = client("dynamodb").scan(TableName=table)["Items"]
     assert len(item["doc"]["S"]) / 150 * 7200 < 400_000

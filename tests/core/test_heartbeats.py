@@ -52,7 +52,7 @@ def asked(world, monkeypatch) -> list[str]:
     return jobs
 
 
-def train(world: World, minutes: int, agent: Agent | None = None, *, first: int = 0, loss: float = 2.0, **beat) -> int:
+def train(world: World, minutes: int, agent: Agent | None = None, *, first: int = 0, loss: float = 2.0, **facts) -> int:
     """The job prints for so many minutes, and its agent's heart beats where there is one; the last step."""
     step, job = first, world.run().current.job_name
     for _ in range(minutes):
@@ -60,7 +60,7 @@ def train(world: World, minutes: int, agent: Agent | None = None, *, first: int 
         value = loss + 3.0 * math.exp(-step / 500) + 0.01 * math.sin(step)
         world.series.print(job, world.clock(), step=float(step), loss=value, nonfinite=0.0, count=10.0)
         if agent:
-            agent.beats(step, moved_at=world.clock(), loss=value, step_seconds=6.0, **beat)
+            agent.beats(step, moved_at=world.clock(), loss=value, step_seconds=6.0, **facts)
         world.minutes(1)
     return step
 
@@ -70,7 +70,7 @@ def detector_state(world: World):
 
 
 def notice_titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.told]
+    return [notice.title for notice in world.bus.notices]
 
 
 def test_a_fresh_heartbeat_costs_no_metrics(world, agent, asked):
@@ -279,12 +279,14 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
 def test_no_heartbeat_content_ends_a_sweep(beats, lags):
     """One job's nonsense must not blind us to all the others."""
     run = Run("gpt", "default", RunState.WATCHING, MIDNIGHT, (Attempt(1, "gpt", agent=True),))
-    watchable = MonitoredRun(run, Policy(), None, is_training=True)
-    memory, now = resume_detection(None, watchable, at=MIDNIGHT), MIDNIGHT
+    monitored = MonitoredRun(run, Policy(), None, is_training=True)
+    memory, now = resume_detection(None, monitored, at=MIDNIGHT), MIDNIGHT
     for heartbeat, lag in zip(beats, lags, strict=False):
         now += MINUTE
-        beat = ReceivedHeartbeat(read_heartbeat(serialize(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
-        memory = loads(RunDetection, dumps(evaluate_heartbeat(memory, watchable, beat, at=now).memory))
+        received = ReceivedHeartbeat(
+            read_heartbeat(serialize(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag)
+        )
+        memory = loads(RunDetection, dumps(evaluate_heartbeat(memory, monitored, received, at=now).memory))
         assert memory.detectors.liveness.received_at <= now
         assert memory.detectors.liveness.moved_at is None or memory.detectors.liveness.moved_at <= now
         assert memory.cursor.read_to <= now

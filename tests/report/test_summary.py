@@ -30,22 +30,22 @@ points = st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e6, 1e6, allow_nan=Fa
 
 def test_a_held_run_asks_for_a_human_with_what_to_do_and_by_when():
     """The page that stands is what is quoted, with its runbook, its deadline and the words for a terminal."""
-    story = make_report(held())
-    assert (story.tone, story.headline) == (Urgency.NEEDED, "Held: waiting for an operator")
-    assert story.todo == ("Make the batch smaller.", "Then release the run.")
-    assert story.runbook is Runbook.OUT_OF_MEMORY
-    assert story.by == held().at + timedelta(hours=4)
-    assert story.commands == ("rerail release gpt", "rerail show gpt")
-    assert "smaller batches" in " ".join(story.changes)
+    report = make_report(held())
+    assert (report.tone, report.headline) == (Urgency.NEEDED, "Held: waiting for an operator")
+    assert report.todo == ("Make the batch smaller.", "Then release the run.")
+    assert report.runbook is Runbook.OUT_OF_MEMORY
+    assert report.by == held().at + timedelta(hours=4)
+    assert report.commands == ("rerail release gpt", "rerail show gpt")
+    assert "smaller batches" in " ".join(report.changes)
 
 
 def test_a_held_run_of_an_older_version_asks_all_the_same():
     """Its record knows no pages: the reason for the hold is quoted."""
     known = held()
-    story = make_report(replace(known, run=replace(known.run, pages=())))
-    assert story.tone is Urgency.NEEDED
-    assert story.happened.startswith("attempt 1 failed: oom")
-    assert story.todo == ("Fix the problem named above, then release the run.",)
+    report = make_report(replace(known, run=replace(known.run, pages=())))
+    assert report.tone is Urgency.NEEDED
+    assert report.happened.startswith("attempt 1 failed: oom")
+    assert report.todo == ("Fix the problem named above, then release the run.",)
 
 
 def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
@@ -53,28 +53,28 @@ def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
     known = held()
     proposal = Proposal("p1", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
     run = replace(known.run, state=RunState.WAITING, pages=(), proposal=proposal)
-    story = make_report(replace(known, run=run))
-    assert (story.tone, story.headline) == (Urgency.NEEDED, "Waiting for your approval")
-    assert story.by == BEGAN + timedelta(hours=1)
-    assert story.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
+    report = make_report(replace(known, run=run))
+    assert (report.tone, report.headline) == (Urgency.NEEDED, "Waiting for your approval")
+    assert report.by == BEGAN + timedelta(hours=1)
+    assert report.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
 
 
 def test_a_recovered_run_asks_for_nothing(recorded: Facts):
     """The recorded run: the notice's own words, and how it ended."""
-    story = make_report(recorded)
-    assert (story.tone, story.headline) == (Urgency.NONE, "Completed after 1 incident: nothing to do")
-    assert story.todo == ("Nothing.",)
-    assert "loss has been" in story.happened
-    assert "recovered: attempt 2 committed a new checkpoint" in story.did
+    report = make_report(recorded)
+    assert (report.tone, report.headline) == (Urgency.NONE, "Completed after 1 incident: nothing to do")
+    assert report.todo == ("Nothing.",)
+    assert "loss has been" in report.happened
+    assert "recovered: attempt 2 committed a new checkpoint" in report.did
 
 
 def test_a_run_without_any_trouble_has_a_report_too():
     """Somebody may ask before anything has happened, even before the first job trains."""
     run = replace(held().run, state=RunState.STARTING, incidents=(), pages=(), attempts=(Attempt(1, "gpt"),))
-    story = make_report(Facts(run, BEGAN))
-    assert story.happened == "No incident so far."
-    assert story.charts == ()
-    assert "No incident so far." in render_page(story)
+    report = make_report(Facts(run, BEGAN))
+    assert report.happened == "No incident so far."
+    assert report.charts == ()
+    assert "No incident so far." in render_page(report)
 
 
 def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Facts):
@@ -111,9 +111,9 @@ def test_stacks_that_the_agent_wrote_down_are_evidence():
     (entry,) = known.timeline
     report = {"report": {"kind": "findings", "evidence": "rank 0: all_reduce (train.py:88)"}}
     entries = tuple(replace(entry, version=n, signal=report) for n in range(3))
-    story = make_report(replace(known, timeline=entries))
-    assert story.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
-    assert render_page(story).count("rank 0: all_reduce") == 1
+    made = make_report(replace(known, timeline=entries))
+    assert made.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
+    assert render_page(made).count("rank 0: all_reduce") == 1
 
 
 def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Facts):
@@ -131,9 +131,9 @@ def test_each_rung_that_was_tried_is_shown():
     known = held()
     tries = (attempt(2, start=600, last=710, rung="replay"), attempt(3, start=600, rung="skip"))
     run = replace(known.run, attempts=(known.run.current, *tries), state=RunState.WATCHING, pages=())
-    story = make_report(replace(known, run=run))
-    assert "relaunched 2 times: attempt 2 from step 600 (replay), then 3 from step 600 (skip)" in story.did
-    assert [mark.step for mark in story.marks if mark.kind is MarkKind.SAVED] == [600]
+    report = make_report(replace(known, run=run))
+    assert "relaunched 2 times: attempt 2 from step 600 (replay), then 3 from step 600 (skip)" in report.did
+    assert [mark.step for mark in report.marks if mark.kind is MarkKind.SAVED] == [600]
 
 
 def test_rolled_back_steps_are_distinguished_from_kept_ones(recorded: Facts):
@@ -172,17 +172,17 @@ def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
     drawn: list[tuple[IncidentReport, str]] = []
 
     def draw(known: Facts) -> None:
-        story = make_report(known)
-        drawn.append((story, render_page(story)))
+        report = make_report(known)
+        drawn.append((report, render_page(report)))
 
     cost_of_tenth = cpu_seconds(lambda: draw(tenth), repeats=2)
     assert cpu_seconds(lambda: draw(known), repeats=1) / cost_of_tenth < 40
-    story, page = drawn[-1]
+    report, page = drawn[-1]
     assert len(page.encode()) < MOST_BYTES
-    for chart in story.charts:
+    for chart in report.charts:
         assert sum(len(line.points) for line in chart.curve.lines) <= CHART_POINT_LIMIT
         assert max(len(line.points) for line in chart.curve.lines) <= LINE_POINT_LIMIT
-    assert (story.older_attempts, story.older_cases) == (440, 499 - INCIDENT_LIMIT)
+    assert (report.older_attempts, report.older_cases) == (440, 499 - INCIDENT_LIMIT)
     assert "4,845 decisions are left out" in page.replace("4845", "4,845")
 
 
@@ -191,16 +191,16 @@ def test_every_state_has_its_headline_and_its_page(state: RunState):
     """No state of a run, with or without an open incident, is without words."""
     known = held()
     for incidents in ((), known.run.incidents, tuple(replace(i, closed_at=None) for i in known.run.incidents)):
-        story = make_report(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
-        assert story.headline
-        assert story.todo
-        assert story.headline in render_page(story)
+        report = make_report(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
+        assert report.headline
+        assert report.todo
+        assert report.headline in render_page(report)
 
 
 def test_a_job_that_logs_no_steps_is_drawn_over_time():
     """There is no step axis then; the loss over time tells as much."""
     known = held()
     timed = tuple(replace(row, step=None) for row in rows(1, 10, 700))
-    story = make_report(replace(known, series={1: timed}))
-    assert [(chart.name, chart.title) for chart in story.charts] == [("loss", "Loss over time")]
-    assert "Loss over time" in render_page(story)
+    report = make_report(replace(known, series={1: timed}))
+    assert [(chart.name, chart.title) for chart in report.charts] == [("loss", "Loss over time")]
+    assert "Loss over time" in render_page(report)

@@ -54,7 +54,7 @@ def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
     report_divergence(world)
     world.minutes(3)
     assert created == [[100, 200, 300]]
-    assert [c.step for c in world.checkpoints.aside] == [500, 400]
+    assert [c.step for c in world.checkpoints.quarantined] == [500, 400]
     assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 300)
     assert world.run().pending == ()
     assert "from step 300, once newer checkpoints are quarantined" in world.runs.timeline[-2].reason
@@ -81,7 +81,7 @@ def test_a_missing_permission_holds_the_run_and_is_named(world):
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
     assert "asideBuckets" in run.hold_advice
-    assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.told)
+    assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.notices)
     assert steps_in_folder(world) == [100, 200, 300, 400, 500]
     send_command(world, OperatorVerb.RELEASE, "too early")
     world.minutes(2)
@@ -133,7 +133,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
     world.minutes(3)
     assert world.run().current.resumed_from_step == 400
     assert steps_in_folder(world) == [100, 200, 300, 400]
-    assert [c.step for c in world.checkpoints.aside] == [500, 400]
+    assert [c.step for c in world.checkpoints.quarantined] == [500, 400]
 
 
 def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
@@ -145,7 +145,7 @@ def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
     world.minutes(3)
     run = world.run()
     assert (run.current.number, run.current.resumed_from_step, steps_in_folder(world)) == (3, 400, [100, 200, 300, 400])
-    assert [c.step for c in select_known(run, world.checkpoints.aside) if c.health is not Health.CLEAN] == [500]
+    assert [c.step for c in select_known(run, world.checkpoints.quarantined) if c.health is not Health.CLEAN] == [500]
 
 
 def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(world):
@@ -163,7 +163,7 @@ def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(
     )
 
 
-def test_without_a_clean_save_all_of_them_go_aside(world):
+def test_without_a_clean_save_all_of_them_are_quarantined(world):
     """From the start means from the start."""
     report_divergence(world, onset=50)
     world.minutes(3)
@@ -179,7 +179,7 @@ def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
     world.minutes(20)
     run = world.run()
     assert (run.current.job_name, run.current.resumed_from_step) == ("gpt-a002", 250)
-    assert world.checkpoints.aside == []
+    assert world.checkpoints.quarantined == []
 
 
 def test_a_stop_without_an_onset_moves_nothing(world):
@@ -187,7 +187,7 @@ def test_a_stop_without_an_onset_moves_nothing(world):
     finding = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step")
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     world.minutes(5)
-    assert (world.run().current.resumed_from_step, world.checkpoints.aside) == (500, [])
+    assert (world.run().current.resumed_from_step, world.checkpoints.quarantined) == (500, [])
 
 
 def test_checkpoints_from_before_the_run_belong_to_no_attempt(world):
@@ -218,7 +218,7 @@ def test_an_unfinished_save_is_out_of_the_way_of_a_script_that_would_fall_over_i
     save_unfinished(world, 600)
     lose_node(world)
     assert (world.run().current.resumed_from_step, steps_in_folder(world)) == (500, [100, 200, 300, 400, 500])
-    assert [c.step for c in world.checkpoints.aside] == [600]
+    assert [c.step for c in world.checkpoints.quarantined] == [600]
     assert world.run().state is RunState.WATCHING
 
 
@@ -229,16 +229,16 @@ def test_an_unfinished_save_that_cannot_be_moved_is_reported_and_the_launch_goes
     lose_node(world)
     run = world.run()
     assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
-    (told,) = [notice for notice in world.bus.told if "not set aside" in notice.title]
-    assert "asideBuckets" in told.todo
-    assert told.severity == "inform"
+    (published,) = [notice for notice in world.bus.notices if "not set aside" in notice.title]
+    assert "asideBuckets" in published.todo
+    assert published.severity == "inform"
 
 
 def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
     """Fewer ranks than before, an extra file: in doubt it is not resumed from, and not touched."""
     world.checkpoints.save(600, attempt=0, layout="steps", missing=("rank-#.pt (4 of 8)",))
     lose_node(world)
-    assert world.checkpoints.aside == []
+    assert world.checkpoints.quarantined == []
     assert world.run().current.resumed_from_step == 500
 
 
@@ -259,10 +259,10 @@ def rollback_scenario(injector: FaultInjector) -> World:
     return world
 
 
-def deliver(world: World, injector: FaultInjector, wakeup) -> None:
+def deliver(world: World, injector: FaultInjector, message) -> None:
     for _ in range(3):
         try:
-            world.supervisor(injector.wrap).handle(wakeup)
+            world.supervisor(injector.wrap).handle(message)
         except Crash:
             continue
         return
@@ -279,10 +279,10 @@ def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, afte
     """Whenever the function dies: one successor, and nothing tainted in its folder when it is created."""
     world = World()
     world = rollback_scenario(FaultInjector(call, after))
-    for each in (ENDED, world):
-        assert sorted(each.sagemaker.jobs) == ["gpt", "gpt-a002"]
-        assert each.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
-        assert each.run().current.resumed_from_step == 100
-        assert steps_in_folder(each) == [100]
-        assert sorted(c.step for c in each.checkpoints.aside) == [200, 300]
-        assert each.run().pending == ()
+    for state in (ENDED, world):
+        assert sorted(state.sagemaker.jobs) == ["gpt", "gpt-a002"]
+        assert state.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+        assert state.run().current.resumed_from_step == 100
+        assert steps_in_folder(state) == [100]
+        assert sorted(c.step for c in state.checkpoints.quarantined) == [200, 300]
+        assert state.run().pending == ()
