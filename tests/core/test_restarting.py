@@ -244,6 +244,18 @@ def test_an_unanswered_restart_ends_in_a_relaunch(world, job, hears):
     assert run.ledger.charges == {Cause.DIVERGED: 1}, "charged once"
 
 
+def test_an_approval_of_a_restart_covers_the_stop_after_it_fails(world, job):
+    """One answer is enough: the job is stopped, and relaunched, by the same approval."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    job.finds()
+    assert not world.run().current.in_place_restarts
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.APPROVE, "ada", "", world.run().proposal.id))
+    assert order(world).approved_by == "ada"
+    world.minutes(10)
+    run = world.run()
+    assert run.current.number == 2 and run.current.approved_by == "ada"
+
+
 def test_one_refusal_by_an_init_is_enough(world, job):
     """The first machine's processes run again; the second's init cannot end the old ones."""
     job.finds()

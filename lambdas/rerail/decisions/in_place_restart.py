@@ -255,7 +255,12 @@ def _give_up(run: Run, order: InPlaceRestart, why: str, *, at: datetime) -> Deci
     run = _with_order(run, replace(order, failed=why[:200]))
     run = with_attempt(run, replace(run.current, onset_step=order.before_step))
     stop = PlannedStop(
-        AfterStop.RELAUNCH, order.reason, asked_at=at, deadline=at, before_step=_choose_before_step(order)
+        AfterStop.RELAUNCH,
+        order.reason,
+        asked_at=at,
+        deadline=at,
+        before_step=_choose_before_step(order),
+        approved_by=order.approved_by,
     )
     return stop_now(replace(run, stop=stop), f"{why}: stopping the job, to relaunch it")
 
@@ -268,6 +273,14 @@ def _choose_before_step(order: InPlaceRestart) -> int | None:
 def _with_order(run: Run, order: InPlaceRestart) -> Run:
     """Return the run with its newest in-place restart replaced."""
     return with_attempt(run, replace(run.current, in_place_restarts=(*run.current.in_place_restarts[:-1], order)))
+
+
+def with_approval(run: Run, who: str) -> Run:
+    """Return the run with the approval recorded at the restart that it has just ordered; otherwise unchanged."""
+    order = find_newest_restart(run)
+    if run.state is not RunState.RESTARTING or order is None:
+        return run
+    return _with_order(run, replace(order, approved_by=who))
 
 
 def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:

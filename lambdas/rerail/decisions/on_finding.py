@@ -19,7 +19,14 @@ from rerail.decisions.decision import (
     with_warnings,
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
-from rerail.decisions.in_place_restart import can_restart, choose_target, find_obstacle, is_from_before_restart, restart
+from rerail.decisions.in_place_restart import (
+    can_restart,
+    choose_target,
+    find_obstacle,
+    is_from_before_restart,
+    restart,
+    with_approval,
+)
 from rerail.decisions.launch import is_untried_elsewhere
 from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
@@ -390,7 +397,9 @@ def on_stop_approved(
     observed = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
     decision = _on_intervention(replace(run, proposal=None), proposal.finding, observed, replace(policy, mode=Mode.ACT))
     stop = decision.run.stop
-    return replace(decision, run=replace(decision.run, stop=stop and replace(stop, approved_by=who)))
+    return replace(
+        decision, run=with_approval(replace(decision.run, stop=stop and replace(stop, approved_by=who)), who)
+    )
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:

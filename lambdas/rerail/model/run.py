@@ -153,6 +153,8 @@ class InPlaceRestart:
     repaired_at: datetime | None = None
     # Why the restart failed.
     failed: str = ""
+    # Who approved it; empty: no approval was needed. It covers the stop that follows if the restart fails.
+    approved_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
