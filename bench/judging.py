@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.minutes import clock, minutes
 from bench.rules import RULES
 from cli.backtest.corpus import read_log
+from cli.backtest.minutes import clock, minutes
 from cli.backtest.scoring import Call, Labelled, as_calls
 from rerail.detection.detectors import evaluate_series
 from rerail.model.thresholds import Thresholds

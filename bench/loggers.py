@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
-from bench.minutes import minutes
+from cli.backtest.minutes import minutes
 from rerail.model.sample import Sample
 
 # Rows of an epoch: the running means of `epoch_means` restart after this many, within a tenth.

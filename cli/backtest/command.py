@@ -43,6 +43,12 @@ def backtest(
     plateau: Annotated[
         bool, typer.Option(help="Ask for plateaus too; a policy leaves them out unless it says otherwise.")
     ] = True,
+    by_minute: Annotated[
+        bool,
+        typer.Option(
+            "--by-minute", help="Evaluate one sample a minute, as for a job without the agent (CloudWatch's metrics)."
+        ),
+    ] = False,
     findings: Annotated[
         Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")
     ] = None,
@@ -59,7 +65,7 @@ def backtest(
         detection = replace(detection, plateau=plateau or detection.plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local)
-        judged = list(_shown(evaluate_logs(logs, detection), len(logs), "judging logs", console))
+        judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))
         judged.sort(key=lambda log: log.log.name)
         quality, seconds = score_logs(judged), time.perf_counter() - began
         if findings:

@@ -5,12 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cli.backtest.minutes import minutes
 from cli.backtest.scoring import FAMILIES, SCORED_AS, Score, as_calls, score
 from cli.backtest.sources import Log
 from cli.parallel import spread
-from rerail.detection.detectors import evaluate_series
+from rerail.detection.detectors import Detectors
 from rerail.model.finding import Finding, Level
+from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
+
+# Fewer rows are not judged: levels and noise are learnt from so many.
+NEEDS_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +23,14 @@ class EvaluatedLog:
     """One log with its findings, each with the index of its sample."""
 
     log: Log
+    # The number of rows of the log.
     samples: int
+    # Each finding with the index of the sample after which it is made.
     findings: tuple[tuple[int, Finding], ...]
+    # The row of each finding, as the log counts rows.
     rows: tuple[int, ...]
+    # What the log is too short for; empty: nothing.
+    limits: tuple[str, ...] = ()
 
     def of(self, level: Level) -> int:
         return sum(finding.level == level for _, finding in self.findings)
@@ -46,9 +56,12 @@ class EvaluatedLog:
                 yield {**line, "kind": kind}
 
 
-def evaluate_logs(logs: Sequence[Log], detection: Thresholds) -> Iterator[EvaluatedLog]:
-    """Yield each evaluated log, in any order; the logs are read and evaluated on all cores."""
-    yield from spread(_evaluate_log, [(log, detection) for log in logs])
+def evaluate_logs(logs: Sequence[Log], detection: Thresholds, *, by_minute: bool = False) -> Iterator[EvaluatedLog]:
+    """Yield each evaluated log, in any order; the logs are read and evaluated on all cores.
+
+    By the minute, the detectors get the aggregates that CloudWatch would keep.
+    """
+    yield from spread(_evaluate_log, [(log, detection, by_minute) for log in logs])
 
 
 def score_logs(judged: Sequence[EvaluatedLog]) -> tuple[Score, Mapping[str, int]] | None:
@@ -61,8 +74,35 @@ def score_logs(judged: Sequence[EvaluatedLog]) -> tuple[Score, Mapping[str, int]
     return score(runs, calls), unscored
 
 
-def _evaluate_log(task: tuple[Log, Thresholds]) -> EvaluatedLog:
-    log, detection = task
+def _evaluate_log(task: tuple[Log, Thresholds, bool]) -> EvaluatedLog:
+    log, detection, by_minute = task
     read = log.read()
-    findings = tuple(evaluate_series(read.samples, detection))
-    return EvaluatedLog(log, len(read.samples), findings, rows=tuple(read.find_row(place) for place, _ in findings))
+    grouped = minutes(read.samples) if by_minute else None
+    samples = grouped.samples if grouped else read.samples
+    detectors = Detectors()
+    findings = [
+        (index, finding) for index, sample in enumerate(samples) for finding in detectors.run(sample, detection)
+    ]
+    if grouped:
+        findings = [(grouped.last_rows[index], finding) for index, finding in findings]
+    return EvaluatedLog(
+        log,
+        len(read.samples),
+        tuple(findings),
+        rows=tuple(read.find_row(index) for index, _ in findings),
+        limits=tuple(_find_limits(samples, detectors, detection)),
+    )
+
+
+def _find_limits(samples: Sequence[Sample], detectors: Detectors, detection: Thresholds) -> Iterator[str]:
+    """Yield what cannot be said about a log because it is too short, or ends too soon."""
+    if len(samples) < NEEDS_ROWS:
+        yield f"cannot judge {len(samples)} rows: the detectors learn what is usual from {NEEDS_ROWS}"
+    rise = detectors.divergence.rise
+    if rise and not rise.is_reported and rise.rows < detection.patience_rows:
+        left = detection.patience_rows - rise.rows
+        yield f"the loss is too high since step {rise.onset}; the log ends {left} rows before the patience is over"
+    drop = detectors.throughput_drop
+    if drop.reported == 1 and drop.lasting and drop.lasting < detection.throughput_patience_rows:
+        left = detection.throughput_patience_rows - drop.lasting
+        yield f"steps are slow since step {drop.onset}; the log ends {left} rows before the patience is over"

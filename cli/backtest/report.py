@@ -24,8 +24,12 @@ def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, secon
     rows = sum(log.samples for log in judged)
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
     console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
+    for log in judged[:LOGS_SHOWN]:
+        for limit in log.limits:
+            console.print(f"{log.log.name}: {limit}", style="yellow", highlight=False, markup=False)
     if not any(log.findings for log in judged):
-        console.print("nothing to report: Rerail would have kept its hands off")
+        if not all(log.limits for log in judged):
+            console.print("no findings: Rerail would not have acted")
     else:
         console.print(_kinds(judged))
         console.print(_findings(judged[0]) if len(judged) == 1 else _logs(judged))
@@ -43,7 +47,9 @@ def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, sc
         "seconds": round(seconds, 2),
         "findings": {kind: dict(levels) for kind, levels in _by_kind(judged).items()},
         "by_log": [
-            {"log": log.log.name, "rows": log.samples, "findings": list(log.lines())} for log in judged if log.findings
+            {"log": log.log.name, "rows": log.samples, "findings": list(log.lines()), "limits": list(log.limits)}
+            for log in judged
+            if log.findings or log.limits
         ],
         "score": {**scored[0].as_json(), "unscored": dict(scored[1])} if scored else None,
     }

@@ -3,7 +3,7 @@
 import math
 from datetime import timedelta
 
-from bench.minutes import START, clock, minutes
+from cli.backtest.minutes import START, clock, minutes
 from cli.backtest.scoring import Label, Labelled
 from rerail.model.sample import Sample
 
