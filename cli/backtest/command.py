@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -40,9 +39,6 @@ def backtest(
             help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=complete_policies
         ),
     ] = "default",
-    plateau: Annotated[
-        bool, typer.Option(help="Ask for plateaus too; a policy leaves them out unless it says otherwise.")
-    ] = True,
     by_minute: Annotated[
         bool,
         typer.Option(
@@ -62,7 +58,6 @@ def backtest(
         if plot:
             plots.check()
         detection = _detection(policy)
-        detection = replace(detection, plateau=plateau or detection.plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local)
         judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))

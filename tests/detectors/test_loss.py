@@ -135,12 +135,12 @@ def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:
     assert said(samples([*[10.0 * 0.5**row for row in range(60)], *[0.0] * 200]), Kind.FROZEN_LOSS) == []
 
 
-def test_a_plateau_is_reported_only_where_the_policy_asks() -> None:
-    """A run that sits at its trivial level from the start is a finding of the detector that is off by default."""
+def test_a_plateau_is_reported_unless_the_policy_excludes_it() -> None:
+    """A run that sits at its trivial level from the start is a warning, unless the policy says otherwise."""
     dice = random.Random(2)
     flat = samples([5.4 * math_noise for math_noise in (1 + dice.gauss(0, 0.003) for _ in range(600))], every=100)
-    assert said(flat, Kind.PLATEAU) == []
-    assert levels(said(flat, Kind.PLATEAU, detection=Thresholds(plateau=True))) == [Level.WARN]
+    assert levels(said(flat, Kind.PLATEAU)) == [Level.WARN]
+    assert said(flat, Kind.PLATEAU, detection=Thresholds(plateau=False)) == []
 
 
 def test_a_run_that_learns_is_no_plateau() -> None:
@@ -149,10 +149,11 @@ def test_a_run_that_learns_is_no_plateau() -> None:
 
 
 def test_a_jump_of_the_gradient_norm_warns_once() -> None:
-    """Five times the norm for three rows is one warning of its own kind, and never more than a warning."""
+    """Five times the norm for three rows is one warning, where the policy asks for it."""
     rows = [
         Sample(step=n, loss=2.0 + n % 3 / 100, grad_norm=(5.0 if 100 <= n < 103 else 1.0) + n % 5 / 50)
         for n in range(200)
     ]
-    found = said(rows, Kind.GRAD_NORM)
+    assert said(rows, Kind.GRAD_NORM) == []
+    found = said(rows, Kind.GRAD_NORM, detection=Thresholds(grad_norm=True))
     assert [(row, f.level) for row, f in found] == [(100, Level.WARN)]

@@ -9,12 +9,14 @@ from rerail.detection import blind, capacity_wait, checkpoint_stall, stall, star
 from rerail.detection.divergence import Divergence
 from rerail.detection.frozen_loss import FrozenLoss
 from rerail.detection.grad_norm import GradNorm
+from rerail.detection.loss_drop import LossDrop
 from rerail.detection.loss_spike import LossSpike
 from rerail.detection.non_finite import NonFinite
 from rerail.detection.plateau import Plateau
 from rerail.detection.row import Row, RowReader
 from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
+from rerail.detection.throughput_rise import ThroughputRise
 from rerail.model.finding import Finding
 from rerail.model.liveness import Liveness, with_row
 from rerail.model.sample import Sample
@@ -37,10 +39,12 @@ class Detectors:
     frozen_loss: FrozenLoss = field(default_factory=FrozenLoss)
     loss_spike: LossSpike = field(default_factory=LossSpike)
     divergence: Divergence = field(default_factory=Divergence)
+    loss_drop: LossDrop = field(default_factory=LossDrop)
     plateau: Plateau = field(default_factory=Plateau)
     grad_norm: GradNorm = field(default_factory=GradNorm)
     stall: Stall = field(default_factory=Stall)
     throughput_drop: ThroughputDrop = field(default_factory=ThroughputDrop)
+    throughput_rise: ThroughputRise = field(default_factory=ThroughputRise)
 
     def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
         """Update the state with one more sample, and return the findings."""
@@ -54,10 +58,12 @@ class Detectors:
             self.frozen_loss,
             self.loss_spike,
             self.divergence,
+            self.loss_drop,
             self.plateau,
             self.grad_norm,
             self.stall,
             self.throughput_drop,
+            self.throughput_rise,
         )
 
 

@@ -21,7 +21,9 @@ UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longe
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
 LONGER = 2  # than the longest rise that the run recovered from
-RECOVERY_HALF_LIFE_ROWS = 512  # an earlier recovery counts half as much after this many rows
+# An earlier recovery counts half as much after this many rows: for a warning, and for an intervention.
+RECOVERY_HALF_LIFE_ROWS = 512
+CONFIRMING_HALF_LIFE_ROWS = 4096
 
 
 @dataclass(slots=True)
@@ -91,11 +93,12 @@ class Divergence:
         )
         self.rise.printed = row.sample.loss if row.is_recovered else None
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
-        return self._finding(Level.WARN, row, rise) if self._is_new(rise, detection) else None
+        is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
+        return self._finding(Level.WARN, row, rise) if is_new else None
 
-    def _is_new(self, rise: float, detection: Thresholds) -> bool:
+    def _is_new(self, rise: float, detection: Thresholds, *, half_life: int) -> bool:
         """Return whether the run has not yet recovered from a rise as large as this one."""
-        known: float = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / RECOVERY_HALF_LIFE_ROWS)
+        known: float = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / half_life)
         return rise > detection.rise_tolerated * known
 
     def _is_confirmed(self, rise: float, row: Row, detection: Thresholds) -> bool:
@@ -105,7 +108,8 @@ class Divergence:
         means, these must have risen too.
         """
         assert self.rise is not None
-        unusual = self._is_new(rise, detection) or self.rise.rows > LONGER * self.recovered_rows
+        is_new = self._is_new(rise, detection, half_life=CONFIRMING_HALF_LIFE_ROWS)
+        unusual = is_new or self.rise.rows > LONGER * self.recovered_rows
         printed, loss = self.rise.printed, row.sample.loss
         return unusual and (printed is None or (loss is not None and loss > printed))
 

@@ -15,6 +15,8 @@ LEARNT = 0.1
 VARIED = 4.0
 # A loss of at most this many times that difference is about to be printed as zero.
 NEARLY_ZERO = 3.0
+# Before the loss has changed for the first time, its variation is taken to be at most a thousandth of it.
+UNKNOWN_VARIATION = 1000.0
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class FrozenLoss:
         before, self.value, self.repeats, self.onset = self.value, loss, 1, row.sample.step
         if len(self.level) and before is not None:
             self.is_explained = self._is_explained(loss, before, row.quantum)
+        else:
+            self.is_explained = abs(loss) < UNKNOWN_VARIATION * row.quantum
         if loss != 0 and abs(loss) != float("inf"):
             self.level.push(abs(loss))
 

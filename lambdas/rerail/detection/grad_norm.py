@@ -24,10 +24,10 @@ class GradNorm:
         self.norms = self.norms.copy()
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
-        """Warn at the first row of a jump; it is a reason to save a checkpoint early, but not to stop."""
+        """Warn at the first row of a jump, if the policy asks for it: a reason to save early, but not to stop."""
         sample = row.sample
         norm = sample.grad_norm
-        if norm is None or not 0 < norm < math.inf:
+        if not detection.grad_norm or norm is None or not 0 < norm < math.inf:
             return None
         value, was_high = math.log(norm), self.high
         self.high = len(self.norms) >= NEEDS and norm > detection.grad_norm_floor and value > self._limit(detection)

@@ -62,6 +62,12 @@ class LossScale:
         loss = expected * self.unit / GAIN
         return f"{rise * self.unit / GAIN:.4g} above the usual {loss:.4g}, {rise / GAIN:.0%} of the run's progress"
 
+    def format_fall(self, usual: float, fall: float) -> str:
+        """Return how far a loss is below the usual one; both are on the scale."""
+        if not self.unit:
+            return f"{math.exp(-fall):.2g} times {math.exp(usual):.4g}"
+        return f"{fall * self.unit / GAIN:.4g} less than {usual * self.unit / GAIN:.4g}"
+
     def copy(self) -> "LossScale":
         """Return a copy."""
         return replace(self)

@@ -25,6 +25,7 @@ FIRST_ROWS = 4
 IS_MEAN, IS_PLAIN = 0.3, 0.6
 # Two epochs of the same length, within this share, predict the next restart.
 SAME_LENGTH = 0.02
+SPREAD_WEIGHT = 0.02
 # A recovered value must not be more uncertain than this by the rounding of the means.
 UNCERTAIN = 0.05
 
@@ -65,8 +66,9 @@ class RunningMean:
     slope: Slope = field(default_factory=Slope)
     # Epochs in a row that looked like running means, and were too short to decide alone.
     epochs: int = 0
-    # The last value recovered, for the slope.
+    # The last value recovered, for the slope, and how much recovered values change on average.
     recovered: float = 0.0
+    spread: float = 0.0
     # The rows of the last epoch, and those of an epoch that has come twice in a row; 0: not known.
     length: int = 0
     period: int = 0
@@ -107,6 +109,8 @@ class RunningMean:
     def _is_jump(self, change: float) -> bool:
         if len(self.changes) < CHANGES or self.rows < SHORTEST_EPOCH_ROWS:
             return False
+        if self.is_mean and (self.rows + 1) * change < JUMP * self.spread:
+            return self.rows == self.period  # the value behind it would be a usual one
         return self.rows == self.period or change > JUMP * self.changes.median() > 0
 
     def _add(self, value: float, quantum: float) -> None:
@@ -115,13 +119,15 @@ class RunningMean:
         recovered = self.rows * change + self.last
         if self.rows > 1:
             self.changes.push(abs(change))
+            varied = abs(recovered - self.recovered)
+            self.spread += SPREAD_WEIGHT * (min(varied, JUMP * self.spread or varied) - self.spread)
             if self.rows * quantum < UNCERTAIN * abs(value):
-                self.slope.add(self.rows, abs(recovered - self.recovered))
+                self.slope.add(self.rows, varied)
         self.recovered = recovered
         if self.rows >= NEEDS_ROWS_IN_PROGRESS and self.rows % CHANGES == 0:
-            self._judge()
+            self._evaluate_slope()
 
-    def _judge(self) -> None:
+    def _evaluate_slope(self) -> None:
         """Decide from the epoch in progress whether its values are running means."""
         if self.slope.rows < NEEDS_ROWS:
             return
@@ -146,7 +152,7 @@ class RunningMean:
         if self.slope.rows >= NEEDS_ROWS:
             self.epochs = self.epochs + 1 if self.slope.value() < IS_MEAN else 0
             if self.is_mean or self.epochs >= NEEDS_EPOCHS:
-                self._judge()
+                self._evaluate_slope()
         self.period = self.rows if abs(self.rows - self.length) <= 1 + SAME_LENGTH * self.rows else 0
         self.length = self.rows
         self.rows, self.slope = len(values), Slope()

@@ -1,0 +1,136 @@
+"""The same run is judged alike however its log was printed, and no habit of a logger stops a healthy run."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bench.injected import FAULTS, Fault, inject
+from bench.loggers import LOGGERS
+from rerail.detection.detectors import evaluate_series
+from rerail.detection.running_mean import RunningMean
+from rerail.model.finding import Kind, Level
+from rerail.model.sample import Sample
+from tests.detectors.runs import DETECTION, falling, levels, lifted, said, samples, slow
+
+LOSS = (Kind.LOSS_SPIKE, Kind.DIVERGENCE)
+LOGGER = {logger.name: logger.rewrite for logger in LOGGERS}
+FAULT = {fault.name: fault for fault in FAULTS}
+# Loggers whose rows show single steps at the run's own rate.
+PER_STEP = tuple(
+    name for name in LOGGER if name not in ("minutes", "every 10th", "means of 10", "1 decimal", "2 digits")
+)
+
+
+def run(rows: int = 2400, *, seed: int = 3) -> list[Sample]:
+    """Return a healthy run with step times of about 0.5 s."""
+    rng = random.Random(seed)
+    losses = falling(rows, noise=0.02, seed=seed)
+    return [
+        Sample(step=row + 1, loss=loss, step_time_s=0.5 * rng.lognormvariate(0, 0.03))
+        for row, loss in enumerate(losses)
+    ]
+
+
+def printed(logger: str, fault: Fault, healthy: Sequence[Sample]) -> list[Sample]:
+    injected = inject(fault, healthy, random.Random(5))
+    return [row.sample for row in LOGGER[logger](injected.samples, random.Random(6))]
+
+
+@pytest.mark.parametrize("logger", LOGGER)
+def test_a_healthy_run_is_not_stopped(logger):
+    findings = [f for _, f in evaluate_series(printed(logger, FAULT["none"], run()), DETECTION)]
+    assert [finding.kind for finding in findings if finding.level is Level.INTERVENE] == []
+    assert len(findings) <= 1
+
+
+@pytest.mark.parametrize("fault", ["lasting x2", "lasting x5", "ramp to x3", "NaN", "slower x2", "creeping x1.5"])
+@pytest.mark.parametrize("logger", PER_STEP)
+def test_a_lasting_fault_is_acted_on(logger, fault):
+    findings = said(printed(logger, FAULT[fault], run()))
+    assert Level.INTERVENE in levels(findings)
+
+
+@pytest.mark.parametrize("fault", ["recovers x2", "recovers x5", "burst of slow rows"])
+@pytest.mark.parametrize("logger", PER_STEP)
+def test_what_recovers_is_not_acted_on(logger, fault):
+    assert Level.INTERVENE not in levels(said(printed(logger, FAULT[fault], run())))
+
+
+def test_minutes_show_a_divergence_within_the_hour():
+    """Each minute aggregates 120 steps, so twenty of them are patience enough."""
+    rows = printed("minutes", FAULT["lasting x5"], run(20_000))
+    (at, _), *_ = [(row, f) for row, f in said(rows, *LOSS) if f.level is Level.INTERVENE]
+    onset = next(row for row, sample in enumerate(rows) if (sample.loss or 0) > 6)
+    assert at - onset < 60
+
+
+def test_values_behind_running_means_are_recovered():
+    reader, rng, error = RunningMean(), random.Random(1), []
+    total = count = 0.0
+    for row in range(3000):
+        if row % 250 == 0:
+            total = count = 0.0
+        value = rng.gauss(1, 0.1)
+        total, count = total + value, count + 1
+        recovered = reader.read(total / count, 0.0)
+        if row > 500 and recovered is not None:
+            error.append(abs(recovered - value))
+    assert reader.is_mean
+    assert len(error) > 2000 and sorted(error)[len(error) * 9 // 10] < 1e-6
+
+
+def test_plain_values_are_not_taken_for_means():
+    reader, rng = RunningMean(), random.Random(2)
+    values = [rng.gauss(1, 0.05) for _ in range(5000)]
+    assert [reader.read(value, 0.0) for value in values] == values
+
+
+def test_a_converged_loss_that_rounding_repeats_is_not_frozen():
+    rng = random.Random(4)
+    losses = [round(0.03 + 0.002 * rng.gauss(0, 1), 2) for _ in range(2000)]
+    assert said(samples(losses), Kind.FROZEN_LOSS) == []
+
+
+def test_a_loss_that_varied_more_than_rounding_and_stands_still_is_frozen():
+    losses = [round(loss, 2) for loss in falling(400, noise=0.05)]
+    frozen = samples(losses + [losses[-1]] * 200)
+    assert levels(said(frozen, Kind.FROZEN_LOSS)) == [Level.WARN, Level.INTERVENE]
+
+
+def test_a_gradient_norm_that_was_never_finite_says_nothing():
+    rows = [replace(sample, grad_norm=float("nan")) for sample in samples(falling(300))]
+    assert said(rows, Kind.NON_FINITE) == []
+
+
+def test_rises_that_the_run_recovers_from_do_not_stop_it_when_they_return():
+    """A rise of 70 rows every 300 is how this run goes; a longer and higher one is not."""
+    losses = falling(3000, noise=0.01)
+    for start in range(600, 2400, 300):
+        losses = lifted(losses, start, start + 90, times=1.6)
+    first, *others = [row for row, f in said(samples(losses), Kind.DIVERGENCE) if f.level is Level.INTERVENE] or [None]
+    assert others == []
+    losses = lifted(losses, 2600, 3000, times=4)
+    assert [row for row, f in said(samples(losses), Kind.DIVERGENCE) if f.level is Level.INTERVENE and row > 2600]
+
+
+def test_slow_steps_that_recover_on_their_own_are_reported_once():
+    """The mean of an epoch that begins with a pause falls back each time."""
+    seconds = [0.5 * (1 + 40 / (row % 400 + 1)) for row in range(4000)]
+    findings = said(slow([round(value, 4) for value in seconds]), Kind.THROUGHPUT_DROP)
+    assert Level.INTERVENE not in levels(findings)
+    assert len(findings) <= 1
+
+
+def test_a_sudden_fall_of_the_loss_is_reported_once():
+    found = said(samples(lifted(falling(600), 300, 600, times=1 / 20)), Kind.LOSS_DROP)
+    assert levels(found) == [Level.WARN]
+    assert 300 <= found[0][0] <= 320
+    assert said(samples(lifted(falling(600), 300, 600, times=1 / 2)), Kind.LOSS_DROP) == []
+
+
+def test_steps_that_become_much_faster_are_reported_once():
+    found = said(slow([1.0 + row % 3 / 100 for row in range(500)] + [0.3] * 300), Kind.THROUGHPUT_RISE)
+    assert levels(found) == [Level.WARN]
+    assert said(slow([1.0] * 300 + [2.0] * 300 + [1.0] * 300), Kind.THROUGHPUT_RISE) == []
