@@ -113,9 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(logger, line, sep="\t")
     if options.json:
         options.json.write_text(json.dumps({name: as_json(o) for name, o in outcomes.items()}, indent=1) + "\n")
+    measured = measure(outcomes)
+    worse = [f"{name} is {value:.3f}, it must be {limit}" for name, value, limit in find_shortfalls(measured)]
+    for line in worse if options.check else ():
+        console.print(f"worse than claimed: {line}", style="red", highlight=False)
     rows, cpu_s = sum(o.rows for o in outcomes.values()), sum(o.cpu_s for o in outcomes.values())
     print(f"{rows:,} rows, {rows / cpu_s:,.0f} rows a second per core, {time.perf_counter() - began:.1f} s in all")
-    return 0
+    return 1 if options.check and worse else 0
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -124,6 +128,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--logs", type=int, default=100, help="at most this many healthy logs")
     options.add_argument("--logger", action="append", help="only this logger; may be repeated")
     options.add_argument("--json", type=Path, help="write every number to this file")
+    options.add_argument("--check", action="store_true", help="exit with status 1 if a claim does not hold")
     options.add_argument("--details", action="store_true", help="print each false alarm and wrong intervention")
     return options.parse_args(argv)
 
@@ -261,6 +266,45 @@ def _table(outcomes: dict[str, Outcomes], *, logs: int) -> Table:
             f"{median(delays):.0f}" if delays else "-",
         )
     return table
+
+
+def measure(outcomes: dict[str, Outcomes]) -> dict[str, float]:
+    """Return what is claimed, over all loggers together."""
+    per_step = [outcome for name, outcome in outcomes.items() if name not in THINNED]
+    lasting = [fault.name for fault in FAULTS if fault.must_stop and fault.kind == "divergence"]
+    slower = [fault.name for fault in FAULTS if fault.must_stop and fault.kind == "throughput_drop"]
+    rows = sum(outcome.rows for outcome in outcomes.values())
+    return {
+        "lasting rises acted on": _mean_share(per_step, lasting),
+        "slowdowns acted on": _mean_share(per_step, slower),
+        "NaN acted on": _mean_share(per_step, ["NaN"]),
+        "healthy runs stopped": sum(sum(outcome.stopped.values()) for outcome in outcomes.values()),
+        "false alarms per 100k rows": 1e5 * sum(sum(o.false_alarms.values()) for o in outcomes.values()) / (rows or 1),
+    }
+
+
+def _mean_share(outcomes: Sequence[Outcomes], faults: Sequence[str]) -> float:
+    shares = [share for outcome in outcomes if (share := outcome.share(outcome.acted, faults)) is not None]
+    return fmean(shares) if shares else 0.0
+
+
+# What docs/detection.md claims: each with its bound and whether more is better.
+CLAIMS = {
+    "lasting rises acted on": (0.85, True),
+    "slowdowns acted on": (0.9, True),
+    "NaN acted on": (1.0, True),
+    "healthy runs stopped": (0.0, False),
+    "false alarms per 100k rows": (15.0, False),
+}
+
+
+def find_shortfalls(measured: dict[str, float]) -> list[tuple[str, float, str]]:
+    """Return the claims that do not hold, each with its value and its bound."""
+    return [
+        (name, measured[name], f"at {'least' if more else 'most'} {bound:g}")
+        for name, (bound, more) in CLAIMS.items()
+        if (measured[name] < bound - 1e-9 if more else measured[name] > bound + 1e-9)
+    ]
 
 
 def _false_per_100k(outcome: Outcomes) -> float:

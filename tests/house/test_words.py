@@ -52,7 +52,7 @@ FOLDERS = (
     *("tests/notices", "tests/report", "tests/simulate", "tests/stacks", "tests/threats"),
 )
 # Names that stored records, addresses of pages or other programs have.
-KEPT = {"SEALED", "RECOVERY_HALF_LIFE_ROWS"}
+KEPT = {"SEALED", "RECOVERY_HALF_LIFE_ROWS", "CONFIRMING_HALF_LIFE_ROWS", "half_life"}
 
 
 def names(module: ast.Module) -> Iterator[str]:

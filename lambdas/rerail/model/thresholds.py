@@ -23,8 +23,8 @@ class Thresholds:
     # The gate on the effect brings the largest single gain on the corpus (false alarms by five at equal recall).
     spike_noise: float = 5.5
     spike_gate: float = 0.093
-    # Small jumps must be more certain: effect squared over noise, so that 15 % needs ten standard deviations.
-    spike_sure: float = 1.5
+    # Small jumps must be more certain: effect squared over noise, so that 15 % needs thirteen standard deviations.
+    spike_sure: float = 1.8
     # The quantiles of the last 512 rows that count as normal, upwards (frequent outliers, two modes, saw-teeth) and
     # downwards. Jumps down are never spikes, so they measure normal deviations without the accidents.
     history_up: float = 0.975
@@ -51,7 +51,7 @@ class Thresholds:
     rise_history: float = 4.6
     rise_quantile: float = 0.9
     rise_history_cap: float = 0.5
-    rise_tolerated: float = 1.2
+    rise_tolerated: float = 1.5
     rise_recovered: float = 0.5
     rise_cap_rows: int = 128
     # With 64 rows, none of 240 spikes that recover by themselves was interrupted in a simulation. On the corpus 56 rows
