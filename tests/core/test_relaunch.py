@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import botocore.session
@@ -11,7 +12,9 @@ from botocore.validate import ParamValidator
 
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.errors import RequestRefused
+from rerail.model.thresholds import Thresholds
 from rerail.requests.relaunch import find_refusal, make_request, read_checkpoint_uri, rebuild
+from rerail_agent.settings import AgentSettings
 
 DATA = Path(__file__).parent / "data"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -129,6 +132,25 @@ def test_an_attempt_knows_who_it_is():
         "RERAIL_ATTEMPT": "2",
         "RERAIL_RESUME_STEP": "1000",
     }
+
+
+def test_the_agent_gets_the_thresholds_of_the_policy():
+    """Only those that differ from the defaults; what the job itself sets comes first."""
+    changed = Thresholds(patience_rows=40, stall_floor=timedelta(minutes=2))
+    given = make_request(rebuilt(), SECOND, run="gpt-7b", detection=changed)["Environment"]["RERAIL_DETECTION"]
+    assert AgentSettings.from_environment({"RERAIL_DETECTION": given}, pytest.fail).detection == changed
+    own = {**rebuilt(), "Environment": {"RERAIL_DETECTION": "{}"}}
+    assert make_request(own, SECOND, run="gpt-7b", detection=changed)["Environment"]["RERAIL_DETECTION"] == "{}"
+    assert (
+        "RERAIL_DETECTION" not in make_request(rebuilt(), SECOND, run="gpt-7b", detection=Thresholds())["Environment"]
+    )
+
+
+def test_thresholds_never_take_the_last_variable():
+    """A job with as many variables as SageMaker allows is launched with the default thresholds."""
+    full = {**rebuilt(), "Environment": {f"V{number}": "" for number in range(97)}}
+    launched = make_request(full, SECOND, run="gpt-7b", detection=Thresholds(patience_rows=40))["Environment"]
+    assert len(launched) == 100 and "RERAIL_DETECTION" not in launched
 
 
 def test_an_attempt_from_the_start_gets_step_0():

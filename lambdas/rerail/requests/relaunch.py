@@ -4,12 +4,15 @@ import hmac
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 from rerail.model import skipped_samples
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import KEY, VARIABLE
+from rerail.model.thresholds import Thresholds
 
 POLICY_TAG = "rerail:policy"
 CLUSTER_TAG = "rerail:cluster"
@@ -18,6 +21,8 @@ ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
+VALUE_LIMIT = 512  # characters of a variable
+DETECTION_VARIABLE = "RERAIL_DETECTION"
 # Variables for a single attempt, which are not carried over to the next one.
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER")
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
@@ -59,11 +64,13 @@ def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members:
     return {name: value for name, value in request.items() if not _is_empty(value)}
 
 
-def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
+def make_request(
+    request: Mapping[str, Any], action: CreateJob, *, run: str, detection: Thresholds | None = None
+) -> dict[str, Any]:
     """Return the request of one attempt; raise RequestRefused if there is no room for its variables or tags.
 
     Rerail's values are passed in Environment: hyperparameters become command-line flags in script mode, and an unknown
-    flag would end the script.
+    flag would end the script. The agent gets the thresholds of the policy, unless the job sets its own.
     """
     own = request.get("Environment", {})
     environment = {
@@ -73,6 +80,8 @@ def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> 
         **_variable_for_resume(request, action),
         **_variables_for_script(action, own),
     }
+    if len(environment) < ENVIRONMENT_LIMIT:  # a job without room for them keeps the default thresholds
+        environment = _variable_for_detection(detection) | environment
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
             f"Environment would have {len(environment)} variables, at most {ENVIRONMENT_LIMIT} are allowed; remove some"
@@ -125,6 +134,17 @@ def with_signing_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not key or len(environment.keys() | set(OURS)) > ENVIRONMENT_LIMIT:
         return dict(request)
     return {**request, "Environment": environment}
+
+
+def _variable_for_detection(detection: Thresholds | None) -> dict[str, str]:
+    """Return the variable with the thresholds that differ from the defaults; empty if they are too many to pass."""
+    different = {
+        f.name: value.total_seconds() if isinstance(value, timedelta) else value
+        for f in fields(Thresholds)
+        if (value := getattr(detection or Thresholds(), f.name)) != f.default
+    }
+    text = json.dumps(different, separators=(",", ":"))
+    return {DETECTION_VARIABLE: text} if different and len(text) <= VALUE_LIMIT else {}
 
 
 def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:

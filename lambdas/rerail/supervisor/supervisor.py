@@ -69,6 +69,7 @@ from rerail.model.signals import (
 )
 from rerail.model.signature_policy import must_be_signed
 from rerail.model.signatures import UNSEALED
+from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
 from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, RateLimit, Runs, policy_of
 from rerail.requests.relaunch import (
@@ -407,6 +408,13 @@ class Supervisor:
             policy = Policy()
         return make_run_notice(notice, run, at=self.clock(), policy=policy)
 
+    def _read_thresholds(self, run: Run) -> Thresholds | None:
+        """Return the thresholds of the run's policy; None if it cannot be read: the launch does not depend on it."""
+        try:
+            return policy_of(run, self.policies).detection
+        except RerailError:
+            return None
+
     def _quarantine(self, action: QuarantineCheckpoints) -> QuarantineRefused | None:
         """Move checkpoints out of the way; return the refusal if that is not possible."""
         try:
@@ -420,7 +428,8 @@ class Supervisor:
         if limited := self._check_rate_limit(run, action):
             return limited
         try:
-            self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id))
+            detection = self._read_thresholds(run)
+            self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id, detection=detection))
         except JobExists:
             return (
                 None
