@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli import place
-from cli.backtest import plots, report, sources
+from cli.backtest import plots, report, sources, text
 from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
@@ -45,6 +45,12 @@ def backtest(
             "--by-minute", help="Evaluate one sample a minute, as for a job without the agent (CloudWatch's metrics)."
         ),
     ] = False,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=REGEX for a text log; NAME is step, loss, step_time_s, ... Repeatable."
+        ),
+    ] = None,
     findings: Annotated[
         Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")
     ] = None,
@@ -59,7 +65,7 @@ def backtest(
             plots.check()
         detection = _detection(policy)
         began = time.perf_counter()
-        logs = sources.find(path, local=local)
+        logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()))
         judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))
         judged.sort(key=lambda log: log.log.name)
         quality, seconds = score_logs(judged), time.perf_counter() - began

@@ -1,11 +1,12 @@
 """Find the logs at a path: a corpus, a CSV, a Trainer's state, a TensorBoard run or a past job."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cli.backtest import jobs, tables, tensorboards, trainer
+from cli.backtest import jobs, tables, tensorboards, text, trainer
 from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
 from cli.backtest.scoring import Labelled
 from cli.backtest.series import BadInput, LogSeries
@@ -23,13 +24,18 @@ class Log:
     labelled: Labelled | None = None
 
 
-def find(path: str, *, local: bool) -> tuple[Log, ...]:
-    """Return the logs at a path or of a job; raise BadInput if there are none."""
+def find(path: str, *, local: bool, patterns: Mapping[str, re.Pattern[str]] | None = None) -> tuple[Log, ...]:
+    """Return the logs at a path or of a job; raise BadInput if there are none.
+
+    With patterns the path is a text log, of which these find the metrics.
+    """
     if path.startswith(JOB):
         return _read_now(jobs.read(path.removeprefix(JOB), local=local))
     place = Path(path)
     if not _is_there(place):
         raise BadInput(f"there is no {path[:300]}", ACCEPTED)
+    if patterns:
+        return _read_now([text.read(place, patterns)])
     if place.is_dir():
         return _folder(place)
     if place.suffix == ".json":
@@ -38,7 +44,7 @@ def find(path: str, *, local: bool) -> tuple[Log, ...]:
         return _read_now(tensorboards.read(place.parent))
     if place.suffix in (".csv", ".tsv", ".gz"):
         return _read_now([tables.read(place)])
-    raise BadInput(f"{path} is not a log that can be read", ACCEPTED)
+    raise BadInput(f"{path} is not a log that can be read", f"{ACCEPTED}; for a text log add {text.EXAMPLE}")
 
 
 def _is_there(place: Path) -> bool:
