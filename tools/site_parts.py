@@ -14,10 +14,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lambdas")]
 
 from cli import reference  # noqa: E402
 from rerail.model.former_names import RUNBOOKS  # noqa: E402
-from tools import quotations  # noqa: E402
+from tools import module_list, quotations  # noqa: E402
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "cli.md": {"commands": reference.make_page},
+    "modules.md": {"modules": module_list.make_page},
     "notices.md": {"samples": quotations.samples},
     "policies.md": {"fields": quotations.policy_fields},
 }

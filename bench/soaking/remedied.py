@@ -1,5 +1,7 @@
-"""Train the reference run of a run whose remedies changed its data: without faults, with the same samples skipped and
-the same learning rates from the same steps on."""
+"""Train the reference run of a run whose remedies changed its data.
+
+It has no faults, but skips the same samples and has the same learning rates from the same steps on.
+"""
 
 import os
 import subprocess

@@ -47,9 +47,7 @@ def backtest(
     ] = False,
     metric: Annotated[
         list[str] | None,
-        typer.Option(
-            help="NAME=REGEX for a text log; NAME is step, loss, step_time_s, ... Repeatable."
-        ),
+        typer.Option(help="NAME=REGEX for a text log; NAME is step, loss, step_time_s, ... Repeatable."),
     ] = None,
     findings: Annotated[
         Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")

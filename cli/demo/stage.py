@@ -1,5 +1,4 @@
-"""The demo's environment: a local AWS with the deployed template, a supervised job, and a reference run of the same
-seed."""
+"""The demo's environment: a deployed template on a local AWS, a supervised job, and a reference run of the same seed."""
 
 import json
 import time

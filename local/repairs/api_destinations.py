@@ -1,5 +1,4 @@
-"""Create API destinations of templates, and deliver to them as EventBridge does: with retries, then to a dead-letter
-queue.
+"""Create API destinations of templates, and deliver to them as EventBridge does, with retries and dead letters.
 
 MiniStack serves connections and API destinations through its API, and makes the requests as AWS does (headers, body
 parameters, five seconds to answer). It refuses both in a template, tries once and drops what was not accepted. AWS

@@ -1,4 +1,4 @@
-"""Run a script that uses the Trainer on a machine with a fault: python bad_machine.py train.py [its arguments]
+"""Run a script that uses the Trainer on a machine with a fault: `python bad_machine.py train.py [its arguments]`
 
 After step BREAK_AT of the first job one weight becomes NaN, as after a bit flip; the next job gets a healthy machine.
 Each step takes at least STEP_SECONDS. The script is run unchanged.
