@@ -1,4 +1,4 @@
-"""The demo's environment: a deployed template on a local AWS, a supervised job, and a reference run of the same seed."""
+"""The demo's environment: a template deployed on a local AWS, a supervised job and its reference run, of one seed."""
 
 import json
 import time

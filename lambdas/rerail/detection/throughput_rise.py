@@ -7,8 +7,9 @@ from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.thresholds import Thresholds
 
-RECENT_ROWS = 25
-BEFORE_ROWS = 400
+RECENT_ROWS = 16
+BEFORE_ROWS = 64
+# The first steps of a run are slower, because they compile and fill caches.
 NEEDS_ROWS = 200
 DIGITS = 9  # of seconds: steps may take milliseconds
 
@@ -20,6 +21,7 @@ class ThroughputRise:
     recent: Window = field(default_factory=lambda: Window(RECENT_ROWS, digits=DIGITS))
     before: Window = field(default_factory=lambda: Window(BEFORE_ROWS, digits=DIGITS))
     least: float | None = None
+    rows: int = 0
 
     def __post_init__(self) -> None:
         self.recent, self.before = self.recent.copy(), self.before.copy()
@@ -32,7 +34,8 @@ class ThroughputRise:
         if len(self.recent) == RECENT_ROWS:
             self.before.push(self.recent.values[0])
         self.recent.push(seconds)
-        if len(self.before) < NEEDS_ROWS:
+        self.rows += 1
+        if self.rows < NEEDS_ROWS or len(self.before) < BEFORE_ROWS:
             return None
         now, usual = self.recent.median(), self.before.median()
         limit = usual * (1 - detection.throughput_rise)
