@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         floors = read_floors(options.floor, contenders=CONTENDERS) if options.floor else {}
         corpus = read_corpus(options.corpus)
-        judged = _judge_all(corpus, Thresholds(), console)
+        judged = _judge_all(corpus, replace(Thresholds(), plateau=options.plateau), console)
     except (BadCorpus, BadFloor) as error:
         print(f"bench.detection: {error}", file=sys.stderr)
         return 2
@@ -66,6 +67,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--json", type=Path, help="write every number to this file")
     options.add_argument("--floor", type=Path, help="exit with status 1 when ours is worse than this file says")
     options.add_argument("--write-floor", type=Path, help="write a floor from what is measured now")
+    options.add_argument("--plateau", action=argparse.BooleanOptionalAction, default=True, help="look for plateaus")
     return options.parse_args(argv)
 
 

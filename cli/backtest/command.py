@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -39,6 +40,7 @@ def backtest(
             help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=complete_policies
         ),
     ] = "default",
+    plateau: Annotated[bool, typer.Option(help="Look for plateaus, even if the policy does not.")] = True,
     by_minute: Annotated[
         bool,
         typer.Option(
@@ -61,7 +63,7 @@ def backtest(
     try:
         if plot:
             plots.check()
-        detection = _detection(policy)
+        detection = replace(_detection(policy), plateau=plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()))
         judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))

@@ -1,8 +1,9 @@
 """The scale on which losses are compared: logarithmic, or relative to the run's progress if losses are not positive."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from rerail.detection.copying import copy_state
 from rerail.detection.window import Window
 
 LEVEL_ROWS = 12
@@ -70,7 +71,7 @@ class LossScale:
 
     def copy(self) -> "LossScale":
         """Return a copy."""
-        return replace(self)
+        return copy_state(self)
 
     def _find_start(self, loss: float) -> None:
         self.recent.push(loss)

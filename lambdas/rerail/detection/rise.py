@@ -1,8 +1,9 @@
 """A rise of the loss in progress: whether it recovers, and when to intervene."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
+from rerail.detection.copying import copy_state
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
@@ -51,7 +52,7 @@ class LossRise:
 
     def copy(self) -> "LossRise":
         """Return a copy."""
-        return replace(self)
+        return copy_state(self)
 
     def scale(self, factor: float) -> None:
         """Convert everything to another unit."""

@@ -5,8 +5,9 @@ these values vary as much late in an epoch as early. If it prints plain values, 
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from rerail.detection.copying import copy_state
 from rerail.detection.window import Window
 
 CHANGES = 8
@@ -77,11 +78,11 @@ class RunningMean:
     anchor: float = 0.0
 
     def __post_init__(self) -> None:
-        self.changes, self.slope, self.pending = self.changes.copy(), replace(self.slope), list(self.pending)
+        self.changes, self.slope, self.pending = self.changes.copy(), copy_state(self.slope), list(self.pending)
 
     def copy(self) -> "RunningMean":
         """Return a copy."""
-        return replace(self)
+        return copy_state(self)
 
     def read(self, value: float, quantum: float) -> float | None:
         """Return the printed value, or the one behind a running mean; None while that is not decided or is hidden."""
