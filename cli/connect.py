@@ -20,7 +20,7 @@ from rerail.model.errors import JobNotFound
 from rerail.model.run import Run
 from rerail.model.self_repairs import format_repairs
 
-# SageMaker lets it be switched on in these, and lets nobody in before Training.
+# SageMaker allows remote debugging in these states, and a session only in Training.
 SWITCHABLE, OPEN = ("Downloading", "Training"), "Training"
 ROLE_NEEDS = (
     "ssmmessages:CreateControlChannel",
@@ -101,11 +101,11 @@ def _door(where: Place, run: Run, host: str) -> Door:
         )
     if secondary not in SWITCHABLE:
         repaired = f" ({format_repairs(launched[-1].repairs)})" if launched[-1].repairs else ""
-        place.fail(f"the job {job} is {secondary}{repaired}: nobody can be let in yet", "try again when it trains")
+        place.fail(f"the job {job} is {secondary}{repaired}: no session can be opened yet", "try again when it trains")
     if secondary != OPEN and is_on:
-        place.fail(f"the job {job} is {secondary}: nobody is let in before it trains", "try again in a few minutes")
+        place.fail(f"the job {job} is {secondary}: no session can be opened before it trains", "try again later")
     if description.get("EnableNetworkIsolation"):
-        place.fail(f"the job {job} has EnableNetworkIsolation: nobody can be let in", "look at its log instead")
+        place.fail(f"the job {job} has EnableNetworkIsolation: no session can be opened", "look at its log instead")
     _check_host(job, host, description)
     region = str(where.client("sagemaker").meta.region_name)
     return Door(job, host, region, str(description["RoleArn"]), is_on)

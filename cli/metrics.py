@@ -14,7 +14,7 @@ PURPOSE = {
     "loss": "whether the run learns: spikes, divergence, a frozen or flat loss",
     "grad_norm": "the forerunner of a spike; read only where the policy says `detailed = true`",
     "tokens_per_s": "the speed of a job that names no step, or where the policy says `detailed = true`",
-    "nonfinite": "1 for a NaN or an infinity, which CloudWatch itself takes from nobody",
+    "nonfinite": "1 for a NaN or an infinity, which CloudWatch itself does not accept",
 }
 LINE = "rerail step=60 loss=2.34567891 grad_norm=1.2 lr=0.0003 tokens_per_s=12345 nonfinite=0"
 

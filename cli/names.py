@@ -20,7 +20,7 @@ ATTEMPT = re.compile(r"-a\d{3,}$")
 
 
 def complete_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
-    """Runs that begin so, for the shell: those that are known within two seconds, and none where nobody answers."""
+    """Runs that begin so, for the shell: those that are known within two seconds, and none if there is no answer."""
     local = bool(ctx.params.get("local")) or "--local" in args
     found: list[str] = []
 

@@ -101,7 +101,7 @@ def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = Fa
     """Have a run's agent save a checkpoint now; the job goes on."""
     where = place.find(local=local)
     if not find_run(where, run).current.agent:
-        place.fail(f"no agent works in the job of {run}", "nobody else can be asked: docs/agent.md")
+        place.fail(f"no agent works in the job of {run}", "add the agent to the job: docs/agent.md")
     ask(where, run, OperatorVerb.SAVE, why, as_json=as_json)
 
 

@@ -236,7 +236,7 @@ def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
     """Yield what the run has cost, its cap, and the runtime that is left."""
     spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
     if spent is None:
-        yield f"cost so far: not known, nobody has said what a machine {find_unpriced_type(run, policy.prices)} costs"
+        yield f"cost so far: not known, the policy has no price for {find_unpriced_type(run, policy.prices)}"
     elif spent:
         yield f"cost so far: {format_dollars(spent)}" + (f" of at most {format_dollars(cap)}" if cap else "")
     left = find_runtime_left(run, now(), policy)

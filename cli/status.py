@@ -198,7 +198,7 @@ def _incident(run: Run, at: datetime) -> Text:
 
 
 def _todos(rows: Sequence[FleetRow], *, wraps: bool) -> Iterator[RenderableType]:
-    """What somebody has to do, each with its command on a line of its own, to be copied."""
+    """What an operator has to do, each with its command on a line of its own, to be copied."""
     yield Text("to do", style="bold red")
     for row in rows[:MOST_TODO]:
         said = Text.assemble((row.run.id, "bold"), " ", " ".join(row.todo.split()))

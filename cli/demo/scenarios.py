@@ -283,7 +283,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         agent=False,
     ),
     Name.SIGTERM: Scenario(
-        "somebody stops the job from outside: it saves within its grace, and is not relaunched against them",
+        "a person stops the job from outside: it saves within its grace, and is not relaunched",
         ends=RunState.STOPPED,
         causes=(),
         faults=stop,

@@ -40,7 +40,7 @@ ANSWER = timedelta(seconds=6)
 # The same for an order to restart the training processes in place: they end and begin in real time.
 OBEYED = timedelta(seconds=60)
 DAY_S = 86400
-# How long whoever is asked in the demo thinks, and how many relaunches the account may have in a (scaled) hour.
+# How long the operator of the demo takes to answer, and how many relaunches the account may have in a (scaled) hour.
 THINKS = timedelta(seconds=3)
 RELAUNCHES = 2
 ACCOUNT_WINDOW = Policy().limits.account_window
@@ -246,7 +246,7 @@ class Stage:
             self._answer()
 
     def _answer(self) -> None:
-        """Somebody reads the page, thinks for a moment, and says yes, as anybody would from a terminal."""
+        """Approve the proposal after a moment, as an operator would from a terminal."""
         proposal = self.run.proposal if self.run else None
         if proposal is None or proposal.id in self.answered:
             return

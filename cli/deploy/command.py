@@ -104,7 +104,7 @@ class _Step:
         status = formation.read_status()
         if status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS":
             place.fail(
-                f"stack {STACK} is {status}: somebody else is at it", "wait until that has ended, then try again"
+                f"stack {STACK} is {status}: another deployment is running", "wait until it has ended, then try again"
             )
         if status == "UPDATE_ROLLBACK_FAILED":
             undo = f"aws cloudformation continue-update-rollback --stack-name {STACK}"
@@ -131,7 +131,7 @@ class _Deployment(_Step):
     def carry_out(self, work: Callable[[], None]) -> None:
         """Run the action; exit with one error if it fails."""
         if not (self.yes or self.plan or self.asks):
-            place.fail("nobody can be asked here", "add --yes to go on without, or --plan to see what would be done")
+            place.fail("there is no terminal", "add --yes to deploy without, or --plan for the changes")
         try:
             work()
         except Declined:
@@ -213,7 +213,7 @@ class _Deployment(_Step):
         written = str(choices.read_context().get(choices.PAGE) or "")
         address = written or choices.find_page_address(old)
         if not address and self.asks:
-            address = typer.prompt("Who is paged (e-mail; empty for nobody)", default="", show_default=False).strip()
+            address = typer.prompt("Who is paged (e-mail; empty for no one)", default="", show_default=False).strip()
             if address:
                 choices.check(address)
                 choices.remember(address)
@@ -291,7 +291,7 @@ class _Removal(_Step):
         runs = self._open_runs(formation.read_outputs())
         if runs and not force:
             some = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-            remedy = "wait for them, `rerail stop` them, or add --force: their jobs go on, and nobody looks after them"
+            remedy = "wait for them, `rerail stop` them, or add --force: their jobs go on without supervision"
             place.fail(f"{len(runs)} runs are open: {some}", remedy)
         if runs:
             self.console.print(f"{len(runs)} runs are open: their jobs go on unsupervised", style="yellow")

@@ -13,7 +13,7 @@ REFERENCE = re.compile(r"<([A-Za-z0-9]+)(?:\.[A-Za-z0-9.]+)?>")
 ACKNOWLEDGED = "aws:cdk:acknowledged-rules"
 WILDCARD = re.compile(r"AwsSolutions-IAM5\[Resource::(.*)\]$")
 ANYBODY = "anybody"
-ROOT = "whoever an IAM policy of the account allows"
+ROOT = "identities that an IAM policy of the account allows"
 KINDS = {
     "AWS::DynamoDB::Table": "table",
     "AWS::Events::EventBus": "bus",
@@ -42,7 +42,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Grant:
-    """One thing that somebody may do (or is refused, `may` false); `when` is empty for always.
+    """One action that an identity may do (or is refused, `may` false); `when` is empty for always.
 
     `because` says why `on` is a wildcard; it is no part of what is compared.
     """
@@ -103,7 +103,7 @@ def read_reasons(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 class PermissionRow(NamedTuple):
-    """All the actions that somebody may do on one thing under one condition."""
+    """All the actions that an identity may do on one resource under one condition."""
 
     who: str
     may: bool

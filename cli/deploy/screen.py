@@ -98,10 +98,10 @@ def show_next_steps(
     console.print(table)
     flag = " --local" if local else ""
     if address:
-        console.print(f"1. If you have not yet: confirm the mail that AWS sends to {address}, or nobody is paged.")
+        console.print(f"1. If you have not yet: confirm the mail that AWS sends to {address}, or no one is paged.")
     else:
         console.print(
-            "1. Nobody is paged by e-mail yet: run this again with -c pageEmail=YOU@EXAMPLE.COM", style="yellow"
+            "1. No one is paged by e-mail yet: run this again with -c pageEmail=YOU@EXAMPLE.COM", style="yellow"
         )
     if was_there:
         console.print(f"2. Open runs go on as they were: `rerail status{flag}`.")

@@ -73,7 +73,7 @@ def _assumed(role: str, region: str) -> Any:
     try:
         answer = client("sts").assume_role(RoleArn=role, RoleSessionName="rerail-deploy")["Credentials"]
     except ClientError:
-        # As the CDK does: whoever may not take on the role may still have the permissions themselves.
+        # As the CDK does: an identity that may not assume the role may still have the permissions itself.
         return None
     return boto3.Session(answer["AccessKeyId"], answer["SecretAccessKey"], answer["SessionToken"], region_name=region)
 

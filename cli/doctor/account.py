@@ -91,7 +91,7 @@ def rules(deployment: Deployment) -> Check:
     all_of_them = {_last(physical, "|") for physical in deployment.list_resources("AWS::Events::Rule").values()}
     states = dict(_rules(deployment))
     if lacking := sorted(all_of_them - states.keys()):
-        return broken(f"gone: {', '.join(lacking)}", "somebody has deleted them: deploy again, `make deploy`")
+        return broken(f"gone: {', '.join(lacking)}", "they were deleted: deploy again, `make deploy`")
     off = sorted(name for name in all_of_them if states[name] == "DISABLED")
     if off:
         return broken(f"switched off: {', '.join(off)}", f"`aws events enable-rule --name {off[0]}`, once you know why")
@@ -104,7 +104,7 @@ def schedule(deployment: Deployment) -> Check:
         name = _last(physical, "|", "/")
         found = deployment.client("scheduler").get_schedule(Name=name)
         if found.get("State") == "DISABLED":
-            return broken(f"{name} is switched off: nobody watches", "switch it on in the EventBridge console")
+            return broken(f"{name} is disabled: runs are not monitored", "switch it on in the EventBridge console")
     return ok("the sweep is called every minute")
 
 
@@ -174,7 +174,7 @@ def pause(deployment: Deployment) -> Check:
 
 
 def people(deployment: Deployment) -> Check:
-    """Somebody is paged, and has confirmed the subscription."""
+    """A page reaches a confirmed subscriber."""
     pending, reached = [], 0
     for name in ("PageTopicArn", "InformTopicArn"):
         for subscription in _subscriptions(deployment, deployment.output(name)):
@@ -187,7 +187,7 @@ def people(deployment: Deployment) -> Check:
         return warn(f"not confirmed yet: {names}", "the person must follow the link in SNS's e-mail")
     if not reached and not deployment.list_resources("AWS::Events::ApiDestination"):
         return warn(
-            "nobody is paged: the topic has no subscriber",
+            "pages reach no one: the topic has no subscriber",
             "set pageEmail, chat, pagerDutySecret or webhookUrl in cdk.json and deploy",
         )
     return ok(f"{reached} subscribers are paged")
@@ -202,7 +202,7 @@ def receivers(deployment: Deployment) -> Check | None:
         state = deployment.client("events").describe_connection(Name=name)["ConnectionState"]
         if state != "AUTHORIZED":
             return broken(
-                f"the connection {name} is {state}: nobody is reached by it",
+                f"the connection {name} is {state}: its notices are not delivered",
                 "look at its secret (pagerDutySecret, webhookSecret in cdk.json), and deploy again",
             )
     return ok(f"{', '.join(names)} may be used")

@@ -42,7 +42,7 @@ def ok(said: str) -> Check:
 
 
 def warn(said: str, remedy: str) -> Check:
-    """It works, and may surprise somebody one night."""
+    """It works, but may be unexpected during an incident."""
     return Check(CheckStatus.WARN, said, remedy)
 
 
@@ -77,10 +77,10 @@ def make_unanswered(error: Exception) -> Check:
     """What AWS did not want to tell, and who could make it."""
     if is_denied(error):
         permission = get_permission(error)
-        return unknown(f"cannot tell without {permission}", f"ask for {permission}, or let somebody look who has it")
+        return unknown(f"cannot tell without {permission}", f"ask for {permission}, or ask someone who has it")
     what, remedy = explain(error)
     if is_missing(error):
-        return broken(what, "somebody has deleted it: deploy again, `make deploy`")
+        return broken(what, "it was deleted: deploy again, `make deploy`")
     code = get_code(error)
     return unknown(f"cannot tell: {what}" + (f" ({code})" if code and code not in what else ""), remedy)
 

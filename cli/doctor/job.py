@@ -44,7 +44,7 @@ def supervision(subject: Subject) -> Check:
     if POLICY_TAG not in subject.tags:
         tag = f"Key={POLICY_TAG},Value=default"
         return broken(
-            f"it has no tag {POLICY_TAG}: nobody supervises it",
+            f"it has no tag {POLICY_TAG}: it is not supervised",
             f"add it to the request, or to the running job: `aws sagemaker add-tags --tags {tag} --resource-arn ARN`",
         )
     run = subject.tags.get(RUN_TAG)
@@ -107,7 +107,7 @@ def metrics(subject: Subject) -> Check:
         consequences = {
             "step": "a relaunch's replayed steps are judged twice",
             "loss": "the loss is not watched",
-            "nonfinite": "a NaN, which CloudWatch takes from nobody, shows only as silence",
+            "nonfinite": "CloudWatch does not accept NaN, so that one shows only as missing data",
         }
         return warn(
             f"it has no {' and no '.join(lacking)}: {'; '.join(consequences[key] for key in lacking)}",
@@ -117,7 +117,7 @@ def metrics(subject: Subject) -> Check:
 
 
 def agent(subject: Subject) -> Check | None:
-    """Somebody in the container answers, so that a stop loses nothing."""
+    """An agent answers in the container, so that a stop loses nothing."""
     from rerail.aws.mailbox import S3Mailbox
 
     if subject.request.get("EnableNetworkIsolation"):
@@ -143,7 +143,7 @@ def agent(subject: Subject) -> Check | None:
     if reports.get("KeyCount"):
         return ok("it has reported, and has no heartbeat yet")
     return warn(
-        "nobody in the container has said a word: a stop loses the steps since the last checkpoint",
+        "no agent has reported from the container: a stop loses the steps since the last checkpoint",
         f"use the agent (docs/agent.md), and let the role read {make_command_key(run)} in {bucket}",
     )
 
@@ -183,7 +183,7 @@ def checkpoint_slash(subject: Subject) -> Check | None:
 
 
 def logs(subject: Subject) -> Check:
-    """They are kept long enough to be read by whoever asks what happened."""
+    """They are kept long enough for a later analysis."""
     group = next(
         (
             log_group

@@ -20,7 +20,7 @@ def machine_quota(subject: Subject) -> Check | None:
 
 
 def warm_pool_quota(subject: Subject) -> Check | None:
-    """It allows the warm pool that the job asks for; it is 0 until somebody has asked for more."""
+    """It allows the warm pool that the job asks for; it is 0 until a quota increase is granted."""
     if _is_free(subject) or not subject.resources.get("KeepAlivePeriodInSeconds"):
         return None
     return _enough(subject, subject.instance_type, WARM, "no job with KeepAlivePeriodInSeconds can start")

@@ -137,7 +137,7 @@ QUESTIONS: tuple[Question[Subject], ...] = (
 
 
 def _is_free(subject: Subject) -> bool:
-    """The local AWS asks nobody for a permission, and knows no role of a job; what is no ARN has none."""
+    """The local AWS checks no permissions and has no roles of jobs; a value that is not an ARN has none either."""
     return subject.deployment.where.is_local or not ARN.fullmatch(subject.role)
 
 

@@ -59,7 +59,7 @@ WARM = replace(INTERVAL, key="warm", title="  and a warm pool", keep_alive_s=180
 IN_PLACE = replace(WARM, key="in-place", title="  and restarts in the job", in_place=True)
 SPARES = replace(IN_PLACE, key="spares", title="  and spare machines in the job", spares=0.01)
 SNAPSHOTS = replace(SPARES, key="snapshots", title="  and snapshots in peers' memory", snapshots=True)
-# What nobody offers to a SageMaker training job: how far it would carry.
+# Not available to SageMaker training jobs today: how much it would be worth.
 STANDBY = replace(WARM, key="standby", title="relaunches only, if all machines stood by", standby=True)
 OUTLIVES = replace(SNAPSHOTS, key="outlives", title="all of these, if a job outlived its hosts", outlives=True)
 WAYS: Mapping[str, Way] = {

@@ -76,7 +76,7 @@ class SubmissionAccount:
             client("s3").head_object(Bucket=bucket, Key=key)
             return False
         except (ClientError, BotoCoreError) as error:
-            # To somebody without s3:ListBucket what is absent is a 403.
+            # Without s3:ListBucket a missing object is a 403.
             if get_code(error) not in ("404", "NoSuchKey", "NotFound", "403"):
                 raise _other(error, f"look for {uri}") from error
         try:

@@ -111,7 +111,7 @@ def follow_run(
 
 
 def _readable(where: Place | None, run: str, screen: SubmitScreen) -> "DynamoRuns | None":
-    """The supervisor's table, for somebody who may read it."""
+    """The supervisor's table, if it may be read."""
     if where is None:
         return None
     try:

@@ -57,7 +57,7 @@ class Server:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Server":
-        # Whoever ends us means the child too; a script's background jobs begin with Ctrl-C switched off.
+        # A signal to this process is meant for the child too; a script's background jobs ignore Ctrl-C.
         self._before = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         self._child = subprocess.Popen(self._command, stdout=self._output, stderr=self._output, start_new_session=True)
         try:

@@ -1,6 +1,6 @@
 """The customer-managed key that encrypts the table, the queues and the topics.
 
-SNS, SQS, DynamoDB and Scheduler use it with the permissions of whoever calls them (see `use_key`). Only services that
+SNS, SQS, DynamoDB and Scheduler use it with the permissions of their caller (see `use_key`). Only services that
 write to our queues and topics under their own name need a line in the key's policy."""
 
 from aws_cdk import Aws, RemovalPolicy

@@ -47,7 +47,7 @@ class JobMailbox(Construct):
         )
 
     def _let_nobody_take_mail_away(self) -> None:
-        """The lifecycle alone removes reports and heartbeats: whoever may use the bucket could else silence a job."""
+        """The lifecycle alone removes reports and heartbeats: a user of the bucket could otherwise silence a job."""
         self.bucket.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="NobodyTakesMailAway",
@@ -66,7 +66,7 @@ class JobMailbox(Construct):
 
     def _let_read(self, role: iam.Role, keys: str) -> None:
         allow(role, "s3:GetObject", on=self._objects(keys), because=ANY_RUN)
-        # Whoever may not list a bucket is told 403 instead of 404 for an object that is not there.
+        # Without permission to list a bucket a missing object is a 403 instead of a 404.
         allow(role, "s3:ListBucket", on=self._arn)
 
     def _objects(self, keys: str) -> str:

@@ -8,7 +8,7 @@ from rerail.supervisor.pause import ACTIVE
 from stacks.parts.permissions import allow
 
 # Once CloudFormation updates any property of this parameter, it also writes the template's value, which lifts a pause
-# that somebody has set. Therefore its logical id and all its properties stay as the first version made them.
+# that a person has set. Therefore its logical id and all its properties stay as the first version made them.
 NAME = "/rerail/switch"
 LOGICAL_ID = "Switch"
 ALLOWED_PATTERN = "on|off"
@@ -16,7 +16,7 @@ DESCRIPTION = "Rerail: off keeps it from stopping and creating jobs"
 
 
 class PauseParameter(Construct):
-    """The parameter, made as not paused. A later deployment leaves it as somebody has set it."""
+    """The parameter, made as not paused. A later deployment leaves its value."""
 
     def __init__(self, scope: Construct) -> None:
         super().__init__(scope, LOGICAL_ID)

@@ -22,7 +22,7 @@ RETRIES = 185
 
 
 class ReceiverRule(Construct):
-    """Sends the detail of each event of one type, as it is: whoever put it on the bus wrote it for this receiver.
+    """Sends the detail of each event of one type, as it is: the publisher wrote it for this receiver.
 
     Rule, destination and connection are EventBridge's: it retries 401, 407, 409, 429 and 5xx, and what is refused
     otherwise, or too old, lies in the dead-letter queue, whose alarm pages."""

@@ -102,7 +102,7 @@ def test_json_has_all_facts(world):
     "changes, words",
     [
         ({"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}, "does not run"),
-        ({"SecondaryStatus": "Pending"}, "nobody can be let in yet"),
+        ({"SecondaryStatus": "Pending"}, "no session can be opened yet"),
         ({"SecondaryStatus": "Downloading", "RemoteDebugConfig": {"EnableRemoteDebug": True}}, "before it trains"),
         ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
     ],

@@ -77,7 +77,7 @@ def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
 
 def test_machines_without_a_price_are_named(deployed):
     said = shown(replace(RUN, attempts=(replace(TRAINED, instance_type="ml.x9.huge"), RUN.attempts[1])))
-    assert "cost so far: not known, nobody has said what a machine ml.x9.huge costs" in said
+    assert "cost so far: not known, the policy has no price for ml.x9.huge" in said
 
 
 def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
