@@ -47,7 +47,7 @@ class Logbook:
         return heapq.merge(*hosts, key=_arrival)
 
     def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[JobLogLine]:
-        """An empty page is no end where lines are passed over: only a token that stays is."""
+        """An empty page is not the end if lines were skipped: only a token that stays the same is."""
         host = stream.rpartition("/")[2].rpartition("-")[0]
         where: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
         where |= {"startTime": int(self.since.timestamp() * 1000)} if self.since else {}

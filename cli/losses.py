@@ -61,7 +61,7 @@ class Losses:
 
 def find_largest_difference(before: Losses, after: Losses, steps: Sequence[int]) -> tuple[int, float, float]:
     """Of these steps the one whose two losses differ most: the step, the difference, and that as a share of the loss;
-    what is no number differs without end."""
+    a value that is not a number differs by infinity."""
     found = []
     for step in steps:
         old, new = before.by_step[step], after.by_step[step]

@@ -3,7 +3,7 @@
 Each is a generator over samples that yields a `Call` for every row at which its condition holds, having seen that row
 and nothing later. Rules that only clip or skip are taken at their word as detectors: where they act on a step, a
 supervisor wired to them would stop the job. Values that are not finite are seen by rules that look for them, and kept
-out of the windows of all others: one NaN in a mean would blind them, which is no part of what they claim.
+out of the windows of all others: one NaN in a mean would blind them, which they do not claim.
 """
 
 from collections.abc import Callable, Iterable, Iterator

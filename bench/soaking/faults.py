@@ -341,7 +341,7 @@ FAULTS: Mapping[str, SoakFault] = {
         room=LONG_ROOM,
     ),
     "nan": SoakFault(
-        "the loss is no number any more",
+        "the loss is not a number any more",
         WATCHED,
         drill="nan:step={step}",
         causes=("diverged",),

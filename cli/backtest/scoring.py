@@ -87,7 +87,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One log with its labels; `group` names the logs that are no independent witnesses."""
+    """One log with its labels; `group` names the logs that are not independent."""
 
     id: str
     group: str

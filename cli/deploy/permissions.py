@@ -44,7 +44,7 @@ OPERATORS = {
 class Grant:
     """One action that an identity may do (or is refused, `may` false); `when` is empty for always.
 
-    `because` says why `on` is a wildcard; it is no part of what is compared.
+    `because` says why `on` is a wildcard; it is not compared.
     """
 
     who: str

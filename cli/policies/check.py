@@ -63,7 +63,7 @@ def _too_long(policy: Policy) -> Iterator[str]:
 
 
 def _without(text: str, problem: str) -> str | None:
-    """The file without the field that the problem names; None where it names none, or the text is no TOML."""
+    """The file without the field that the problem names; None where it names none, or the text is not TOML."""
     named = FIELD.search(problem)
     try:
         table = tomllib.loads(text)

@@ -176,7 +176,7 @@ def _with_relaunch(run: Run, seen: JobObserved, step: int | None, rung: Rollback
 def _plan_rung(run: Run, seen: JobObserved, policy: Policy) -> RollbackPlan | Hold | None:
     """Return the ladder's next rung for a stop that rolls the run back, by the checkpoints as they are now.
 
-    None where the stop is no rollback, an operator chose the step, or an in-place restart failed: its rung is kept.
+    None where the stop is not a rollback, an operator chose the step, or an in-place restart failed: its rung is kept.
     """
     order = run.current.in_place_restarts[-1] if run.current.in_place_restarts else None
     if run.stop is None or run.stop.before_step is None or (order and (order.failed or not order.restarted_at)):

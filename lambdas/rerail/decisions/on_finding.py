@@ -91,7 +91,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
 
 def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[Finding, ...]:
     """Return the findings that were not reported yet, as the checkpoints confirm them."""
-    # While SageMaker restarts the job, missing progress is no hang.
+    # While SageMaker restarts the job, missing progress is not a hang.
     ignored = () if run.current.secondary in ("", "Training") else HANGS
     findings = [
         finding

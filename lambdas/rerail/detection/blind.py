@@ -8,7 +8,7 @@ from rerail.model.thresholds import Thresholds
 
 
 def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """Return a warning if no metrics arrive while steps are due; that alone is no reason to stop a job."""
+    """Return a warning if no metrics arrive while steps are due; that alone is not a reason to stop a job."""
     if liveness.phase is Phase.CAPACITY or liveness.since is None:
         return None
     last_received = max(liveness.received_at, liveness.since) if liveness.received_at else liveness.since

@@ -142,7 +142,7 @@ def _health(table: Mapping[str, Any], *, uri: str) -> Health:
 
 
 def _reason(table: Mapping[str, Any]) -> str:
-    """Return the reason if it is a single word, else "". It is only shown to people, so a bad one is no error."""
+    """Return the reason if it is a single word, else "". It is only shown to people, so a bad one is not an error."""
     reason = table.get("reason")
     return reason if isinstance(reason, str) and REASON.fullmatch(reason) else ""
 

@@ -123,7 +123,7 @@ def read_signing_key(request: Mapping[str, Any]) -> str:
 def is_handed(description: Mapping[str, Any], key: str) -> bool:
     """Return whether the job was launched with this key; True for an empty key.
 
-    Names and tags are no proof, because they are chosen by the creator of a job.
+    Names and tags are not proof, because they are chosen by the creator of a job.
     """
     return not key or hmac.compare_digest(read_signing_key(description), key)
 
