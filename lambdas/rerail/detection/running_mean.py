@@ -16,6 +16,7 @@ CHANGES = 8
 JUMP = 6.0
 STILL_LARGE = 3.0
 DECIDING_ROWS = 4
+SHIFT = 1.5
 SHORTEST_EPOCH_ROWS = 10
 # Rows of an epoch that its slope needs: in an epoch that is over, and in the one in progress.
 NEEDS_ROWS = 48
@@ -62,11 +63,13 @@ class RunningMean:
     rows: int = 0
     last: float = 0.0
     changes: Window = field(default_factory=lambda: Window(CHANGES, digits=12))
-    # The values since a change that may be a restart, until that is decided.
+    # The value before a change that may be a restart, and the values since, until that is decided.
     pending: list[float] = field(default_factory=list)
     slope: Slope = field(default_factory=Slope)
     # Epochs in a row that looked like running means, and were too short to decide alone.
     epochs: int = 0
+    # In this epoch the values behind the mean have changed their level.
+    has_shifted: bool = False
     # The last value recovered, for the slope, and how much recovered values change on average.
     recovered: float = 0.0
     spread: float = 0.0
@@ -89,12 +92,12 @@ class RunningMean:
         change = abs(value - self.last)
         if self.pending:
             self.pending.append(value)
-            if len(self.pending) == DECIDING_ROWS:
+            if len(self.pending) > DECIDING_ROWS:
                 self._decide()
         elif self._is_impossible(value, quantum):
             self._restart([value])
         elif self._is_jump(change):
-            self.pending.append(value)
+            self.pending = [self.last, value]
         else:
             self._add(value, quantum)
         self.last = value
@@ -133,20 +136,28 @@ class RunningMean:
         if self.slope.rows < NEEDS_ROWS:
             return
         slope = self.slope.value()
-        if self.is_mean and slope > IS_PLAIN:
+        if self.is_mean and slope > IS_PLAIN and not self.has_shifted:
             self.is_mean = False
         elif not self.is_mean and slope < IS_MEAN:
             self.is_mean, self.anchor_rows, self.anchor = True, self.rows, self.last
 
     def _decide(self) -> None:
-        """Decide whether the mean has restarted at the first of the pending values."""
+        """Decide whether the mean has restarted with the second of the pending values."""
         values, self.pending = self.pending, []
-        changes = sorted(abs(later - earlier) for earlier, later in zip(values, values[1:], strict=False))
-        if changes[len(changes) // 2] <= STILL_LARGE * self.changes.median():
-            self.rows += len(values)
-            self.recovered = values[-1]
+        jump, *others = (later - earlier for earlier, later in zip(values, values[1:], strict=False))
+        sizes = sorted(map(abs, others))
+        median = sizes[len(sizes) // 2]
+        # A mean also moves on at the same pace when the values behind it have changed their level.
+        shifts = abs(jump) <= SHIFT * median and all(other * jump > 0 for other in others)
+        if shifts or median <= STILL_LARGE * self.changes.median():
+            self.rows += len(values) - 1
+            for size in sizes:
+                self.changes.push(size)
+            self.recovered = self.rows * (values[-1] - values[-2]) + values[-2]
+            # Larger values vary more, so that this epoch no longer shows whether it has running means.
+            self.has_shifted = self.has_shifted or shifts
         else:
-            self._restart(values)
+            self._restart(values[1:])
 
     def _restart(self, values: list[float]) -> None:
         """Begin an epoch with these values."""
@@ -156,7 +167,7 @@ class RunningMean:
                 self._evaluate_slope()
         self.period = self.rows if abs(self.rows - self.length) <= 1 + SAME_LENGTH * self.rows else 0
         self.length = self.rows
-        self.rows, self.slope = len(values), Slope()
+        self.rows, self.slope, self.has_shifted = len(values), Slope(), False
         self.anchor_rows, self.anchor = 1, values[0]
         self.recovered = values[-1]
         self.changes.clear()
