@@ -23,7 +23,7 @@ PER_STEP = tuple(
 )
 
 
-def run(rows: int = 2400, *, seed: int = 3) -> list[Sample]:
+def run(rows: int = 1700, *, seed: int = 3) -> list[Sample]:
     """Return a healthy run with step times of about 0.5 s."""
     rng = random.Random(seed)
     losses = falling(rows, noise=0.02, seed=seed)
