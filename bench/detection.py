@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     try:
         floors = read_floors(options.floor, contenders=CONTENDERS) if options.floor else {}
-        corpus = read_corpus(options.corpus)
+        corpus = _select(read_corpus(options.corpus), options.split)
         judged = _judge_all(corpus, replace(Thresholds(), plateau=options.plateau), console)
     except (BadCorpus, BadFloor) as error:
         print(f"bench.detection: {error}", file=sys.stderr)
@@ -64,11 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = argparse.ArgumentParser(prog="python -m bench.detection", description=(__doc__ or "").splitlines()[0])
     options.add_argument("--corpus", type=Path, default=HERE / "corpus", help="a folder with index.csv and runs/")
+    options.add_argument("--split", help="only the logs of this split, as index.csv names it: aside, tune")
     options.add_argument("--json", type=Path, help="write every number to this file")
     options.add_argument("--floor", type=Path, help="exit with status 1 when ours is worse than this file says")
     options.add_argument("--write-floor", type=Path, help="write a floor from what is measured now")
     options.add_argument("--plateau", action=argparse.BooleanOptionalAction, default=True, help="look for plateaus")
     return options.parse_args(argv)
+
+
+def _select(corpus: LogCorpus, split: str | None) -> LogCorpus:
+    runs = tuple(run for run in corpus.runs if split in (None, run.split))
+    if not runs:
+        raise BadCorpus(f"{corpus.folder} has no log of the split {split!r}", "name one of the column split")
+    return replace(corpus, runs=runs)
 
 
 def _judge_all(corpus: LogCorpus, detection: Thresholds, console: Console) -> list[Judged]:

@@ -46,6 +46,7 @@ def read_corpus(folder: Path) -> LogCorpus:
             group=row.get("group") or row["id"],
             rows=_whole(row["n_points"], folder / "index.csv", "n_points"),
             labels=tuple(labels.get(row["id"], ())),
+            split=row.get("split") or "",
         )
         for row in _table(folder / "index.csv", needs=("id", "n_points"))
     )

@@ -87,12 +87,15 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One log with its labels; `group` names the logs that are not independent."""
+    """One log with its labels."""
 
     id: str
+    # The logs of one group are not independent.
     group: str
     rows: int
     labels: tuple[Label, ...] = ()
+    # Whether the log was used for tuning, as the corpus names it; empty: it does not say.
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True)
