@@ -78,7 +78,7 @@ def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[
     wild = [grant for grant in first["permissions"]["added"] if grant["may"] and "*" in grant["on"]]
     assert wild
     assert [grant for grant in wild if not grant["because"]] == []
-    assert "Nobody is paged by e-mail yet" in first["said"]
+    assert "No one is paged by e-mail yet" in first["said"]
     assert "rerail doctor --local" in first["said"]
 
 
