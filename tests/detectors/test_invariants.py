@@ -135,6 +135,22 @@ def test_a_non_finite_value_is_reported_in_every_field(value: float) -> None:
         assert {f.kind for _, f in evaluate_series(rows, DETECTION)} == {Kind.NON_FINITE}
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_extreme_values_neither_raise_nor_spoil_the_state(seed: int) -> None:
+    """Any mixture of the largest, the smallest and invalid numbers leaves a state that is stored and read."""
+    rng = random.Random(seed)
+    extremes = [1e308, -1e308, 1.7e308, 5e-324, -5e-324, 1e-300, 1e200, 0.0, 1.0, -1.0, math.inf, math.nan]
+    drawn = rng.sample(extremes, rng.randint(1, 4))
+    state = DetectorState()
+    for row in range(200):
+        value, seconds = rng.choice(drawn), abs(rng.choice(drawn))
+        sample = Sample(step=row, loss=value, step_time_s=seconds, grad_norm=value)
+        state, _ = evaluate_sample(state, sample, DETECTION)
+    text = dumps(state)
+    assert "NaN" not in text
+    assert loads(DetectorState, text) == state
+
+
 def test_a_row_costs_a_bounded_multiple_of_a_trivial_loop() -> None:
     """All detectors together stay within a fixed multiple of one square root a row, so any machine can judge it."""
     rows = samples(falling(4000))

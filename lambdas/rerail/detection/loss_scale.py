@@ -12,6 +12,9 @@ NEGATIVE_ROWS = 3
 # A loss below zero is measured in halves of the progress that the run has made: on this scale the thresholds for
 # logarithms ask for about 5 % of the progress.
 GAIN = 2.0
+# Larger losses count as this one, and larger values on the scale as that, so that no arithmetic overflows.
+LARGEST_LOSS = 1e100
+LARGEST_VALUE = 1e6
 # The unit grows with the progress, in steps of at least this factor.
 GROWTH = 1.5
 
@@ -59,14 +62,14 @@ class LossScale:
     def format_rise(self, expected: float, rise: float) -> str:
         """Return how far a loss is above the expected one; both are on the scale."""
         if not self.unit:
-            return f"{math.exp(min(rise, 700)):.2f} times the usual {math.exp(expected):.4g}"
+            return f"{math.exp(min(rise, 700)):.2f} times the usual {math.exp(min(expected, 700)):.4g}"
         loss = expected * self.unit / GAIN
         return f"{rise * self.unit / GAIN:.4g} above the usual {loss:.4g}, {rise / GAIN:.0%} of the run's progress"
 
     def format_fall(self, usual: float, fall: float) -> str:
         """Return how far a loss is below the usual one; both are on the scale."""
         if not self.unit:
-            return f"{math.exp(-fall):.2g} times {math.exp(usual):.4g}"
+            return f"{math.exp(-fall):.2g} times {math.exp(min(usual, 700)):.4g}"
         return f"{fall * self.unit / GAIN:.4g} less than {usual * self.unit / GAIN:.4g}"
 
     def copy(self) -> "LossScale":
@@ -80,6 +83,7 @@ class LossScale:
             self.recent.clear()
 
     def _read_linear(self, loss: float) -> float | None:
+        loss = max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))
         self.recent.push(loss)
         if len(self.recent) < LEVEL_ROWS:
             return None
@@ -92,4 +96,4 @@ class LossScale:
         if progress > GROWTH * self.unit:
             self.is_new, self.factor = not self.unit, self.unit / progress if self.unit else 1.0
             self.unit = progress
-        return GAIN * loss / self.unit if self.unit else None
+        return max(-LARGEST_VALUE, min(LARGEST_VALUE, GAIN * loss / self.unit)) if self.unit else None

@@ -28,6 +28,8 @@ IS_MEAN, IS_PLAIN = 0.3, 0.6
 # Two epochs of the same length, within this share, predict the next restart.
 SAME_LENGTH = 0.02
 SPREAD_WEIGHT = 0.02
+# Larger values are passed on as they are, so that no arithmetic overflows.
+LARGEST = 1e100
 # A recovered value must not be more uncertain than this by the rounding of the means.
 UNCERTAIN = 0.05
 
@@ -89,6 +91,8 @@ class RunningMean:
 
     def read(self, value: float, quantum: float) -> float | None:
         """Return the printed value, or the one behind a running mean; None while that is not decided or is hidden."""
+        if abs(value) > LARGEST:
+            return value
         change = abs(value - self.last)
         if self.pending:
             self.pending.append(value)
