@@ -17,6 +17,10 @@ MORE_IS_BETTER = {
     "lasting loss events acted on": True,
     "false alarms per 100k rows": False,
     "wrong interventions per 100k rows": False,
+    "lasting rises acted on": True,
+    "slowdowns acted on": True,
+    "NaN acted on": True,
+    "healthy runs stopped": False,
 }
 
 

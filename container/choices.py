@@ -24,7 +24,7 @@ class Parallel(StrEnum):
 
 
 class Precision(StrEnum):
-    """What a layer computes in; weights and optimizer state are kept in fp32 in both cases."""
+    """The number format in which a layer computes; weights and optimizer state are kept in fp32 in both cases."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -40,7 +40,7 @@ def parse_bool(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a model is spread over the ranks, and what it computes in."""
+    """The distribution of a model over the ranks, and its number format."""
 
     parallel: Parallel = Parallel.DDP
     tensor_parallel: int = 1

@@ -17,7 +17,7 @@ USABLE = 0.92  # of the rest: torch's allocator leaves gaps
 
 @dataclass(frozen=True)
 class Memory:
-    """What one rank needs of its accelerator at the peak of a step, in GiB."""
+    """The memory that one rank needs on its accelerator at the peak of a step, in GiB."""
 
     parameters: float
     gradients: float

@@ -84,7 +84,7 @@ class DistributedWorld:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How a model is spread over the ranks, by the names of the options in choices.py.
+    """The distribution of a model over the ranks, by the names of the options in choices.py.
 
     Ranks with the same `data_rank` share every layer (tensor parallelism): they read the same samples and must draw the
     same dropout, so seed by `data_rank` and deal out the batch over `data_size`.

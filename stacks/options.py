@@ -59,7 +59,7 @@ class BadOption(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
-    """What an account chooses; the defaults are in cdk.json."""
+    """The options of an account; the defaults are in cdk.json."""
 
     # Roles that relaunched jobs may be given (iam:PassRole). The default takes every role whose name contains
     # SageMaker, as the SageMaker console names them; list your own to narrow it.

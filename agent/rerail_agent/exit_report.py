@@ -60,7 +60,7 @@ TORCHRUN_FIRST_FAILURE = re.compile(
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How and when a process ended."""
+    """The exit status of a process, and when it ended."""
 
     rank: int | None
     # An exit code, a signal's negative number, or None where its parent read it first.

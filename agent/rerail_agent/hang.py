@@ -27,7 +27,7 @@ KINDS = {Phase.STARTUP: Kind.STARTUP_STALL, Phase.SAVE: Kind.CHECKPOINT_STALL}
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """How long each phase may last without a sign of progress, in seconds."""
+    """The longest time without progress in each phase, in seconds."""
 
     step_s: float
     save_s: float

@@ -49,11 +49,11 @@ class CommandRun(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the job is to stop, which takes precedence over any command."""
+        """Return whether the job is to stop, which takes precedence over any command."""
 
     @property
     def is_unkillable(self) -> bool:
-        """Whether processes are left that SIGKILL does not end."""
+        """Return whether processes are left that SIGKILL does not end."""
 
     @property
     def code(self) -> int: ...

@@ -118,7 +118,7 @@ class RankProcess:
 
 @dataclass
 class JobSession:
-    """What stays across all runs of the command."""
+    """State that is kept across all runs of the command."""
 
     relay: StderrRelay
     signal_pipe: int

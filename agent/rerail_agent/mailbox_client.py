@@ -22,7 +22,7 @@ UNREPORTED_FAILURES = 2
 
 
 class RequestStatus:
-    """Whether one kind of request works: when to try next, and whether its failure was reported."""
+    """The state of one kind of request: when to try next, and whether its failure was reported."""
 
     def __init__(self, request: str, consequence: str) -> None:
         self._request, self._consequence = request, consequence

@@ -23,7 +23,7 @@ SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What was trained, compared with the losses of a reference run."""
+    """The trained steps, compared with the losses of a reference run."""
 
     steps: int
     lost: int

@@ -98,11 +98,12 @@ def _find_limits(samples: Sequence[Sample], detectors: Detectors, detection: Thr
     """Yield what cannot be said about a log because it is too short, or ends too soon."""
     if len(samples) < NEEDS_ROWS:
         yield f"cannot judge {len(samples)} rows: the detectors learn what is usual from {NEEDS_ROWS}"
-    rise = detectors.divergence.rise
-    if rise and not rise.is_reported and rise.rows < detection.patience_rows:
-        left = detection.patience_rows - rise.rows
+    factor = samples[-1].patience_factor if samples else 1
+    rise, patience = detectors.divergence.rise, detection.patience_rows // factor
+    if rise and not rise.is_reported and rise.rows < patience:
+        left = patience - rise.rows
         yield f"the loss is too high since step {rise.onset}; the log ends {left} rows before the patience is over"
-    drop = detectors.throughput_drop
-    if drop.reported == 1 and drop.lasting and drop.lasting < detection.throughput_patience_rows:
-        left = detection.throughput_patience_rows - drop.lasting
+    drop, patience = detectors.throughput_drop, detection.throughput_patience_rows // factor
+    if drop.reported == 1 and 0 < drop.lasting < patience:
+        left = patience - drop.lasting
         yield f"steps are slow since step {drop.onset}; the log ends {left} rows before the patience is over"

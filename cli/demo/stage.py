@@ -54,7 +54,7 @@ REFERENCE = "undisturbed"
 
 @dataclass
 class JobOutput:
-    """What one job printed, read from its log stream as it grows: its loss and the time by step.
+    """The lines of one job, read from its log stream as it grows: its loss and the time by step.
 
     `starts` are the times of its first step, and of the first step after each restart within the job.
     """
@@ -299,7 +299,7 @@ class Stage:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended with no action pending, and the reference run has ended."""
+        """Return whether the run has ended with no action pending, and the reference run has ended."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
         alone = not self.scenario.other_runs or self.fleet.is_over
         return ended and alone and JobStatus(self.jobs[REFERENCE]["TrainingJobStatus"]).is_terminal

@@ -17,7 +17,7 @@ POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
 @dataclass(frozen=True, slots=True)
 class SimulationTask:
-    """What to simulate: one run of `gpus` over `days`, supervised in one way, with one seed."""
+    """A simulation: one run of `gpus` over `days`, supervised in one way, with one seed."""
 
     way: Way
     gpus: int

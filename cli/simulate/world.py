@@ -95,7 +95,7 @@ class SimulatedFinding:
 
 
 class RunObserver(Protocol):
-    """What supervises the simulated run: people or Rerail."""
+    """The supervision of the simulated run: by people or by Rerail."""
 
     def begin(self) -> None: ...
 

@@ -22,7 +22,7 @@ Emit = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class EventDelivery:
-    """How unreliable the feed is: AWS promises best effort only."""
+    """The unreliability of the event feed: AWS promises best effort only."""
 
     loss_every: int = 0
     repeat: int = 0

@@ -21,7 +21,7 @@ from rerail_agent.checkpoints.writer import Commit, Reveal, Task, Write, Writer,
 
 @dataclass(frozen=True)
 class CommitResult:
-    """How a save ended."""
+    """The result of a save."""
 
     step: int
     path: str
@@ -30,7 +30,7 @@ class CommitResult:
     # From the call of save() to the end.
     seconds: float
     manifest: Manifest
-    # Why there is no checkpoint; without an error there is one at `path`.
+    # The error that prevented the checkpoint; None: it is at `path`.
     error: str | None = None
 
 

@@ -17,7 +17,7 @@ from rerail_agent.checkpoints.write_shares import Piece
 
 @dataclass(frozen=True)
 class PiecePosition:
-    """Where the bytes of a piece begin within a share, with their shape and type."""
+    """The position of a piece's bytes within a share, with their shape and type."""
 
     at: int
     sizes: tuple[int, ...]

@@ -123,7 +123,7 @@ class SavePlan:
 
 
 class FileIndex:
-    """What rank 0 knows of all files: enough for `.metadata`, which is pickled once and used many times."""
+    """The layout of all files on rank 0: enough for `.metadata`, which is pickled once and used many times."""
 
     def __init__(self, shares: Sequence[Sequence[Piece]], paths: Mapping[str, Any], files: Sequence[Any]) -> None:
         self._shares = shares

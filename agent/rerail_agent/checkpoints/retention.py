@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """What retention needs to know of a checkpoint."""
+    """The properties of a checkpoint that decide whether it is kept."""
 
     step: int
     is_clean: bool = True

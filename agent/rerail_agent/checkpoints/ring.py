@@ -37,7 +37,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class SnapshotMove:
-    """What all ranks do when a snapshot is due: take it without replacing `keep`, or skip it.
+    """The decision of all ranks when a snapshot is due: take it without replacing `keep`, or skip it.
 
     Rank 0 makes a move each time that one is due, and all ranks follow the same moves in the same order. If each acted
     on its own knowledge, one could overwrite the only snapshot that another still has.
@@ -52,7 +52,7 @@ class SnapshotMove:
 
 @dataclass
 class SnapshotHistory:
-    """What rank 0 knows of the snapshots so far; used once for each move."""
+    """The snapshots that rank 0 has been told about; used once for each move."""
 
     keep: str = ""
     failures: int = 0

@@ -29,7 +29,7 @@ REPORT_PATIENCE_S = 900.0  # for rank 0 to wait for the other ranks' files
 
 @dataclass(frozen=True)
 class RestoreRefusal:
-    """Why a checkpoint that an attempt had saved was not resumed from."""
+    """The reason for not resuming from a checkpoint that an attempt had saved."""
 
     attempt: int | None
     reason: str

@@ -173,7 +173,7 @@ class Snapshots:
     ) -> Manifest | None:
         """Fill the state in place from the newest snapshot that is complete, allowed, and newer than any checkpoint.
 
-        Return None, with the state unchanged, where there is no such snapshot. Then the newest checkpoint is to be
+        Return None and leave the state unchanged if there is no such snapshot. Then the newest checkpoint is to be
         taken, and one line says why if there should have been one. Rank 0's result of `allowed` counts.
         """
         if not self._connect():

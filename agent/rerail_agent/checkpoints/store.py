@@ -34,7 +34,7 @@ NETWORK_FILE_SYSTEMS = ("lustre", "nfs", "nfs4", "fuse.mount-s3", "ceph", "gpfs"
 
 
 class CheckpointStore(Protocol):
-    """What the Saver needs of either kind of store; every method may raise OSError."""
+    """The interface of both kinds of store for the Saver; every method may raise OSError."""
 
     @property
     def uri(self) -> str: ...
@@ -46,7 +46,7 @@ class CheckpointStore(Protocol):
 
     @property
     def is_shared(self) -> bool | None:
-        """Whether all ranks see the same files; None if that has to be found out."""
+        """Return whether all ranks see the same files; None if that has to be tested."""
         ...
 
     def file_name(self, rank: int, nonce: int) -> str:

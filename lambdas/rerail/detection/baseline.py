@@ -14,7 +14,6 @@ HISTORY_ROWS = 512
 # from their median, the log prints running means, which deviate at the start of an epoch: the gate is then doubled.
 SMOOTH = 0.4
 SMOOTH_GATE = 2.0
-INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,7 @@ class Baseline:
         """Compare a value with the rows before it, whose noise is at least `floor`; None while there are too few."""
         if len(self.residuals) < NOISE_NEEDS:
             return None
-        spread = self.residuals.quantile(0.75) - self.residuals.quantile(0.25)
-        noise = max(spread / INTERQUARTILE, detection.noise_floor, floor)
+        noise = max(self.residuals.deviation(), detection.noise_floor, floor)
         expected = self.level.median() + self.residuals.median()
         allowed = max(
             detection.spike_noise * noise,

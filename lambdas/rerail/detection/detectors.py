@@ -50,22 +50,9 @@ class Detectors:
     def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
         """Update the state with one more sample, and return the findings."""
         row = self.rows.read(sample)
-        findings = (detector.see(row, detection) for detector in self._get_all())
+        detectors: Iterator[Detector] = (getattr(self, name) for name in _DETECTOR_NAMES)
+        findings = (detector.see(row, detection) for detector in detectors)
         return [finding for finding in findings if finding is not None]
-
-    def _get_all(self) -> tuple[Detector, ...]:
-        return (
-            self.non_finite,
-            self.frozen_loss,
-            self.loss_spike,
-            self.divergence,
-            self.loss_drop,
-            self.plateau,
-            self.grad_norm,
-            self.stall,
-            self.throughput_drop,
-            self.throughput_rise,
-        )
 
 
 # The detectors that run on the liveness at a point in time, because they detect missing samples.
@@ -90,7 +77,7 @@ def evaluate_sample(
     state: DetectorState, sample: Sample, detection: Thresholds
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """Return the state after one more sample, and the findings; the given state is not changed."""
-    detectors = Detectors(*(copy_state(getattr(state.detectors, name)) for name in _DETECTOR_NAMES))
+    detectors = Detectors(*(copy_state(getattr(state.detectors, name)) for name in ("rows", *_DETECTOR_NAMES)))
     liveness = with_row(state.liveness, sample.at, step=sample.step) if sample.at else state.liveness
     return DetectorState(detectors, liveness), tuple(detectors.run(sample, detection))
 
@@ -109,4 +96,4 @@ def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterato
             yield row, finding
 
 
-_DETECTOR_NAMES = tuple(f.name for f in fields(Detectors))
+_DETECTOR_NAMES = tuple(f.name for f in fields(Detectors) if f.name != "rows")

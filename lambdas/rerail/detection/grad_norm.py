@@ -10,7 +10,6 @@ from rerail.model.thresholds import Thresholds
 
 ROWS = 64
 NEEDS = 32
-INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
 
 
 @dataclass(slots=True)
@@ -40,5 +39,5 @@ class GradNorm:
         return Finding(Kind.GRAD_NORM, Level.WARN, sample.step, sample.step, text, sample.at)
 
     def _limit(self, detection: Thresholds) -> float:
-        noise = (self.norms.quantile(0.75) - self.norms.quantile(0.25)) / INTERQUARTILE
-        return self.norms.median() + max(detection.grad_norm_noise * noise, math.log(detection.grad_norm_factor))
+        noise = detection.grad_norm_noise * self.norms.deviation()
+        return self.norms.median() + max(noise, math.log(detection.grad_norm_factor))

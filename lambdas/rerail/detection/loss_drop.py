@@ -13,7 +13,6 @@ NEEDS_ROWS = 100
 # A fall must exceed the noise, and the largest fall in as many rows before, by these factors.
 NOISE_FACTOR = 6.0
 LARGEST_FACTOR = 2.0
-INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
 
 
 @dataclass(slots=True)
@@ -48,16 +47,15 @@ class LossDrop:
         fall = self.before.median() - self.recent.median()
         if fall <= self.largest:
             return None
-        noise = (self.before.quantile(0.75) - self.before.quantile(0.25)) / INTERQUARTILE
-        allowed = max(detection.loss_drop, NOISE_FACTOR * noise, LARGEST_FACTOR * self.largest)
+        allowed = max(detection.loss_drop, NOISE_FACTOR * self.before.deviation(), LARGEST_FACTOR * self.largest)
         if fall <= allowed or self.rows < NEEDS_ROWS or row.is_recovered:
             self.largest = fall if self.rows < NEEDS_ROWS else min(fall, allowed)
             return None
         self.largest = fall
-        onset, sample = row.sample.step, row.sample
+        sample = row.sample
         text = f"loss {sample.loss:.4g} is far below the usual one: {row.scale.format_fall(self.before.median(), fall)}"
         self._forget()
-        return Finding(Kind.LOSS_DROP, Level.WARN, sample.step, onset, text, sample.at)
+        return Finding(Kind.LOSS_DROP, Level.WARN, sample.step, sample.step, text, sample.at)
 
     def _forget(self) -> None:
         self.recent.clear()

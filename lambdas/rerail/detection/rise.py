@@ -16,9 +16,6 @@ STAYS_AT = 0.8
 FALLS = 0.95
 TURNS = 2.0
 TURNS_AT = 0.3
-# A sample that aggregates this many rows stands for more of them; the patience is shorter by this factor.
-AGGREGATES = 4
-AGGREGATED_FACTOR = 4
 TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
 
 
@@ -79,7 +76,7 @@ class LossRise:
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
         waited = sample.at - self.since if sample.at and self.since else None
-        rows = detection.patience_rows // AGGREGATED_FACTOR if sample.count >= AGGREGATES else detection.patience_rows
+        rows = detection.patience_rows // sample.patience_factor
         return (
             self.rows >= times * rows
             and (steps is None or steps >= times * detection.patience_steps - 1)

@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(slots=True)
 class RowReader:
-    """What is known of the log as a whole."""
+    """The properties of the log as a whole: scale, logging interval, resolution and running means."""
 
     scale: LossScale = field(default_factory=LossScale)
     cadence: Cadence = field(default_factory=Cadence)

@@ -11,23 +11,24 @@ from rerail.detection.copying import copy_state
 from rerail.detection.window import Window
 
 CHANGES = 8
-# A change this many times the median of the last ones is a pause, a jump or a restart of the mean. After a restart the
-# next changes are large too.
+# A change this many times the median of the last ones is a pause, a shift or a restart of the mean. The next rows
+# decide: after a restart the median of their changes is still this many times the earlier one.
 JUMP = 6.0
-STILL_LARGE = 3.0
 DECIDING_ROWS = 4
+STILL_LARGE = 3.0
+# After a shift of the values the mean moves on as fast as with the first of them, within this factor.
 SHIFT = 1.5
 SHORTEST_EPOCH_ROWS = 10
 # Rows of an epoch that its slope needs: in an epoch that is over, and in the one in progress.
 NEEDS_ROWS = 48
 NEEDS_ROWS_IN_PROGRESS = 128
-NEEDS_EPOCHS = 2
-FIRST_ROWS = 4
+NEEDS_EPOCHS = 2  # in a row, if each is too short to decide alone
+FIRST_ROWS = 4  # left out of the slope, because they follow a jump
 # On logarithmic scales the changes of recovered values grow with a slope of 0 for running means, of 1 for plain values.
 IS_MEAN, IS_PLAIN = 0.3, 0.6
 # Two epochs of the same length, within this share, predict the next restart.
 SAME_LENGTH = 0.02
-SPREAD_WEIGHT = 0.02
+SPREAD_WEIGHT = 0.02  # of the newest change in the average
 # Larger values are passed on as they are, so that no arithmetic overflows.
 LARGEST = 1e100
 # A recovered value must not be more uncertain than this by the rounding of the means.
@@ -45,7 +46,7 @@ class Slope:
     xy: float = 0.0
 
     def add(self, rows: int, change: float) -> None:
-        """Add a change; the first rows are left out, because they follow a jump."""
+        """Add the change at a row of the epoch."""
         if rows > FIRST_ROWS and change > 0:
             x, y = math.log(rows), math.log(change)
             self.rows += 1

@@ -14,9 +14,6 @@ BEFORE_ROWS = 500
 NOW_ROWS = 50
 BEST_NEEDS = 200
 DIGITS = 9  # of seconds: steps may take milliseconds
-# A sample that aggregates this many rows has little noise: fewer of them are needed, by this factor.
-AGGREGATES = 4
-AGGREGATED_FACTOR = 4
 # A drop must exceed those that the run has recovered from by this factor, or last this many times longer.
 TOLERATED = 1.2
 LONGER = 2.0
@@ -56,7 +53,7 @@ class ThroughputDrop:
         seconds = row.step_seconds
         if seconds is None:
             return None
-        fewer = AGGREGATED_FACTOR if row.sample.count >= AGGREGATES else 1
+        fewer = row.sample.patience_factor
         if self.recent.size != detection.throughput_window_rows // fewer:
             self.recent = Window(detection.throughput_window_rows // fewer, digits=DIGITS)
         if len(self.recent) == self.recent.size:

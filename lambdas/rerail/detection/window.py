@@ -3,6 +3,8 @@
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
+
 
 @dataclass
 class Window:
@@ -39,6 +41,10 @@ class Window:
     def median(self) -> float:
         """Return the median; the window must not be empty."""
         return self.ranked[len(self.ranked) // 2]
+
+    def deviation(self) -> float:
+        """Return the standard deviation of a normal distribution with this interquartile range."""
+        return (self.quantile(0.75) - self.quantile(0.25)) / INTERQUARTILE
 
     def scale(self, factor: float) -> None:
         """Multiply all values by a positive factor."""

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+# A sample that aggregates this many rows stands for more of them: detectors need fewer samples, by this factor.
+AGGREGATES = 4
+AGGREGATED_FACTOR = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -24,3 +28,8 @@ class Sample:
     loss_max: float | None = None
     # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
     complete_to: int | None = None
+
+    @property
+    def patience_factor(self) -> int:
+        """Return by how much the detectors' patience in rows is shorter: aggregates have little noise."""
+        return AGGREGATED_FACTOR if self.count >= AGGREGATES else 1

@@ -254,47 +254,47 @@ class Sweep:
         policy = default_of(self.policies) if records else Policy().hyperpod
         return [record.cluster for record in records if find_overdue(record, at=at, policy=policy)]
 
-    def _read_heartbeats(self, monitored: list[MonitoredRun]) -> ReceivedHeartbeats:
+    def _read_heartbeats(self, runs: list[MonitoredRun]) -> ReceivedHeartbeats:
         """Return the heartbeats of runs with an agent: they contain more than metrics and cost less to read."""
         keys = {
             monitored.run.mailbox: monitored.run.signing_key
-            for monitored in monitored
+            for monitored in runs
             if monitored.is_training and monitored.run.current.agent
         }
         return self.mailbox.heartbeats(list(keys), keys) if keys else ReceivedHeartbeats({}, {})
 
-    def _evaluate(self, monitored: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+    def _evaluate(self, runs: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """Return the number of findings, and why some runs could not be evaluated, if so.
 
         Runs are evaluated in batches: after an outage of CloudWatch each has hours of values, too many to hold for a
         thousand runs.
         """
         findings, unread = 0, ""
-        for start in range(0, len(monitored), BATCH_SIZE):
-            count, problem = self._evaluate_batch(monitored[start : start + BATCH_SIZE], at)
+        for start in range(0, len(runs), BATCH_SIZE):
+            count, problem = self._evaluate_batch(runs[start : start + BATCH_SIZE], at)
             findings, unread = findings + count, unread or problem
         return findings, unread
 
-    def _evaluate_batch(self, monitored: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+    def _evaluate_batch(self, runs: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """Return the number of findings and the problem, if any, for one batch.
 
         Findings are sent before the detectors' state is saved: a sweep that dies in between sends them again.
         """
         try:
-            evaluations = self.monitor.evaluate(monitored, at=at)
+            evaluations = self.monitor.evaluate(runs, at=at)
         except RerailError as error:
             return 0, str(error)
         except Exception as error:  # one run's stored state is malformed: evaluate the others without it
-            if len(monitored) == 1:
-                return 0, f"{monitored[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
-            half = len(monitored) // 2
+            if len(runs) == 1:
+                return 0, f"{runs[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
+            half = len(runs) // 2
             (first, first_problem), (second, second_problem) = (
-                self._evaluate_batch(monitored[:half], at),
-                self._evaluate_batch(monitored[half:], at),
+                self._evaluate_batch(runs[:half], at),
+                self._evaluate_batch(runs[half:], at),
             )
             return first + second, first_problem or second_problem
         with_findings = [evaluation for evaluation in evaluations if evaluation.findings]
-        wakeups = [
+        messages = [
             {
                 "run": evaluation.memory.run,
                 "job": evaluation.memory.cursor.job,
@@ -302,7 +302,7 @@ class Sweep:
             }
             for evaluation in with_findings
         ]
-        self.queue.wake(wakeups, at=at)
+        self.queue.wake(messages, at=at)
         self.monitor.keep(evaluations)
         return sum(len(evaluation.findings) for evaluation in with_findings), ""
 
