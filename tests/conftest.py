@@ -1,9 +1,12 @@
 """Settings of every suite: Hypothesis draws the same examples each time, and sets no deadline."""
 
 import gc
+import sys
+from collections.abc import Iterator
 from functools import cache
 
 import botocore.loaders
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -19,3 +22,41 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+class ProcessStarts:
+    """The processes that tests without the mark `slow` have started in this process."""
+
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+        self.is_forbidden = False
+        sys.addaudithook(self.on_event)
+
+    def on_event(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Record a started process; an audit hook cannot be removed."""
+        if self.is_forbidden and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+            self.commands.append(str(arguments[:2]))
+
+
+STARTS = ProcessStarts()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a synthesized template: the CDK runs in Node."""
+    for item in items:
+        if "tests/stacks/" in item.nodeid:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that starts a process without the mark `slow`: `make test-fast` runs the others on every save."""
+    STARTS.commands.clear()
+    STARTS.is_forbidden = item.get_closest_marker("slow") is None
+    try:
+        result = yield
+    finally:
+        STARTS.is_forbidden = False
+    if STARTS.commands:
+        pytest.fail(f"mark the test as slow, because it starts {STARTS.commands[0]}")
+    return result

@@ -158,6 +158,7 @@ def test_a_broken_part_is_reported_once(new_guard, monkeypatch, capfd):
     assert "loss_spike at step 110" in logged
 
 
+@pytest.mark.slow
 def test_a_forked_worker_has_no_part_in_it(bucket: Bucket, new_guard):
     """A data loader's worker inherits the guard; its calls do nothing, and SIGTERM ends it as it always did."""
     guard = new_guard(bucket)
@@ -257,6 +258,7 @@ def test_the_state_is_the_same_shape_on_every_rank(new_guard):
     assert successor.state_dict() == first.state_dict()
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_torch():
     """PID 1 of a container lives in it, and must not wait for that; and nothing but a mailbox loads the SDK."""
     code = """
@@ -275,6 +277,7 @@ def test_importing_the_package_loads_no_torch():
     )
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket: Bucket, tmp_path):
     """The interpreter's exit waits two seconds at most for the mail."""
     code = """

@@ -171,6 +171,7 @@ def test_sigterm_saves_and_ends_the_training(new_guard, tmp_path):
     assert resume_from(str(tmp_path)) == str(tmp_path / "checkpoint-5")
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path):
     """Killed at step 10, with a torn save lying there: from step 8 on, the same losses and weights bit for bit."""
     child = os.fork()

@@ -182,6 +182,7 @@ def test_sigterm_saves_and_ends_the_process_with_zero(undisturbed, new_guard, tm
     assert model.seen == undisturbed.seen[5:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [5, 8])
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path, save_every):
     """Killed at step 10, in the middle of an epoch or after its end: the same losses bit for bit, dropout included."""

@@ -369,6 +369,7 @@ def is_as_it_must_be(s3: Any, before: dict[str, bytes]) -> None:
     assert {key: body for key, body in contents(s3).items() if key.startswith(FOLDER)} == clean | now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_any_call_loses_nothing_and_leaves_nothing_tainted(s3, one_at_a_time, after):
     """Each call in turn; and at no moment is there an object without its bytes in one place or the other."""

@@ -48,6 +48,7 @@ def test_a_quiet_log_is_left_alone(tmp_path: Path):
     assert "no findings" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_corpus_is_scored_against_its_labels(corpus: Path):
     """A row a log with findings, and how right they were."""
     result = run(corpus)
@@ -57,6 +58,7 @@ def test_a_corpus_is_scored_against_its_labels(corpus: Path):
     assert "false alarms" in result.stdout
 
 
+@pytest.mark.slow
 def test_findings_are_written_as_scorers_read_them(corpus: Path, tmp_path: Path):
     """run_id, row, kind and level on each line, only in kinds that labels have."""
     assert run(corpus, "--findings", tmp_path / "out.jsonl").exit_code == 0
@@ -67,6 +69,7 @@ def test_findings_are_written_as_scorers_read_them(corpus: Path, tmp_path: Path)
     assert {line["level"] for line in lines} <= {"warn", "intervene"}
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout(corpus: Path):
     """For programs: counts, every finding by log with its evidence, and the score."""
     report = json.loads(run(corpus, "--json").stdout)
@@ -89,6 +92,7 @@ def test_the_policy_decides(tmp_path: Path):
     assert run(CSV, "--policy", policy).exit_code == 0
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path, corpus: Path):
     """One PNG a log, whatever its name; the progress of drawing is not on stdout."""
     name = tmp_path / "a b:c.csv"
@@ -131,6 +135,7 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name, content, 
     assert problem in line and name in line
 
 
+@pytest.mark.slow
 def test_an_unusable_folder_is_refused_in_one_line(tmp_path: Path, corpus: Path):
     """Nothing in it; a corpus with a run missing, found in a worker process."""
     assert "holds no log" in refused(tmp_path)

@@ -10,6 +10,8 @@ import pytest
 from bench import detection
 from bench.judging import CONTENDERS, PER_MINUTE, PER_STEP
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:

@@ -77,6 +77,7 @@ def test_the_real_cdk_json_has_the_choice():
     assert choices.PAGE in json.loads((ROOT / "cdk.json").read_text())["context"]
 
 
+@pytest.mark.slow
 def test_npx_runs_on_the_node_that_pip_installed():
     """The scripts beside that Node cannot find npm; npx's own file can, without any Node on the PATH."""
     node, npx, *rest = cdk.make_command("diff", "Rerail")

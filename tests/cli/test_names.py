@@ -124,6 +124,7 @@ def test_policies_states_scenarios_and_commands_are_completed():
     assert completed("policy", "") == ["check", "list", "show"]
 
 
+@pytest.mark.slow
 def test_the_shells_own_way_of_asking_works():
     """The real process, as bash's completion calls it."""
     line = {"COMP_WORDS": "rerail policy show obs", "COMP_CWORD": "3", "_RERAIL_COMPLETE": "complete_bash"}
@@ -144,6 +145,7 @@ def test_an_unknown_command_is_answered_with_the_nearest():
     assert answer.exit_code == 2 and "checkpoints" in answer.stderr
 
 
+@pytest.mark.slow
 def test_the_version_is_printed():
     """Also by `python -m cli`, which is the same command."""
     assert CliRunner().invoke(app, ["--version"]).stdout == f"rerail {version('rerail')}\n"

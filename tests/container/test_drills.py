@@ -15,6 +15,8 @@ import torch
 import faults
 from tests.container.hosts import Here, agree, saved
 
+pytestmark = pytest.mark.slow
+
 
 def level(losses: dict[int, str], steps: Iterable[int]) -> float:
     return fmean(float(losses[step]) for step in steps)

@@ -254,6 +254,7 @@ def test_anything_else_is_no_truth() -> None:
         parse_bool("maybe")
 
 
+@pytest.mark.slow
 def test_by_hand_it_prints_a_table() -> None:
     """A figure for each kind of memory, then what is wrong, why and what to do; 1 if the job cannot start."""
     command = [sys.executable, plan.__file__, "--instance", "ml.g5.12xlarge", "--count", "2", "--model-size", "gpt2"]
@@ -270,6 +271,7 @@ def test_a_plan_that_fits_has_a_short_report(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.endswith("nothing to object to\n")
 
 
+@pytest.mark.slow
 def test_rules_need_no_torch() -> None:
     """So that anything may ask them, not only a training image."""
     folder = str(Path(plan.__file__).parent)

@@ -95,6 +95,7 @@ def job(base: Path, checkpoints: str = "") -> TrainingJob:
     return TrainingJob(base=base, run="night", attempt=1, resume_at_most=None, checkpoint_location=checkpoints)
 
 
+@pytest.mark.slow
 def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     """One rank: no all-reduce; the random numbers of the run are not touched and no file is left."""
     before = torch.get_rng_state()
@@ -111,6 +112,7 @@ def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     assert "all-reduce (one rank)" in logged[-1]
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None:
     """With the figures, and the field of the job that makes it larger."""
     with pytest.raises(
@@ -210,6 +212,7 @@ def test_gpu_errors_of_the_kernel_log_are_classified(text: str, expected: ProbeS
     assert preflight.evaluate_kernel_log(text).status is expected
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_is_broken_and_an_absent_tool_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """nvidia-smi fails in both cases."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -19,6 +19,8 @@ from replay import fingerprint
 from rerail.model.finding import Kind, Level
 from tests.container.hosts import Here, Listening, agree, saved
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def undisturbed(train_here: Here, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from replay import fingerprint
 from tests.container.hosts import Here, Listening, agree, saved
+
+pytestmark = pytest.mark.slow
 
 
 def weights(base: Path) -> str:

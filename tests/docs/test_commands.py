@@ -70,6 +70,7 @@ def _before_the_script(words: list[str]) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
+@pytest.mark.slow
 @cases([shown for shown in SHOWN if shown.words[0] == "make"])
 def test_a_target_of_make_exists(shown):
     """`make -n` accepts the target."""

@@ -71,6 +71,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: read(path) for path in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_page_of_the_docs_is_built_and_in_the_navigation(site: Path, pages: dict[Path, Page]):
     """Every page can be reached from the start page's menu."""
     wanted = {_built(path) for path in DOCS.rglob("*.md")}

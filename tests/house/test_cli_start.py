@@ -21,6 +21,8 @@ from rerail.model.run import RunState
 from tests.cli.cloud import OUTPUTS
 from tests.house.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 HEAVY = (
     *("boto3", "botocore.session", "botocore.client", "s3transfer", "urllib3", "pydantic", "asyncio"),
     *("matplotlib", "numpy", "torch", "tensorboard", "jinja2", "pygal", "aws_cdk", "ministack", "hypercorn", "moto"),

@@ -12,6 +12,8 @@ from stacks.parts.code import fill
 from tests.functions.account import MAILBOX, PAUSE_PARAMETER, PREFIX, REPORTS
 from tests.house.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = ("supervise", "sweep", "notify", "report")
 HEAVY = (
     "pydantic",

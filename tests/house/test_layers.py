@@ -2,10 +2,9 @@
 
 import re
 from collections import defaultdict
+from pathlib import Path
 
-import pytest
-
-from tests.house.sources import ROOT, core, imports, shown, within
+from tests.house.sources import ROOT, core, imports, shown, violations, within
 
 # Each package imports the standard library, itself and packages above it.
 LAYERS = (
@@ -36,13 +35,15 @@ def name_of(path) -> str:
     return ".".join(parts[parts.index("lambdas") + 1 :]).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", core(), ids=shown)
-def test_a_package_imports_only_packages_above_it(path):
-    """Name the lower package when this fails: what both need belongs into the upper one."""
-    own = layer_of(name_of(path))
-    assert own is not None or name_of(path) == "rerail", "add the package to LAYERS"
-    lower = {name for name in imports(path) if own is not None and (layer_of(name) or 0) > own}
-    assert not lower
+def test_a_package_imports_only_packages_above_it() -> None:
+    """What two packages need belongs into the upper one."""
+
+    def find_lower(path: Path) -> set[str]:
+        own = layer_of(name_of(path))
+        assert own is not None or name_of(path) == "rerail", f"add the package of {shown(path)} to LAYERS"
+        return {name for name in imports(path) if own is not None and (layer_of(name) or 0) > own}
+
+    assert not violations(core(), find_lower)
 
 
 def test_the_readme_lists_the_packages_in_this_order():

@@ -1,10 +1,9 @@
-"""Time and the past are arguments: no clock, no environment, no files and no chance in the core."""
+"""Time and the past are arguments: the core reads no clock, environment or file, and draws no unseeded number."""
 
 import ast
+from pathlib import Path
 
-import pytest
-
-from tests.house.sources import core, imports, shown, top, tree
+from tests.house.sources import core, imports, top, tree, violations
 
 CLOCKS = {"now", "utcnow", "today"}
 FORBIDDEN_MODULES = {
@@ -14,31 +13,38 @@ FORBIDDEN_MODULES = {
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 
-@pytest.mark.parametrize("path", core(), ids=shown)
-def test_the_core_reads_no_clock(path):
-    """`datetime.now()` and its like are asked in lambdas/wiring and nowhere else: a whole night replays in a test."""
-    asked = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr in CLOCKS]
-    assert not [node.lineno for node in asked]
+def test_the_core_reads_no_clock() -> None:
+    """`datetime.now()` is called in lambdas/wiring only, so that a test can replay hours."""
+
+    def find_clocks(path: Path) -> list[int]:
+        return [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr in CLOCKS]
+
+    assert not violations(core(), find_clocks)
 
 
-@pytest.mark.parametrize("path", core(), ids=shown)
-def test_the_core_touches_no_machine(path):
-    """No environment, file, log, terminal or process of the core's own."""
-    assert not {name for name in imports(path) if top(name) in FORBIDDEN_MODULES}
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    assert not [(node.lineno, node.func.id) for node in calls if node.func.id in FORBIDDEN_CALLS]
+def test_the_core_uses_no_environment_file_log_or_process() -> None:
+    def find_uses(path: Path) -> set[str]:
+        calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+        called = {function.id for function in calls if isinstance(function, ast.Name)} & FORBIDDEN_CALLS
+        return called | {name for name in imports(path) if top(name) in FORBIDDEN_MODULES}
+
+    assert not violations(core(), find_uses)
 
 
-@pytest.mark.parametrize("path", core(), ids=shown)
-def test_chance_has_a_seed(path):
-    """Of `random` the core uses only `random.Random(seed)`, so that a repeated decision is the same decision."""
-    assert "random.Random" not in imports(path), "write random.Random(seed)"
-    used = [
-        node
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+def test_random_numbers_have_a_seed() -> None:
+    """The core uses only `random.Random(seed)`, so that a repeated decision is the same decision."""
+    assert not violations(core(), find_unseeded)
+
+
+def find_unseeded(path: Path) -> list[int]:
+    """Return the lines that use `random` in another way than `random.Random(seed)`."""
+    nodes = list(ast.walk(tree(path)))
+    seeded = {id(node.func) for node in nodes if isinstance(node, ast.Call) and (node.args or node.keywords)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    unseeded = [
+        node.lineno
+        for node in attributes
+        if node.value.id == "random" and (node.attr != "Random" or id(node) not in seeded)
     ]
-    seeded = {
-        id(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and (node.args or node.keywords)
-    }
-    assert not [node.lineno for node in used if node.attr != "Random" or id(node) not in seeded]
+    # `from random import Random` hides the use.
+    return unseeded + ([1] if "random.Random" in imports(path) else [])

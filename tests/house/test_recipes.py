@@ -12,6 +12,8 @@ import pytest
 
 from tests.house.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 COPIED = ("lambdas", "agent", "cli", "policies", "docs/runbooks", "tests/fakes.py", "tests/__init__.py")
 RECIPES = ROOT / "README.md"
 DETECTION = ROOT / "docs" / "detection.md"

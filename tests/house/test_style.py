@@ -1,45 +1,44 @@
-"""The house's habits: docstrings, names, sizes, honest exceptions, and a project that speaks of itself alone."""
+"""Check docstrings, module names, sizes, exception handlers, links, and that no file names a path of a machine."""
 
 import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.house.sources import ROOT, handlers, modules, ours, shown, tree
+from tests.house.sources import ROOT, handlers, modules, ours, tree, violations
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 HANDLER_LINES = 60
-WORDS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.sh", "Makefile", "Dockerfile", "cdk.json")
+READABLE = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.sh", "Makefile", "Dockerfile", "cdk.json")
 # Assembled here, because this file too must not name such a path.
 FOREIGN_PATHS = re.compile("|".join(("/" + "work/", "/" + "root/", "/" + "home/" + r"[a-z]+/", "bash" + "_jobs")))
 TREE_ENTRY = re.compile(r"[\w.*-]+/|[\w-]*\.?[\w-]+\.(?:py|md|toml|json|txt|lock|sh|jsonl|csv)|Makefile|Dockerfile")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
-@pytest.mark.parametrize("path", modules(), ids=shown)
-def test_every_module_opens_with_what_it_is_for(path):
-    """A module begins with a docstring that says something."""
-    text = ast.get_docstring(tree(path))
-    assert text and len(text.split()) >= 3
+def test_every_module_has_a_docstring() -> None:
+    def find_missing(path: Path) -> list[str]:
+        text = ast.get_docstring(tree(path)) or ""
+        return [] if len(text.split()) >= 3 else ["write what the module is for"]
+
+    assert not violations(modules(), find_missing)
 
 
-@pytest.mark.parametrize("path", modules(), ids=shown)
-def test_no_module_has_a_name_without_meaning(path):
-    """No module and no folder is called by one of the names that say nothing."""
-    parts = {Path(part).stem for part in path.relative_to(ROOT).parts}
-    assert not parts & VAGUE
+def test_no_module_has_a_vague_name() -> None:
+    assert not violations(modules(), lambda path: VAGUE & {Path(part).stem for part in path.relative_to(ROOT).parts})
 
 
-@pytest.mark.parametrize("path", modules(), ids=shown)
-def test_no_error_is_swallowed(path):
-    """No bare `except`, and no `except Exception` that does nothing."""
+def test_no_error_is_swallowed() -> None:
+    """There is no bare `except`, and no `except Exception` that does nothing."""
+    assert not violations(modules(), find_swallowed)
+
+
+def find_swallowed(path: Path) -> list[int]:
+    """Return the lines of the handlers that name no error, or ignore every error."""
     caught = [node for node in ast.walk(tree(path)) if isinstance(node, ast.ExceptHandler)]
-    assert not [node.lineno for node in caught if node.type is None], "name the error"
-    assert not [node.lineno for node in caught if _is_wide(node.type) and _does_nothing(node.body)]
+    return [node.lineno for node in caught if node.type is None or (_is_wide(node.type) and _does_nothing(node.body))]
 
 
-def _is_wide(kind: ast.expr | None) -> bool:
+def _is_wide(kind: ast.expr) -> bool:
     return isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")
 
 
@@ -51,34 +50,30 @@ def _does_nothing(body: list[ast.stmt]) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", handlers(), ids=shown)
-def test_a_handler_fits_on_a_screen(path):
-    """Over 60 lines, something belongs inside."""
-    assert len(path.read_text().splitlines()) <= HANDLER_LINES
+def test_a_handler_fits_on_a_screen() -> None:
+    lines = {path.stem: len(path.read_text().splitlines()) for path in handlers()}
+    assert sorted(lines) == ["notify", "report", "supervise", "sweep"]
+    assert max(lines.values()) <= HANDLER_LINES, "move a part into the package"
 
 
-def test_there_are_four_functions():
-    """The handlers that these rules are asked of are found at all."""
-    assert sorted(path.stem for path in handlers()) == ["notify", "report", "supervise", "sweep"]
+def readable() -> list[Path]:
+    """Return the files that people read: code, docs and settings, without the logs of other projects."""
+    files = sorted({path for pattern in READABLE for path in ours(pattern)})
+    return [path for path in files if not {"data", "corpus"} & set(path.relative_to(ROOT).parts)]
 
 
-def words() -> list[Path]:
-    """What people read: code, docs and settings; samples of other people's logs are not ours to judge."""
-    found = sorted({path for pattern in WORDS for path in ours(pattern)})
-    return [path for path in found if not {"data", "corpus"} & set(path.relative_to(ROOT).parts)]
+def test_no_file_names_a_path_of_a_machine() -> None:
+    def find_paths(path: Path) -> list[str]:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if FOREIGN_PATHS.search(line)]
+
+    assert not violations(readable(), find_paths)
 
 
-@pytest.mark.parametrize("path", words(), ids=shown)
-def test_the_project_speaks_of_itself_alone(path):
-    """No file names a path of the machine that it was written on."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert not [(number, line) for number, line in enumerate(lines, 1) if FOREIGN_PATHS.search(line)]
+def test_every_relative_link_has_a_target() -> None:
+    def find_broken(path: Path) -> list[str]:
+        return [target for target in LINK.findall(path.read_text()) if not (path.parent / target).exists()]
 
-
-@pytest.mark.parametrize("path", ours("*.md"), ids=shown)
-def test_every_link_leads_somewhere(path):
-    """A relative link in a page names a file that exists."""
-    assert not [target for target in LINK.findall(path.read_text()) if not (path.parent / target).exists()]
+    assert not violations(ours("*.md"), find_broken)
 
 
 def test_the_tree_in_the_readme_is_the_tree_on_disk():
@@ -91,7 +86,7 @@ def test_the_tree_in_the_readme_is_the_tree_on_disk():
 
 
 def named(block: str) -> list[str]:
-    """The paths in a tree drawn by indentation: the words that a line begins with, below the folder above them."""
+    """Return the paths in a tree drawn by indentation: the first words of a line, below the folder above them."""
     folders: list[tuple[int, str]] = []
     paths = []
     for line in block.splitlines():

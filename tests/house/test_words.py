@@ -5,9 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.house.sources import modules, shown, tree
+from tests.house.sources import modules, tree, violations
 
 # Each with the term that is used instead.
 RETIRED = {
@@ -71,12 +69,15 @@ def words(name: str) -> set[str]:
     return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
 
 
-@pytest.mark.parametrize("path", modules(*FOLDERS), ids=shown)
-def test_names_use_standard_terms(path: Path) -> None:
-    found = {
+def find_retired(path: Path) -> dict[str, str]:
+    """Return the names that have a retired word, with what to use instead."""
+    return {
         name: RETIRED[word] for name in names(tree(path)) if name not in KEPT for word in words(name) & set(RETIRED)
     }
-    assert not found, "these names have a retired word; use instead"
+
+
+def test_names_use_standard_terms() -> None:
+    assert not violations(modules(*FOLDERS), find_retired)
 
 
 def test_a_retired_word_is_found() -> None:

@@ -8,6 +8,8 @@ import pytest
 from local import deploy
 from local.stack import LocalAws
 
+pytestmark = pytest.mark.slow
+
 # Stands for a CDK app: writes an assembly, and counts how often it was run.
 APP = """
 import json, os, pathlib

@@ -14,6 +14,8 @@ from local import processes
 from local.stack import ROOT, LocalAws, LocalAwsError
 from tests.local.waiting import HANG_S, eventually
 
+pytestmark = pytest.mark.slow
+
 SLEEPER = "import time\ndef handler(event, context):\n    time.sleep(event['seconds'])\n    return 'woke'\n"
 
 

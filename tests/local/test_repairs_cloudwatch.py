@@ -9,6 +9,8 @@ import pytest
 from local.stack import LocalAws
 from tests.local.waiting import HANG_S, Mailbox, eventually, put_event
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "AlarmTest"
 
 

@@ -5,8 +5,12 @@ import json
 import zipfile
 from itertools import pairwise
 
+import pytest
+
 from local.stack import LocalAws
 from tests.local.waiting import Mailbox, eventually, put_event
+
+pytestmark = pytest.mark.slow
 
 
 def test_failed_run_of_a_rule_is_tried_again(aws: LocalAws, seen: Mailbox) -> None:

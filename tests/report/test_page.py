@@ -146,6 +146,7 @@ def test_the_same_run_makes_the_same_page(recorded: Facts):
     assert render_page(make_report(recorded)) == render_page(make_report(recorded))
 
 
+@pytest.mark.slow
 def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Facts):
     """With nothing else on the path than the layer and the functions' code, as in Lambda; and the same page."""
     fill(tmp_path / "python")

@@ -165,6 +165,7 @@ def test_thinning_keeps_the_ends_and_the_extremes(points: list[tuple[float, floa
     assert {max(y for _, y in kept), min(y for _, y in kept)} == {max(y for _, y in points), min(y for _, y in points)}
 
 
+@pytest.mark.slow
 def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
     """Bounded in points and in bytes; what is left out is counted. The cost grows with the points, not their square."""
     known, tenth = immense(), immense(tries=50)

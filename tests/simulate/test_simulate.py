@@ -8,6 +8,8 @@ from typer.testing import CliRunner, Result
 
 from cli.simulate.command import run_simulations
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--days", "0.2", "--seeds", "2", "--gpus", "2048")
 
 

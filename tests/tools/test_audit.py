@@ -8,6 +8,8 @@ import pytest
 
 from tools import sbom, secret_scan
 
+pytestmark = pytest.mark.slow
+
 # Neither is complete in this file, because the scan reads it too.
 KEY, PASSWORD = "AKIA" + "QYLPMN5HFIQR7XYA", "-".join(("tulip", "river", "copper"))
 

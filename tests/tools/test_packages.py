@@ -52,6 +52,7 @@ def test_every_extra_is_installed_by_some_command() -> None:
     assert set(PROJECT["optional-dependencies"]) == {extra for extras in GROUPS.values() for extra in extras}
 
 
+@pytest.mark.slow
 def test_a_wheel_at_hand_wins_over_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that pip is configured with counts if a PyTorch lies in it; the default index comes last."""
     full, empty = tmp_path / "full", tmp_path / "empty"

@@ -8,6 +8,7 @@ import pytest
 from tools.suites import SuiteRun
 
 
+@pytest.mark.slow
 def test_failures_are_shown_again_after_the_other_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "test_sums.py"
     path.write_text("def test_right(): assert 1 + 1 == 2\n\ndef test_wrong(): assert 1 + 1 == 3\n")

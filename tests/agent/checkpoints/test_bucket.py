@@ -17,6 +17,8 @@ from rerail_agent.checkpoints.s3_store import S3Store
 from tests.agent.checkpoints.ranks import LoggedLines, Ranks, manifest, same, state
 from tests.agent.checkpoints.test_several_ranks import large
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("s3torchconnector")
 ROOT = Path(__file__).resolve().parents[3]
 READY_WITHIN_S = 120

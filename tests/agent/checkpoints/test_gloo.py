@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import distributed as dist
@@ -21,6 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rerail_agent.checkpoints import Saver, open_store
 from tests.agent.checkpoints.ranks import manifest, same
+
+pytestmark = pytest.mark.slow
 
 try:
     from torch.distributed.fsdp import fully_shard

@@ -1,6 +1,10 @@
 """Kills and damages at random, a few of the thousand that `python -m bench.killing` counts."""
 
+import pytest
+
 from bench import killing
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint() -> None:

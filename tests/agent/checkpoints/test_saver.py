@@ -19,6 +19,8 @@ from rerail_agent.checkpoints import CommitResult, DamagedCheckpoint, Saver, Unf
 from rerail_agent.checkpoints.store import LocalStore
 from tests.agent.checkpoints.ranks import LoggedLines, manifest, same, settle, state
 
+pytestmark = pytest.mark.slow
+
 
 class Killed(BaseException):
     """Stands for a SIGKILL: nothing of the code under test may catch it."""

@@ -14,6 +14,8 @@ from rerail_agent.checkpoints.rank_exchange import RanksTimedOut
 from tests.agent.checkpoints.ranks import PATIENCE_S, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_saver import flip
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Ranks]:

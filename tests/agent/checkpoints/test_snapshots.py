@@ -22,6 +22,8 @@ from rerail_agent.snapshot_launch import SnapshotProcessHandle, read_snapshot_st
 from tests.agent.checkpoints.ranks import PATIENCE_S, LoggedLines, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
 
+pytestmark = pytest.mark.slow
+
 
 class Nodes:
     """Snapshot servers in this process, each with some ranks; a start makes new ranks without memory of their own."""

@@ -81,6 +81,7 @@ def test_values_keep_their_text(value, json_text):
     assert str(json.loads(json_text)) == value
 
 
+@pytest.mark.slow
 def test_flags_and_positional_arguments_go_in_a_script_of_ours(tmp_path):
     """It is packed beside the script, and the script gets exactly the words, and those given by name."""
     arguments = ["data.csv", "--nesterov", "--text", 'it\'s "so" é', "--size", "1", "--size", "2"]

@@ -48,6 +48,7 @@ def run(base: Path, monkeypatch, text: str, **hyperparameters: str) -> int:
     return script_mode.main()
 
 
+@pytest.mark.slow
 def test_the_script_sees_what_awss_own_toolkit_shows_it(base, monkeypatch):
     """Arguments and variables, word for word, as the toolkit 5.1.4 gives them for the same files."""
     known = json.loads(TOOLKIT.read_text())
@@ -63,6 +64,7 @@ def test_the_script_sees_what_awss_own_toolkit_shows_it(base, monkeypatch):
     assert training[0].items() <= training[1].items()
 
 
+@pytest.mark.slow
 def test_the_script_gets_its_arguments_its_folders_and_its_variables(base, monkeypatch):
     """And /opt/ml is the job's own, so that jobs on one machine do not meet there."""
     code = run(base, monkeypatch, SHOWS, epochs="3", name='"007"', b='"x"', checkpoints='"/opt/ml/checkpoints"')
@@ -78,6 +80,7 @@ def test_the_script_gets_its_arguments_its_folders_and_its_variables(base, monke
     assert not (base / "output" / "failure").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_script_writes_its_failure_file_as_the_toolkit_does(base, monkeypatch, capfdbinary):
     """Exit code, error and command; the output is passed on."""
     assert run(base, monkeypatch, FAILS) == 7
@@ -86,6 +89,7 @@ def test_a_failing_script_writes_its_failure_file_as_the_toolkit_does(base, monk
     assert f'Command "{sys.executable} train.py"' in failure
 
 
+@pytest.mark.slow
 def test_a_failure_file_of_the_script_itself_is_kept(base, monkeypatch):
     text = "import os\nopen(os.path.join(os.environ['SM_OUTPUT_DIR'], 'failure'), 'w').write('mine')\nos.abort()\n"
     assert run(base, monkeypatch, text) == 128 + 6

@@ -217,6 +217,7 @@ def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words
         supervised(job, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "command"),
     [
