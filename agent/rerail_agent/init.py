@@ -124,9 +124,7 @@ class JobSession:
     signal_pipe: int
     restarts: Restarts
     # The process that holds snapshots; neither a rank nor started by the command.
-    snapshot_process: (
-        SnapshotProcessHandle | None
-    )  # the process that has snapshots; neither a rank nor started by the command
+    snapshot_process: SnapshotProcessHandle | None
     is_open: bool = False
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from bench import signals
 from bench.signals import INIT, Namespace, SignalOutcome, await_files
 from local.pace import measure_pace
-from rerail_agent import processes
+from rerail_agent import init, processes
 from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_training_processes
 
@@ -73,6 +74,8 @@ class Job:
             "SAGEMAKER_BASE_DIR": str(self.base),
             **environment,
         }
+        for name in re.findall(r"init\.(\w+) =", constants):
+            assert hasattr(init, name), f"init has no constant {name}"
         run = f"from rerail_agent import init; {constants}; init.main()"
         self.init = (PYTHON, "-c", run, "--") if constants else INIT
 
@@ -274,7 +277,7 @@ def test_the_grace_ends(new_job: NewJob) -> None:
 
 def test_a_rank_without_a_handler_is_not_waited_for_when_it_has_started(new_job: NewJob) -> None:
     """It dies of SIGTERM, as it would have without init."""
-    job = new_job("note('ready'); time.sleep(600)", constants="init.STARTING_S = 0.2").start().wait_for("ready-0")
+    job = new_job("note('ready'); time.sleep(600)", constants="init.STARTUP_S = 0.2").start().wait_for("ready-0")
     time.sleep(0.3)
     assert job.send(signal.SIGTERM).end() == 143
     assert job.failure is None
