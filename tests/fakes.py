@@ -47,7 +47,7 @@ from rerail.model.mailbox import (
 from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS, find_partition
-from rerail.model.policy import Ladder, Policy
+from rerail.model.policy import Ladder, Notices, Policy
 from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.signatures import is_signed, sign
@@ -60,7 +60,8 @@ from rerail.sweep.sweep import Sweep
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
 # Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
-DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100))
+# Most jobs of the tests have no metrics: the notice about that has tests of its own (test_monitoring_gaps.py).
+DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100), notices=Notices(unwatched_after=timedelta()))
 # Members of a request that say which machines are asked for.
 MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters", "Environment")
 

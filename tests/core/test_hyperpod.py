@@ -15,11 +15,11 @@ from rerail.messages.messages import JobStateChanged, parse_message
 from rerail.model.actions import Severity
 from rerail.model.errors import BadMessage, Conflict
 from rerail.model.notice import Notice
-from rerail.model.policy import ClusterPolicy, Policy, WhichClusters
+from rerail.model.policy import ClusterPolicy, WhichClusters
 from rerail.model.run import JobStatus
 from rerail.model.runbooks import Runbook
 from rerail.requests.relaunch import CLUSTER_TAG
-from tests.fakes import World
+from tests.fakes import DEFAULT, World
 
 EVENTS = Path(__file__).parents[1] / "events"
 CLUSTER = "sample-cluster"
@@ -60,7 +60,7 @@ class ClusterWorld(World):
         return self.bus.notices[before:]
 
     def with_policy(self, **hyperpod: Any) -> "ClusterWorld":
-        self.policies.by_name["default"] = Policy(hyperpod=ClusterPolicy(**hyperpod))
+        self.policies.by_name["default"] = replace(DEFAULT, hyperpod=ClusterPolicy(**hyperpod))
         return self
 
     def with_run(self, name: str = "gpt", cluster: str = CLUSTER) -> "ClusterWorld":

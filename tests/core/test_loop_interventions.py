@@ -1,5 +1,6 @@
 """What the detectors say of a running job: people are told at once, the job is stopped only for what will not mend."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, OnAlarm, Policy, Retries
 from rerail.model.run import JobStatus, RunState
 from tests.core.failures import NODE_LOST
-from tests.fakes import World
+from tests.fakes import DEFAULT, World
 
 MINUTE = timedelta(minutes=1)
 
@@ -91,20 +92,20 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
 
 
 def test_observe_mode_reports_what_it_would_do(world):
-    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.OBSERVE)
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
     action_not_taken = world.bus.notices[-1].did
-    assert "stopping the job, to relaunch from step 200 (rung replay: back to 150 steps" in action_not_taken
+    assert "stopping the job, to relaunch from step 300 (rung replay: back to 50 steps" in action_not_taken
     run = world.run()
     assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
     assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())
 
 
 def test_observing_a_spent_budget_holds_nothing(world):
-    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE, retries=Retries(diverged=0))
+    world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.OBSERVE, retries=Retries(diverged=0))
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().state is RunState.WATCHING
     assert notice_titles(world, Severity.PAGE) == []

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from rerail.messages.messages import CommandReceived, FindingsReceived, JobState
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
-from rerail.model.policy import Capacity, Limits, Mode, Policy, Retries
+from rerail.model.policy import Capacity, Limits, Mode, Notices, Policy, Retries
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
@@ -38,7 +39,7 @@ def make_world(policy: Policy | None = None, *, layout: str = "manifest", **fact
     """Return a run that has trained for fifty minutes, with checkpoints at steps 100 to 500 and a known price."""
     world = World()
     world.sagemaker.instance_type = "ml.p5.48xlarge"
-    world.policies.by_name["default"] = policy or Policy()
+    world.policies.by_name["default"] = replace(policy or Policy(), notices=Notices(unwatched_after=timedelta()))
     world.sagemaker.submit("gpt", **facts)
     world.supervisor().handle(JobStateChanged("gpt"))
     for step in range(100, 501, 100):

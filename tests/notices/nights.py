@@ -8,11 +8,11 @@ from rerail.messages.messages import CommandReceived, FindingsReceived, JobState
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
-from rerail.model.policy import Mode, Policy
+from rerail.model.policy import Mode
 from rerail.model.signals import OperatorVerb
 from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, truncate
 from rerail.notices.notifiers.links import Links, NoticeOrigin, make_links
-from tests.fakes import World
+from tests.fakes import DEFAULT, World
 
 START_UP = timedelta(minutes=6)
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
@@ -25,7 +25,7 @@ def a_world(mode: Mode = Mode.ACT) -> World:
     """A run on one machine whose price is known, which has trained for fifty minutes."""
     world = World()
     world.sagemaker.instance_type = "ml.p5.48xlarge"
-    world.policies.by_name["default"] = Policy(mode=mode)
+    world.policies.by_name["default"] = replace(DEFAULT, mode=mode)
     world.sagemaker.submit("gpt", created_at=world.clock() - START_UP)
     world.supervisor().handle(JobStateChanged("gpt"))
     for step in range(100, 501, 100):

@@ -1,4 +1,4 @@
-"""Decide on what is due at a point in time: expired proposals, deferred stops, launches and deadlines."""
+"""Decide on what is due at a point in time: expired proposals, deferred stops, launches, deadlines, open gaps."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -10,6 +10,7 @@ from rerail.decisions.deferrals import is_deferred_stop_due
 from rerail.decisions.emergency_checkpoint import on_save_deadline
 from rerail.decisions.in_place_restart import on_restart_due
 from rerail.decisions.launch import choose_resume_step_again, format_machines, with_launch
+from rerail.decisions.monitoring_gaps import on_unwatched
 from rerail.model.actions import ReleaseWarmPool
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
@@ -32,7 +33,9 @@ def on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
         return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
         return on_save_deadline(run, run.stop, tick.at)
-    return on_restart_due(run, tick.at, policy) if run.state is RunState.RESTARTING else Decision(run)
+    if run.state is RunState.RESTARTING:
+        return on_restart_due(run, tick.at, policy)
+    return on_unwatched(run, tick.at, policy)
 
 
 def _without_expired_releases(run: Run, at: datetime) -> Run:

@@ -204,10 +204,12 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Repetition of notices."""
+    """When notices are sent or repeated."""
 
     # A page that is still open is sent again after this; 0: never.
     refire: timedelta = timedelta(hours=4)
+    # A run of which not everything is watched is reported after this time in training; 0: never.
+    unwatched_after: timedelta = timedelta(minutes=10)
 
 
 class WhichClusters(StrEnum):
