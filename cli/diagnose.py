@@ -14,9 +14,9 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from rerail.diagnosis.classify import Diagnosis
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
+from rerail.model.diagnosis import Diagnosis
 
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}

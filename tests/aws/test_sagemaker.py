@@ -14,6 +14,7 @@ from botocore.stub import ANY, Stubber
 
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, read_job
+from rerail.diagnosis.classify import diagnose
 from rerail.model.errors import (
     CallFailed,
     CapacityRefused,
@@ -100,6 +101,7 @@ def test_a_description_becomes_a_job(api):
         training_started_at=datetime(2026, 1, 31, 1, 4, tzinfo=UTC),
         ended_at=datetime(2026, 1, 31, 3, tzinfo=UTC),
         failure_reason="InternalServerError: We encountered an internal error.  Please try again.",
+        diagnosis=diagnose("InternalServerError: We encountered an internal error.  Please try again."),
         checkpoint_uri="s3://bucket/checkpoints/gpt-7b",
         keep_alive_seconds=1800,
         metrics={"step": 1100.0},

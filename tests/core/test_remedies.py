@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rerail.decisions import remedies
 from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, choose_capacity_verdict, choose_remedy, draw_delay
-from rerail.diagnosis.classify import Diagnosis
 from rerail.model.causes import Cause
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Backoff, Capacity, Limits, Policy, Retries
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState

@@ -9,6 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from rerail.aws.clients import client
 from rerail.aws.validation import validate
 from rerail.decisions.warm_pools import GONE
+from rerail.diagnosis.classify import diagnose, with_redaction
 from rerail.model.errors import (
     CallFailed,
     CapacityRefused,
@@ -19,7 +20,7 @@ from rerail.model.errors import (
     Throttled,
 )
 from rerail.model.machines import read_cluster, read_warm_pool
-from rerail.model.redaction import redact_values
+from rerail.model.redaction import find_secrets, redact_secrets, redact_values
 from rerail.model.run import Job, JobStatus
 from rerail.model.self_repairs import count_repairs
 from rerail.requests.relaunch import read_checkpoint_uri
@@ -116,7 +117,13 @@ class SageMakerJobs:
 
 
 def read_job(description: Mapping[str, Any]) -> Job:
-    """Return the job in a DescribeTrainingJob response."""
+    """Return the job in a DescribeTrainingJob response, without secrets in its failure reason."""
+    reason, diagnosis = description.get("FailureReason", ""), None
+    if reason:
+        # Removing the secrets first would hide words of the error that a secret happens to equal.
+        secrets = find_secrets(description)
+        diagnosis = diagnose(reason, secondary_status=description.get("SecondaryStatus", ""))
+        reason, diagnosis = redact_secrets(reason, secrets), with_redaction(diagnosis, secrets)
     return Job(
         name=description["TrainingJobName"],
         arn=description["TrainingJobArn"],
@@ -125,7 +132,8 @@ def read_job(description: Mapping[str, Any]) -> Job:
         created_at=description["CreationTime"],
         training_started_at=description.get("TrainingStartTime"),
         ended_at=description.get("TrainingEndTime"),
-        failure_reason=redact_values(description.get("FailureReason", ""), description),
+        failure_reason=reason,
+        diagnosis=diagnosis,
         checkpoint_uri=read_checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(

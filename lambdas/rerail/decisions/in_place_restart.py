@@ -23,10 +23,11 @@ from rerail.decisions.decision import (
 from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import with_diagnosis, with_failure_charged, with_incident
 from rerail.decisions.remedies import Failure, Hold, choose_remedy
-from rerail.diagnosis.classify import Diagnosis, diagnose
+from rerail.diagnosis.classify import diagnose_job, diagnose_report
 from rerail.model.actions import Action, PostCommand, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import LIMITS, Ability, CommandKind, Report, ReportKind
@@ -294,7 +295,7 @@ def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision |
         return None
     if run.stop and run.stop.is_rollback:
         return None  # an operator's command came after the restart was ordered
-    diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
+    diagnosis = diagnose_job(seen.job)
     if diagnosis.fingerprint != order.fingerprint:
         return None
     why = order.failed or "the job ended before it could be restarted in place"
@@ -311,7 +312,7 @@ def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision |
 def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     """Decide on a crash as on a failed job; where the rules relaunch on the same machines, restart in place."""
     report = reported.report
-    diagnosis = diagnose(report.evidence or report.reason)
+    diagnosis = reported.diagnosis or diagnose_report(report)
     key = f"crashed-{run.current.number}-{report.restart}"
     if (
         run.state not in LIVE_STATES

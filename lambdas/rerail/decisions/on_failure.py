@@ -26,7 +26,7 @@ from rerail.decisions.decision import (
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
-from rerail.diagnosis.classify import diagnose
+from rerail.diagnosis.classify import diagnose_job
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
 from rerail.model.formatting import format_duration
@@ -43,7 +43,7 @@ NOT_QUARANTINED = "checkpoints that must not be resumed from cannot be quarantin
 
 def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     """Diagnose the failure, charge the ledger, apply the rules, and open an incident."""
-    diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
+    diagnosis = diagnose_job(seen.job)
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,

@@ -32,10 +32,10 @@ from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_remedy
 from rerail.decisions.rollback_ladder import with_rung_taken
-from rerail.diagnosis.classify import Diagnosis
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnExpiry, Policy
 from rerail.model.run import AfterStop, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState

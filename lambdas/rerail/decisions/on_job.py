@@ -140,7 +140,9 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
             return relaunch_now(run, seen, policy, what)
         return finish_stopped(run, seen, f"{what}, and the policy ends there")
     if seen.job.pending_ran_out:
-        return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON)), policy)
+        return on_failed(
+            run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON, diagnosis=None)), policy
+        )
     return finish_stopped(
         run,
         seen,

@@ -1,9 +1,8 @@
 """Decide on agents' reports from within a job; a report counts only for the current attempt of its run."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from rerail.decisions.checkpoint_health import with_unrestorable
 from rerail.decisions.decision import Decision, make_notice, with_attempt
@@ -13,7 +12,7 @@ from rerail.decisions.on_finding import on_findings
 from rerail.model.actions import Severity
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.policy import Policy
-from rerail.model.redaction import redact_values
+from rerail.model.redaction import redact_secrets
 from rerail.model.run import Run
 from rerail.model.signals import AgentReported, FindingsObserved, ReportInvalid
 from rerail.model.signatures import UNSEALED
@@ -90,10 +89,12 @@ def _clamp(at: datetime | None, begin: datetime, end: datetime) -> datetime | No
     return at and min(max(at, begin), end)
 
 
-def redact_report(report: Report, request: Mapping[str, Any]) -> Report:
-    """Return the report with secrets of the job's request removed from its texts."""
-    findings = tuple(replace(finding, evidence=redact_values(finding.evidence, request)) for finding in report.findings)
-    reason, evidence = redact_values(report.reason, request), redact_values(report.evidence, request)
+def redact_report(report: Report, secrets: Sequence[str]) -> Report:
+    """Return the report with the secrets of the job's request removed from its texts."""
+    findings = tuple(
+        replace(finding, evidence=redact_secrets(finding.evidence, secrets)) for finding in report.findings
+    )
+    reason, evidence = redact_secrets(report.reason, secrets), redact_secrets(report.evidence, secrets)
     return replace(report, findings=findings, reason=reason, evidence=evidence)
 
 

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.fallback_machines import find_missing_quota, format_unsuitable, list_untried
-from rerail.diagnosis.classify import Diagnosis
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy

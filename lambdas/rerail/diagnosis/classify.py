@@ -3,28 +3,17 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rerail.diagnosis.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, SymptomRule
 from rerail.model.causes import Cause
+from rerail.model.diagnosis import Diagnosis
+from rerail.model.mailbox import Report
+from rerail.model.redaction import redact_secrets
+from rerail.model.run import Job
 
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a large log
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The diagnosis of a failed job."""
-
-    cause: Cause
-    # The text that the rule matched.
-    evidence: str
-    # The name of the rule.
-    rule: str
-    # Equal for the same root error on other ranks, hosts and days.
-    fingerprint: str
-    step: int | None = None
-    exit_code: int | None = None
 
 
 _SIGNALS: Mapping[int, tuple[Cause, str]] = {
@@ -92,6 +81,21 @@ def diagnose(text: str, *, exit_code: int | None = None, secondary_status: str |
     if report is not None:
         return _diagnose_report(text, report, exit_code)
     return _diagnose_text(text, exit_code if exit_code is not None else _find_exit_code(text))
+
+
+def diagnose_job(job: Job) -> Diagnosis:
+    """Return the diagnosis of a failed job: if possible the one made before secrets were removed."""
+    return job.diagnosis or diagnose(job.failure_reason, secondary_status=job.secondary)
+
+
+def diagnose_report(report: Report) -> Diagnosis:
+    """Return the diagnosis of a crash that the container's init has reported."""
+    return diagnose(report.evidence or report.reason)
+
+
+def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
+    """Return the diagnosis with the secrets removed from its evidence."""
+    return replace(diagnosis, evidence=redact_secrets(diagnosis.evidence, secrets))
 
 
 def _diagnose_text(text: str, exit_code: int | None) -> Diagnosis:

@@ -13,7 +13,7 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import RerailError
 from rerail.model.metrics import MetricNames, MetricQuery, Series, Statistic, find_resolution, make_definitions
 from rerail.model.policy import Policy
-from rerail.model.redaction import redact_values
+from rerail.model.redaction import find_secrets, redact_secrets
 from rerail.model.run import Attempt, Run, parse_step
 from rerail.model.sample import Sample
 from rerail.ports import Checkpoints, Policies, policy_of
@@ -107,12 +107,13 @@ class FactGatherer:
             request = self._read("log lines", partial(self.runs.request, run.id), request)
         if request is None:
             return lines_of  # without the request, secrets in the lines could not be redacted
+        secrets = find_secrets(request)
         for incident in run.incidents[-INCIDENT_LIMIT:]:
             job = run.attempts[incident.attempt - 1].job_name
             until = max(incident.decided_at, incident.happened_at) + LOG_DELAY
             tail = partial(self.logs.tail, job, until=until, lines=LINE_LIMIT)
             if lines := self._read(f"log of {job}", tail, empty):
-                redacted = (replace(line, text=redact_values(line.text, request)) for line in lines)
+                redacted = (replace(line, text=redact_secrets(line.text, secrets)) for line in lines)
                 lines_of[incident.number] = tuple(redacted)
         return lines_of
 

@@ -10,6 +10,7 @@ from typing import Any
 from rerail.model.actions import Action, Machines, Notify
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.runbooks import Runbook
@@ -92,6 +93,8 @@ class Job:
     training_started_at: datetime | None = None
     ended_at: datetime | None = None
     failure_reason: str = ""
+    # Made from the failure reason before secrets were removed from it; None: diagnose the failure reason.
+    diagnosis: Diagnosis | None = None
     checkpoint_uri: str = ""
     # KeepAlivePeriodInSeconds of the warm pool.
     keep_alive_seconds: int = 0

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rerail.model.actions import Action, CreateJob, Notify, QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
 from rerail.model.mailbox import Report
 from rerail.model.run import Job
@@ -104,6 +105,8 @@ class AgentReported:
     report: Report
     # None if they were not listed.
     checkpoints: Sequence[Checkpoint] | None = None
+    # Of a crash, made before secrets were removed from the report; None: diagnose the report.
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
+from rerail.diagnosis.classify import diagnose_report, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
     AlarmStateChanged,
@@ -50,6 +51,7 @@ from rerail.model.formatting import format_duration
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, OnAlarm, Policy
+from rerail.model.redaction import find_secrets
 from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
@@ -225,13 +227,17 @@ class Supervisor:
         """Decide on a valid report."""
         if report.job != run.current.job_name and report.kind not in REFUSED_SAVES:
             return run  # an older attempt's, or an unknown job's
+        diagnosis = None
         if report.reason or report.evidence or report.findings:
-            report = redact_report(report, self.runs.request(run.id))
+            secrets = find_secrets(self.runs.request(run.id))
+            if report.kind is ReportKind.CRASHED:
+                diagnosis = with_redaction(diagnose_report(report), secrets)
+            report = redact_report(report, secrets)
 
         def make_reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             needs_checkpoints = _has_intervention(report.findings) or report.kind is ReportKind.CRASHED
             saved = self._list_checkpoints(run, seen) if needs_checkpoints else seen
-            return AgentReported(self.clock(), report, saved)
+            return AgentReported(self.clock(), report, saved, diagnosis)
 
         return self.visit(run.id, make_reported)
 

@@ -1,0 +1,20 @@
+"""The result of diagnosing a failed job."""
+
+from dataclasses import dataclass
+
+from rerail.model.causes import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The diagnosis of a failed job."""
+
+    cause: Cause
+    # The text that the rule matched.
+    evidence: str
+    # The name of the rule.
+    rule: str
+    # Equal for the same root error on other ranks, hosts and days.
+    fingerprint: str
+    step: int | None = None
+    exit_code: int | None = None
