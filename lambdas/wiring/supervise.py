@@ -1,5 +1,7 @@
 """Build the supervisor of runs and the monitor of HyperPod clusters for the `supervise` function."""
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from secrets import token_hex
 
@@ -30,7 +32,18 @@ def make_supervisor() -> Supervisor:
         rate_limit=DynamoRateLimit(settings.table),
         clock=now,
         new_key=partial(token_hex, 32),
+        quarantine_folders=read_quarantine_folders(settings.quarantine_folders),
     )
+
+
+def read_quarantine_folders(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the folders by role ARN; what cannot be read permits nothing."""
+    try:
+        table = json.loads(text)
+    except ValueError:
+        return {}
+    listed = table.items() if isinstance(table, dict) else ()
+    return {role: tuple(map(str, folders)) for role, folders in listed if isinstance(folders, list)}
 
 
 @cache

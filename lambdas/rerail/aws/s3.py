@@ -81,7 +81,7 @@ class S3Checkpoints:
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
         return times[-MANIFEST_BATCH:]
 
-    def quarantine(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         bucket, prefix = split_uri(action.uri)
         try:
             stored = _list_objects(bucket, prefix)
@@ -89,6 +89,7 @@ class S3Checkpoints:
         except (ClientError, BotoCoreError) as error:
             raise CallFailed(f"listing the checkpoints to quarantine under {action.uri}: {error}") from error
         if moves:
+            authorize()
             self._mover(bucket).move(moves)
 
 
