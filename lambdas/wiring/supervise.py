@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from secrets import token_hex
+from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
@@ -16,6 +17,19 @@ from rerail.hyperpod.clusters import ClusterMonitor
 from rerail.supervisor.supervisor import Supervisor
 from settings import SuperviseSettings
 from wiring import now, pausable_policies
+
+# Out of the timeout of one minute for ten messages: a listing and a quarantine take no longer (aws/folder_listing.py).
+MESSAGE_MS = 25_000
+
+
+class NoTimeLeft(Exception):
+    """The invocation is nearly over: the message is delivered again."""
+
+
+def check_time(context: Any) -> None:
+    """Raise NoTimeLeft if the invocation may end before another message is handled."""
+    if context.get_remaining_time_in_millis() < MESSAGE_MS:
+        raise NoTimeLeft("the messages before have taken most of the time; this one is delivered again")
 
 
 @cache

@@ -37,6 +37,7 @@ from rerail.model.errors import (
     ActionUnfinished,
     BadMailboxObject,
     BadMessage,
+    BoundsExceeded,
     CapacityRefused,
     Conflict,
     JobExists,
@@ -56,6 +57,7 @@ from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
+    CheckpointsRefused,
     CreateRefused,
     FindingsObserved,
     JobObserved,
@@ -132,7 +134,7 @@ class Supervisor:
             case JobStateChanged():
                 return self.on_job_changed(message.job_name, post)
             case RunDue():
-                return self.visit(message.run, post=post)
+                return self.visit(message.run, post=post, lists=message.lists)
             case CommandReceived():
                 return self.on_command(message)
             case FindingsReceived():
@@ -156,7 +158,14 @@ class Supervisor:
         run = self.visit(run_id, post=post)
         return self.adopt(job_name) if run.state.is_end and self._is_reused_name(job_name, run) else run
 
-    def visit(self, run_id: str, make_signal: SignalFactory | None = None, *, post: QueueMessage | None = None) -> Run:
+    def visit(
+        self,
+        run_id: str,
+        make_signal: SignalFactory | None = None,
+        *,
+        post: QueueMessage | None = None,
+        lists: bool = False,
+    ) -> Run:
         """Finish pending actions, observe the run, and decide on each signal; return the run afterwards.
 
         Nothing is done if the message carries no signal and the run was observed after it was sent. The job is decided
@@ -167,13 +176,22 @@ class Supervisor:
             return run
         if run.pending:
             run = self._act(run)
-        signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:
-                run = self._record_turn(run, make_signal(run, seen))
+                run = self._record_turn(run, self._make_signal(run, seen, make_signal))
             run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
         return run
+
+    def _make_signal(self, run: Run, seen: Sequence[Checkpoint] | None, make_signal: SignalFactory) -> Signal:
+        """Return the message's signal, or that its decision needs checkpoints that are more than Rerail reads."""
+        try:
+            return make_signal(run, seen)
+        except BoundsExceeded as error:
+            if error.may_pass:
+                raise  # the queue delivers the message again
+            return CheckpointsRefused(self.clock(), error.message, error.advice, is_needed=True)
 
     def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
