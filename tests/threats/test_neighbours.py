@@ -215,6 +215,17 @@ def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, fol
 
 
 @pytest.mark.threat("T23")
+def test_a_large_folder_without_a_complete_checkpoint_is_read_to_the_limit(s3, small, pages, monkeypatch):
+    """It is not refused for that; beside the newest, the oldest checkpoints are known."""
+    monkeypatch.setattr(aws_s3, "LIMIT", 16)
+    put(s3, *(f"checkpoint-{step}/model.safetensors" for step in range(100, 6000, 100)))
+    put(s3, "checkpoint-100/trainer_state.json")
+    found = S3Checkpoints().list_checkpoints(URI)
+    assert 16 <= len(found) < 30
+    assert [checkpoint.step for checkpoint in found if checkpoint.is_whole] == [100]
+
+
+@pytest.mark.threat("T23")
 def test_of_a_large_folder_everything_newer_is_quarantined(s3, small, pages):
     """In as many turns as it takes; the rest stays."""
     save(s3, *range(100, 3000, 100))

@@ -161,7 +161,7 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
         newest = find_newest_usable(older)
         # Of a large folder, the oldest are listed too: what lies between them is not skipped.
         is_found = newest and not (more and listing.steps[more[0]] > newest.step)
-        if is_found or not more or count > LIMIT:
+        if is_found or not more or 2 * count > LIMIT:  # so many are listed already
             return found
         listing.add(more)
         count *= 2
