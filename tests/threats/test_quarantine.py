@@ -10,6 +10,7 @@ from moto import mock_aws
 
 from rerail.aws.clients import client
 from rerail.aws.s3 import S3Checkpoints
+from rerail.decisions.launch import find_first_start
 from rerail.decisions.quarantine import check_folder, is_below
 from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.actions import QuarantineCheckpoints
@@ -117,6 +118,16 @@ def test_what_is_older_than_the_runs_first_job_is_not_moved(save):
     assert keys() == before
     assert world.run("mallory").state is RunState.HELD
     assert "older than the run" in world.run("mallory").hold_reason
+
+
+@pytest.mark.threat("T19")
+def test_what_is_saved_in_the_second_of_the_start_is_the_runs_own():
+    """S3 cuts its times to seconds, SageMaker does not."""
+    world = World()
+    world.clock.now += timedelta(milliseconds=700)
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    assert find_first_start(world.run()) == MIDNIGHT
 
 
 @pytest.mark.threat("T19")

@@ -103,9 +103,9 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
 
 
 def find_first_start(run: Run) -> datetime:
-    """Return when the run's first job began: older checkpoints are not the run's own."""
+    """Return when the run's first job began, in whole seconds as S3: older checkpoints are not the run's own."""
     first = run.attempts[0]
-    return first.training_started_at or first.created_at or run.created_at
+    return (first.training_started_at or first.created_at or run.created_at).replace(microsecond=0)
 
 
 def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:
