@@ -85,6 +85,7 @@ soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undistu
 bench: $(VENV)/test.ready ## our detectors beside published rules, on real training logs
 	$(BIN)/python -m bench.detection --floor bench/floor.json
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
+	$(BIN)/python -m bench.layouts
 
 bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
 	$(BIN)/python -m bench.saving

@@ -54,6 +54,7 @@ ENVIRONMENT = {
     "RERAIL_QUEUE_URL": f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/signals",
     "RERAIL_POLICY_PREFIX": "/rerail/policies",
     "RERAIL_PAUSE_PARAMETER": "/rerail/switch",
+    "RERAIL_QUARANTINE_FOLDERS": "{}",
     "RERAIL_MAILBOX": "mailbox",
 }
 START = datetime(2026, 11, 2, 3, 0, tzinfo=UTC)

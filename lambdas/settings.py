@@ -34,6 +34,7 @@ class SuperviseSettings(Settings):
     policy_prefix: str  # of the SSM parameters with the policies
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
+    quarantine_folders: str = "{}"  # JSON: the folders in which a role's checkpoints may be moved, by role ARN
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,15 @@ from observability import logger, metrics, publish, traced
 from rerail.messages.messages import ClusterMessage, QueueMessage, parse_message
 from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
-from wiring.supervise import make_cluster_monitor, make_supervisor
+from wiring.supervise import check_time, make_cluster_monitor, make_supervisor
 
 # Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
 
 
-def look(record: SQSRecord) -> None:
+def look(record: SQSRecord, lambda_context: Any) -> None:
     """Handle one message, publish the metrics of its decisions, and log the run's new state."""
+    check_time(lambda_context)
     received = parse_message(record.body)
     if isinstance(received, ClusterMessage):
         cluster = make_cluster_monitor().handle(received)

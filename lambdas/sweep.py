@@ -9,13 +9,22 @@ from rerail.sweep.sweep import list_metrics
 from wiring import clients
 from wiring.sweep import make_sweep
 
+# Out of two minutes: what follows the checks of the runs takes as long.
+LEFT_FOR_METRICS_MS = 25_000
+
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     shard, name = read_shard(event), context.function_name
-    report = make_sweep().run_shard(shard, name=name) if shard else make_sweep().run(name=name)
+
+    def has_time() -> bool:
+        remaining: int = context.get_remaining_time_in_millis()
+        return remaining > LEFT_FOR_METRICS_MS
+
+    sweep = make_sweep()
+    report = sweep.run_shard(shard, name=name, has_time=has_time) if shard else sweep.run(name=name, has_time=has_time)
     counts = {
         "OpenRuns": report.open,
         "DueRuns": report.due,

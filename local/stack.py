@@ -22,8 +22,19 @@ ROOT = Path(__file__).resolve().parent.parent
 # Deadlines end what hangs; a busy machine takes its time.
 READY_WITHIN_S = 600.0
 STOP_GRACE_S = 4.0
-# Overrides cdk.json: an account's secrets are not here, and a trial must not page anyone.
-NO_RECEIVERS = {"pagerDutySecret": "", "webhookUrl": "", "webhookSecret": ""}
+# Overrides cdk.json: an account's secrets are not here, and a trial must not page anyone. The demo, the tests and the
+# soak have scripts without an agent, whose checkpoints are quarantined.
+_ROLE = "arn:aws:iam::000000000000:role/"
+LOCAL_CHOICES: dict[str, Any] = {
+    "pagerDutySecret": "",
+    "webhookUrl": "",
+    "webhookSecret": "",
+    "quarantineFolders": {
+        f"{_ROLE}DemoSageMakerRole": ["s3://sagemaker-rerail-demo/"],
+        f"{_ROLE}SageMakerRole": ["s3://sagemaker-deployed/"],
+        f"{_ROLE}SoakSageMakerRole": ["s3://sagemaker-soak/"],
+    },
+}
 
 Progress = Callable[[str], None]
 
@@ -125,7 +136,7 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NO_RECEIVERS, validate=False)
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=LOCAL_CHOICES, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 

@@ -1,8 +1,9 @@
 """Deployment options: the context of cdk.json, or `cdk deploy -c name=value`, as typed fields."""
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from aws_cdk import Aws
 from aws_cdk.aws_logs import RetentionDays
 from constructs import Node
 
+from rerail.decisions.quarantine import is_below
 from stacks import ROOT
 
 TOKENS = {"${AWS::Partition}": Aws.PARTITION, "${AWS::AccountId}": Aws.ACCOUNT_ID, "${AWS::Region}": Aws.REGION}
@@ -27,6 +29,7 @@ NAMES = (
     "trainingRoleArns",
     "checkpointBuckets",
     "checkpointKeyArns",
+    "quarantineFolders",
     "asideBuckets",
     "logRetentionDays",
     "pageEmail",
@@ -50,6 +53,9 @@ ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+")
 URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
 SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
 ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
+ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
+# Each folder costs some 400 of the 10,240 characters that the policies of a role may have.
+MAX_FOLDERS = 10
 SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@!-]+")
 
 
@@ -69,9 +75,10 @@ class DeploymentOptions:
     checkpoint_buckets: tuple[str, ...]
     # KMS keys of those buckets, if they have their own.
     checkpoint_key_arns: tuple[str, ...]
-    # Names of the buckets, `*` allowed, in which the supervisor may move checkpoints to quarantine that a script
-    # without an agent must not resume from. The default is none: such a run is held instead.
-    quarantine_buckets: tuple[str, ...] = ()
+    # By the ARN of a training role, the folders (`s3://bucket/prefix/`) in which the supervisor may move checkpoints to
+    # quarantine that a script without an agent must not resume from. It moves nothing for other roles, nor elsewhere.
+    # The default is none: such a run is held instead.
+    quarantine_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # How long the functions' log groups keep their events.
     log_retention: RetentionDays
     # The address that is subscribed to the topic `page`, if given; AWS asks its owner to confirm.
@@ -104,7 +111,7 @@ class DeploymentOptions:
             training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
             checkpoint_buckets=_texts(context, "checkpointBuckets", at_least=1),
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
-            quarantine_buckets=_texts(context, "asideBuckets"),
+            quarantine_folders=_quarantine_folders(context),
             log_retention=_retention(context, "logRetentionDays"),
             page_email=_address(context, "pageEmail"),
             inform_email=_address(context, "informEmail"),
@@ -222,6 +229,43 @@ def _texts(context: Mapping[str, Any], name: str, *, at_least: int = 0, starts: 
         form = f"a list of texts{f' that start with {starts!r}' if starts else ''}"
         raise BadOption(f"context {name!r} is {value!r:.200}; it must be {form}, at least {at_least} of them")
     return tuple(_with_tokens(v) for v in value)
+
+
+def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    name, former = "quarantineFolders", "asideBuckets"
+    if context[former]:
+        raise BadOption(
+            f"context {former!r} is no longer read: it let every job move checkpoints; remove it, and list the folders "
+            f'of each training role in {name!r}: {{"arn:...:role/NAME": ["s3://bucket/prefix/"]}}'
+        )
+    value = context[name] or {}
+    if isinstance(value, str):  # from the command line: -c 'quarantineFolders={"arn:...": ["s3://..."]}'
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise BadOption(f"context {name!r} is {value!r:.200}; it must be JSON: {error}") from error
+    is_table = isinstance(value, Mapping) and all(
+        ROLE.fullmatch(role) and isinstance(uris, list | tuple) and all(_is_folder(uri) for uri in uris)
+        for role, uris in value.items()
+    )
+    if not is_table or sum(map(len, value.values())) > MAX_FOLDERS:
+        raise BadOption(
+            f"context {name!r} is {value!r:.200}; it must map the ARN of each role, without wildcards, to a list of "
+            f"folders such as s3://bucket/prefix/, at most {MAX_FOLDERS} in all"
+        )
+    return {
+        _with_tokens(role): tuple(f"{_with_tokens(uri.removesuffix('/'))}/" for uri in uris)
+        for role, uris in value.items()
+    }
+
+
+def _is_folder(uri: Any) -> bool:
+    """Return whether the text is one folder in S3, neither a pattern nor with a variable that IAM would replace."""
+    if not isinstance(uri, str):
+        return False
+    for token in TOKENS:
+        uri = uri.replace(token, "x")
+    return is_below(uri, uri) and not set(uri) & set("*?$")
 
 
 def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:

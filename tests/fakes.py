@@ -59,11 +59,20 @@ from rerail.sweep.sweep import Sweep
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
+ROLE = "arn:aws:iam::111122223333:role/SageMakerRole"
 # Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
 # Most jobs of the tests have no metrics: the notice about that has tests of its own (test_monitoring_gaps.py).
 DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100), notices=Notices(unwatched_after=timedelta()))
 # Members of a request that say which machines are asked for.
-MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters", "Environment")
+MACHINES = (
+    "CheckpointConfig",
+    "RoleArn",
+    "ResourceConfig",
+    "VpcConfig",
+    "EnableManagedSpotTraining",
+    "HyperParameters",
+    "Environment",
+)
 
 
 @dataclass
@@ -163,13 +172,14 @@ class FakeSageMaker:
             raise JobNotFound(job_name)
         job = self.jobs[job_name]
         asked = {name: self.asked.get(job_name, {})[name] for name in MACHINES if name in self.asked.get(job_name, {})}
-        return job, {"TrainingJobName": job.name, "CheckpointConfig": {"S3Uri": job.checkpoint_uri}, **asked}
+        folder = {"CheckpointConfig": {"S3Uri": job.checkpoint_uri}, "RoleArn": ROLE}
+        return job, {"TrainingJobName": job.name, **folder, **asked}
 
     def tags(self, arn: str) -> Mapping[str, str]:
         return self.job_tags[arn.rpartition("/")[2]]
 
     def request_members(self) -> Collection[str]:
-        return {"TrainingJobName", "CheckpointConfig", "Tags", *MACHINES}
+        return {"TrainingJobName", "Tags", *MACHINES}
 
     def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
         return {job.name: (job.status, job.secondary) for job in self.jobs.values()}
@@ -270,14 +280,16 @@ class FakeCheckpoints:
     def tainted(self, action: QuarantineCheckpoints) -> Sequence[Checkpoint]:
         """What is there to be set aside."""
         after = -1 if action.resume_step is None else action.resume_step
-        mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest)
+        mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest and c.saved_at >= action.saved_after)
         return [c for c in mine if c.step > after and c.saved_at <= action.saved_before]
 
-    def quarantine(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
         tainted = self.tainted(action)
+        if tainted:
+            authorize()
         if tainted and self.forbidden:
-            raise QuarantineFailed(self.forbidden, advice="deploy with the context value asideBuckets")
+            raise QuarantineFailed(self.forbidden, advice="deploy with the context value quarantineFolders")
         for checkpoint in tainted[: self.moves_at_once]:
             self.saved[action.uri].remove(checkpoint)
             self.quarantined.append(checkpoint)
@@ -449,6 +461,7 @@ class World:
     rate_limit: FakeRateLimit = field(default_factory=FakeRateLimit)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
     new_key: Callable[[], str] = str
+    quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=lambda: {ROLE: ["s3://bucket/"]})
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -467,6 +480,7 @@ class World:
             rate_limit=wrap(self.rate_limit),
             clock=self.clock,
             new_key=self.new_key,
+            quarantine_folders=self.quarantine_folders,
         )
 
     def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> ClusterMonitor:

@@ -1,6 +1,6 @@
 """The interfaces through which the core uses AWS; rerail.aws implements them, and the tests use fakes."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -84,11 +84,12 @@ class Checkpoints(Protocol):
     def list_times(self, uri: str) -> Sequence[datetime]:
         """Return when the checkpoints below the URI were saved, from a listing alone; raise StateUnknown on failure."""
 
-    def quarantine(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         """Move checkpoints that a script must not resume from to the quarantine folder.
 
-        Nothing is lost if it is interrupted, and a repetition continues. Raise ActionUnfinished if time ran out,
-        Throttled, CallFailed, or QuarantineFailed if waiting does not help.
+        `authorize` is called before anything is moved, and raises QuarantineFailed to prevent it. Nothing is lost if it
+        is interrupted, and a repetition continues. Raise ActionUnfinished if time ran out, Throttled, CallFailed, or
+        QuarantineFailed if waiting does not help.
         """
 
 

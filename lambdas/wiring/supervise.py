@@ -1,7 +1,10 @@
 """Build the supervisor of runs and the monitor of HyperPod clusters for the `supervise` function."""
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from secrets import token_hex
+from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
@@ -14,6 +17,19 @@ from rerail.hyperpod.clusters import ClusterMonitor
 from rerail.supervisor.supervisor import Supervisor
 from settings import SuperviseSettings
 from wiring import now, pausable_policies
+
+# Out of the timeout of one minute for ten messages: a listing and a quarantine take no longer (aws/folder_listing.py).
+MESSAGE_MS = 25_000
+
+
+class NoTimeLeft(Exception):
+    """The invocation is nearly over: the message is delivered again."""
+
+
+def check_time(context: Any) -> None:
+    """Raise NoTimeLeft if the invocation may end before another message is handled."""
+    if context.get_remaining_time_in_millis() < MESSAGE_MS:
+        raise NoTimeLeft("the messages before have taken most of the time; this one is delivered again")
 
 
 @cache
@@ -30,7 +46,18 @@ def make_supervisor() -> Supervisor:
         rate_limit=DynamoRateLimit(settings.table),
         clock=now,
         new_key=partial(token_hex, 32),
+        quarantine_folders=read_quarantine_folders(settings.quarantine_folders),
     )
+
+
+def read_quarantine_folders(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the folders by role ARN; what cannot be read permits nothing."""
+    try:
+        table = json.loads(text)
+    except ValueError:
+        return {}
+    listed = table.items() if isinstance(table, dict) else ()
+    return {role: tuple(map(str, folders)) for role, folders in listed if isinstance(folders, list)}
 
 
 @cache

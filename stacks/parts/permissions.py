@@ -8,11 +8,14 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
-from rerail.decisions.quarantine import COPIED, WRITTEN
+from rerail.decisions.quarantine import QUARANTINED, REPLACED
 from stacks.options import TOKENS, DeploymentOptions
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
 ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
+
+# A bucket's name says nothing of its owner: without this, a job could point Rerail at another account's bucket.
+OF_THIS_ACCOUNT = {"StringEquals": {"aws:ResourceAccount": Aws.ACCOUNT_ID}}
 
 READ_ITEM = ("kms:Decrypt", "kms:DescribeKey")
 # Beside those of reading.
@@ -60,30 +63,38 @@ def read_policies(role: iam.Role, prefix: str) -> None:
 
 
 def read_checkpoints(role: iam.Role, options: DeploymentOptions) -> None:
-    """List checkpoints and read their manifests; nothing of them is ever written."""
+    """List checkpoints and read their manifests, in buckets of this account; nothing of them is ever written."""
     buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.checkpoint_buckets]
     because = "The context value checkpointBuckets says where checkpoints are; jobs choose the prefix."
-    allow(role, "s3:ListBucket", on=buckets, because=because)
-    allow(role, "s3:GetObject", on=[f"{bucket}/*" for bucket in buckets], because=because)
+    allow(role, "s3:ListBucket", on=buckets, where=OF_THIS_ACCOUNT, because=because)
+    allow(role, "s3:GetObject", on=[f"{bucket}/*" for bucket in buckets], where=OF_THIS_ACCOUNT, because=because)
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
         allow(role, "kms:Decrypt", on=options.checkpoint_key_arns, where=via, because="checkpointKeyArns says so.")
 
 
 def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
-    """Move saves within a bucket to its quarantine, where that was asked for: anything may be taken away, but written
-    are only the copies there and the few files that name the last save."""
-    buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.quarantine_buckets]
-    if not buckets:
+    """Move checkpoints out of the listed folders to the quarantine of their bucket, with their tags.
+
+    In the folders themselves, only the few files that name the last checkpoint are written.
+    """
+    places = [uri.removeprefix("s3://") for uris in options.quarantine_folders.values() for uri in uris]
+    if not places:
         return
-    because = "The context value asideBuckets says where saves may be moved; jobs choose the prefix."
-    allow(role, "s3:ListBucket", "s3:ListBucketMultipartUploads", on=buckets, because=because)
-    everything = [f"{bucket}/*" for bucket in buckets]
-    allow(role, "s3:GetObject", "s3:DeleteObject", on=everything, because=because)
-    written = [f"{bucket}/{keys}" for bucket in buckets for keys in WRITTEN]
-    allow(role, "s3:PutObject", on=written, because=because)
-    in_parts = [f"{bucket}/{keys}" for bucket in buckets for keys in COPIED]
-    allow(role, "s3:ListMultipartUploadParts", on=in_parts, because=because)
+    because = "The context value quarantineFolders says where checkpoints may be moved; jobs choose the prefix below."
+    buckets = sorted({f"arn:{Aws.PARTITION}:s3:::{place.partition('/')[0]}" for place in places})
+    folders = sorted({f"arn:{Aws.PARTITION}:s3:::{place}" for place in places})
+    quarantines = [f"{bucket}/{QUARANTINED}" for bucket in buckets]
+    replaced = [f"{folder}{names}" for folder in folders for names in REPLACED]
+    copied = [*quarantines, *(f"{folder}{REPLACED[0]}" for folder in folders)]
+    read, deleted = ("s3:GetObject", "s3:GetObjectTagging"), ("s3:DeleteObject",)
+    allow(role, "s3:ListBucket", "s3:ListBucketMultipartUploads", on=buckets, where=OF_THIS_ACCOUNT, because=because)
+    in_folders = [f"{folder}*" for folder in folders]
+    allow(role, *read, *deleted, on=in_folders, where=OF_THIS_ACCOUNT, because=because)
+    allow(role, "s3:GetObject", on=quarantines, where=OF_THIS_ACCOUNT, because=because)
+    written = ("s3:PutObject", "s3:PutObjectTagging")
+    allow(role, *written, on=[*quarantines, *replaced], where=OF_THIS_ACCOUNT, because=because)
+    allow(role, "s3:ListMultipartUploadParts", on=copied, where=OF_THIS_ACCOUNT, because=because)
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
         keys = options.checkpoint_key_arns

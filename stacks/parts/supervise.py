@@ -1,5 +1,7 @@
 """The function that decides and acts: fed by the signals queue, and the only one that may change training jobs."""
 
+import json
+
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -49,6 +51,7 @@ class Supervise(Construct):
             policy_prefix=PREFIX,
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
+            quarantine_folders=json.dumps(options.quarantine_folders, separators=(",", ":")),
         )
         made = functions.make(
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT

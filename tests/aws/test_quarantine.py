@@ -45,9 +45,14 @@ def trainer_saves(s3: Any, *steps: int) -> None:
 
 
 def action(resume_step: int | None = 400, **changes: Any) -> QuarantineCheckpoints:
-    later = datetime.now(UTC) + timedelta(minutes=1)
-    facts = {"run": "gpt", "attempt": 1, "uri": URI, "resume_step": resume_step, "saved_before": later, **changes}
+    now = datetime.now(UTC)
+    times = {"saved_before": now + timedelta(minutes=1), "saved_after": now - timedelta(days=1)}
+    facts = {"run": "gpt", "attempt": 1, "uri": URI, "resume_step": resume_step, **times, **changes}
     return QuarantineCheckpoints(**facts)
+
+
+def allow() -> None:
+    """The run may move what is in its folder."""
 
 
 def contents(s3: Any) -> dict[str, bytes]:
@@ -83,11 +88,11 @@ def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     trainer_saves(s3, 300, 400, 500, 600)
     put(s3, "runs/events.out.tfevents.1", b"board")
     before = contents(s3)
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert left(s3) == names(300, 400) | {"runs/events.out.tfevents.1"}
     assert quarantined(s3) == {name: before[f"{FOLDER}{name}"] for name in names(500, 600)}
     after = contents(s3)
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
@@ -95,15 +100,31 @@ def test_without_a_step_to_resume_from_all_saves_are_quarantined(s3):
     """Also what was never finished: the script would fall over it."""
     trainer_saves(s3, 300, 400)
     put(s3, "checkpoint-500/model.safetensors")
-    S3Checkpoints().quarantine(action(None))
+    S3Checkpoints().quarantine(action(None), allow)
     assert left(s3) == set()
     assert set(quarantined(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
+
+
+def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
+    """Permissions and expiry may depend on them."""
+    put(s3, "zero/global_step400/model.pt")
+    put(s3, "zero/global_step500/model.pt")
+    put(s3, "zero/latest", "global_step500")
+    upload_in_parts(s3, "big/epoch=1-step=600.ckpt", b"a" * 5 * KiB, b"b")
+    team = [{"Key": "team", "Value": "a + b=c"}]
+    for key in contents(s3):
+        s3.put_object_tagging(Bucket="bucket", Key=key, Tagging={"TagSet": team})
+    S3Checkpoints().quarantine(action(), allow)
+    assert len(quarantined(s3)) == 3
+    assert contents(s3)[f"{FOLDER}zero/latest"] == b"global_step400"
+    for key in contents(s3):
+        assert s3.get_object_tagging(Bucket="bucket", Key=key)["TagSet"] == team, key
 
 
 def test_what_a_later_attempt_saves_is_not_touched(s3):
     """A function that was held up for an hour does no harm."""
     trainer_saves(s3, 400, 500)
-    S3Checkpoints().quarantine(action(saved_before=datetime.now(UTC) - timedelta(hours=1)))
+    S3Checkpoints().quarantine(action(saved_before=datetime.now(UTC) - timedelta(hours=1)), allow)
     assert left(s3) == names(400, 500)
 
 
@@ -111,7 +132,7 @@ def test_scripts_that_write_manifests_are_left_to_themselves(s3):
     """They move aside by themselves what they distrust."""
     trainer_saves(s3, 400, 500)
     put(s3, "checkpoint-400/manifest.json", b"{}")
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert left(s3) == names(400, 500) | {"checkpoint-400/manifest.json"}
 
 
@@ -128,10 +149,10 @@ def test_a_pointer_to_a_tainted_save_is_quarantined_and_then_names_the_clean_one
         put(s3, f"{folder.format(step)}/model.pt", f"{step}")
     put(s3, pointer, before)
     for _ in range(2):
-        S3Checkpoints().quarantine(action())
+        S3Checkpoints().quarantine(action(), allow)
         assert contents(s3)[f"{FOLDER}{pointer}"].decode() == after
         assert quarantined(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
-    S3Checkpoints().quarantine(action(None, attempt=2))
+    S3Checkpoints().quarantine(action(None, attempt=2), allow)
     assert left(s3) == set(), "nothing to point at, no pointer"
 
 
@@ -139,7 +160,7 @@ def test_a_pointer_to_a_clean_save_stays(s3):
     for step in (300, 400, 500):
         put(s3, f"global_step{step}/model.pt", f"{step}")
     put(s3, "latest", "global_step400")
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert contents(s3)[f"{FOLDER}latest"] == b"global_step400"
     assert set(quarantined(s3)) == {"global_step500/model.pt"}
 
@@ -150,7 +171,7 @@ def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
         put(s3, f"epoch=0-step={step}.ckpt", f"state of {step}")
     put(s3, "last.ckpt", "state of 500")
     for _ in range(2):
-        S3Checkpoints().quarantine(action())
+        S3Checkpoints().quarantine(action(), allow)
         assert left(s3) == {"epoch=0-step=400.ckpt", "last.ckpt"}
         assert contents(s3)[f"{FOLDER}last.ckpt"] == b"state of 400"
         assert quarantined(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
@@ -164,8 +185,8 @@ def test_checkpoints_with_unknown_steps_need_a_human(s3):
         QuarantineFailed,
         match=r"the steps of the checkpoints .* are unknown .*model_best\.pt, last\.ckpt.*release the run",
     ):
-        S3Checkpoints().quarantine(action(None))
-    S3Checkpoints().quarantine(action(None, strict=False))
+        S3Checkpoints().quarantine(action(None), allow)
+    S3Checkpoints().quarantine(action(None, strict=False), allow)
     assert left(s3) == {"model_best.pt", "last.ckpt"}
 
 
@@ -174,7 +195,7 @@ def test_there_must_be_a_place_outside(s3, uri):
     """A job that saves to the root of its bucket would be given what is set aside."""
     s3.put_object(Bucket="bucket", Key="checkpoint-500/trainer_state.json", Body=b"x")
     with pytest.raises(QuarantineFailed, match="overlaps with"):
-        S3Checkpoints().quarantine(action(uri=uri))
+        S3Checkpoints().quarantine(action(uri=uri), allow)
     assert "checkpoint-500/trainer_state.json" in contents(s3)
 
 
@@ -183,7 +204,7 @@ def test_nothing_is_written_over_what_another_has_quarantined(s3):
     trainer_saves(s3, 400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
     with pytest.raises(QuarantineFailed, match=r"is not the same as .*optimizer\.pt"):
-        S3Checkpoints().quarantine(action())
+        S3Checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
     assert "checkpoint-500/optimizer.pt" in left(s3)
 
@@ -211,7 +232,7 @@ def test_a_large_object_is_copied_in_parts(s3):
     put(s3, "epoch=0-step=400.ckpt")
     body = bytes(range(256)) * 48  # 12 KiB
     s3.put_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt", Body=body, Metadata={"by": "me"})
-    S3Checkpoints(small_parts()).quarantine(action())
+    S3Checkpoints(small_parts()).quarantine(action(), allow)
     key = f"{PLACE}gpt/a001/epoch=0-step=500.ckpt"
     head = s3.head_object(Bucket="bucket", Key=key)
     assert head["ETag"].endswith('-3"')
@@ -224,7 +245,7 @@ def test_what_was_uploaded_in_parts_is_copied_in_the_same_parts(s3):
     """Then its ETag says that it is the same."""
     upload_in_parts(s3, "epoch=0-step=500.ckpt", b"a" * 7 * KiB, b"b" * 7 * KiB, b"c")
     before = s3.head_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt")
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     after = s3.head_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/epoch=0-step=500.ckpt")
     assert [after[name] for name in ("ETag", "Metadata", "ContentType")] == [
         before[name] for name in ("ETag", "Metadata", "ContentType")
@@ -235,7 +256,7 @@ def test_an_empty_object_that_was_uploaded_in_parts_is_moved_too(s3):
     """There is no part of nothing."""
     trainer_saves(s3, 400, 500)
     upload_in_parts(s3, "checkpoint-500/empty", b"")
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/empty"] == b""
     assert left(s3) == names(400)
 
@@ -261,7 +282,7 @@ def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
         turns += 1
         mover = small_parts(seconds=4.5, clock=Ticking())
         try:
-            S3Checkpoints(mover).quarantine(action())
+            S3Checkpoints(mover).quarantine(action(), allow)
             break
         except ActionUnfinished:
             assert "epoch=0-step=500.ckpt" in left(s3), "it is there until its copy is"
@@ -280,7 +301,7 @@ def test_many_objects_take_as_many_turns_as_they_need(s3):
     while True:
         turns += 1
         try:
-            S3Checkpoints(lambda bucket: ObjectMover(bucket, seconds=33.5, clock=Ticking())).quarantine(action())
+            S3Checkpoints(lambda bucket: ObjectMover(bucket, seconds=33.5, clock=Ticking())).quarantine(action(), allow)
             break
         except ActionUnfinished:
             assert turns < 10
@@ -353,7 +374,7 @@ def a_rollback(s3: Any) -> dict[str, bytes]:
 def until_done(tries: int = 4) -> int:
     for number in range(1, tries + 1):
         try:
-            S3Checkpoints().quarantine(action())
+            S3Checkpoints().quarantine(action(), allow)
         except (Crash, RerailError):
             continue
         return number
@@ -382,7 +403,7 @@ def test_a_crash_at_any_call_loses_nothing_and_leaves_nothing_tainted(s3, one_at
         before = a_rollback(s3)
         one_at_a_time(FaultInjector(call, after))
         with pytest.raises(Crash):
-            S3Checkpoints().quarantine(action())
+            S3Checkpoints().quarantine(action(), allow)
         everything = set(contents(s3).values())
         assert set(before.values()) <= everything, f"call {call} has lost something"
         one_at_a_time(FaultInjector())
@@ -401,7 +422,7 @@ def refused(code: str) -> Callable[[], ClientError]:
         (
             refused("AccessDenied"),
             QuarantineFailed,
-            r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*asideBuckets.*release",
+            r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*quarantineFolders.*release",
         ),
         (refused("SlowDown"), Throttled, "SlowDown"),
         (refused("PreconditionFailed"), ActionUnfinished, "lists it again"),
@@ -415,10 +436,10 @@ def test_a_refusal_is_distinguished_from_a_delay(s3, one_at_a_time, error, meani
     before = contents(s3)
     one_at_a_time(FaultInjector(3, error=error))
     with pytest.raises(meaning, match=said):
-        S3Checkpoints().quarantine(action())
+        S3Checkpoints().quarantine(action(), allow)
     assert contents(s3) == before
     one_at_a_time(FaultInjector())
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert left(s3) == names(400)
 
 
@@ -438,7 +459,7 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
 
     one_at_a_time(Damaging())
     with pytest.raises(QuarantineFailed, match="is not the same"):
-        S3Checkpoints().quarantine(action())
+        S3Checkpoints().quarantine(action(), allow)
     assert names(500) <= left(s3)
 
 
@@ -451,10 +472,10 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
         def move(self, found: Sequence[QuarantineMove]) -> None:
             moves.extend(found)
 
-    S3Checkpoints(Noting).quarantine(action())
+    S3Checkpoints(Noting).quarantine(action(), allow)
     put(s3, "checkpoint-500/optimizer.pt", b"another")
     with pytest.raises(ActionUnfinished, match="has changed"):
         ObjectMover("bucket").move(moves)
     assert "checkpoint-500/optimizer.pt" in left(s3)
-    S3Checkpoints().quarantine(action())
+    S3Checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"another"

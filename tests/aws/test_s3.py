@@ -7,7 +7,7 @@ import pytest
 
 from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
-from rerail.aws.s3 import MANIFEST_BATCH, S3Checkpoints
+from rerail.aws.s3 import BATCH, S3Checkpoints
 from rerail.model.checkpoints import Health, find_newest_step
 from rerail.model.errors import StateUnknown
 from tests.aws.places import REGION
@@ -139,7 +139,7 @@ def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
         save(s3, step, files={"rank-0.pt": 1})
     s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
     try:
-        assert steps() == list(range(50, 50 - MANIFEST_BATCH, -1))
+        assert steps() == list(range(50, 50 - BATCH, -1))
         older = [checkpoint.step for checkpoint in S3Checkpoints().list_checkpoints(URI, upto=12)]
         assert older == list(range(12, 0, -1)), "what an operator rolls back to may be older than those"
     finally:
@@ -148,7 +148,7 @@ def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
 
 def test_where_all_of_the_newest_are_suspect_older_manifests_are_read(s3):
     """A loss that went wrong unseen spoils more saves than are read at first; the clean one before them is found."""
-    for step in range(1, 2 * MANIFEST_BATCH + 6):
+    for step in range(1, 2 * BATCH + 6):
         save(s3, step, files={"rank-0.pt": 1}, health="clean" if step <= 3 else "suspect")
     found = S3Checkpoints().list_checkpoints(URI)
     assert find_newest_step(found) == 3
@@ -158,14 +158,14 @@ def test_what_the_job_deletes_while_we_look_is_left_out(s3, monkeypatch):
     """A manifest that was listed and is gone blinds nobody to the others."""
     for step in (1, 2):
         save(s3, step)
-    listed = aws_s3._list_objects
+    listed = aws_s3.FolderListing
 
     def then_deleted(bucket: str, prefix: str):
         found = listed(bucket, prefix)
         s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000002/manifest.json")
         return found
 
-    monkeypatch.setattr(aws_s3, "_list_objects", then_deleted)
+    monkeypatch.setattr(aws_s3, "FolderListing", then_deleted)
     assert steps() == [1]
 
 

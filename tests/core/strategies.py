@@ -144,6 +144,7 @@ actions = st.one_of(
         saved_before=moments,
         strict=st.booleans(),
         is_vital=st.booleans(),
+        saved_after=st.none() | moments,
     ),
     st.builds(ReleaseWarmPool, job_name=words),
     tells,

@@ -80,8 +80,8 @@ def test_a_missing_permission_holds_the_run_and_is_named(world):
     world.minutes(5)
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
-    assert "asideBuckets" in run.hold_advice
-    assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.notices)
+    assert "quarantineFolders" in run.hold_advice
+    assert any("quarantineFolders" in notice.todo and notice.severity == "page" for notice in world.bus.notices)
     assert steps_in_folder(world) == [100, 200, 300, 400, 500]
     send_command(world, OperatorVerb.RELEASE, "too early")
     world.minutes(2)
@@ -98,7 +98,7 @@ def test_after_a_release_checkpoints_without_a_date_are_left_alone(world):
     """Only after a hold for that very reason."""
     asked = []
     move = world.checkpoints.quarantine
-    world.checkpoints.quarantine = lambda action: asked.append(action.strict) or move(action)
+    world.checkpoints.quarantine = lambda action, authorize: asked.append(action.strict) or move(action, authorize)
     world.checkpoints.forbidden = "the steps of the checkpoints are unknown"
     report_divergence(world)
     world.minutes(2)
@@ -230,7 +230,7 @@ def test_an_unfinished_save_that_cannot_be_moved_is_reported_and_the_launch_goes
     run = world.run()
     assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
     (published,) = [notice for notice in world.bus.notices if "not set aside" in notice.title]
-    assert "asideBuckets" in published.todo
+    assert "quarantineFolders" in published.todo
     assert published.severity == "inform"
 
 

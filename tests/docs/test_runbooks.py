@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rerail.aws.folder_listing import ADVICE
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
+from rerail.model.errors import BoundsExceeded
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Capacity, Limits, Mode, Notices, Policy, Retries
@@ -93,6 +95,19 @@ def exceed_rate() -> World:
     return world
 
 
+def exceed_bounds() -> World:
+    world = make_world()
+    what = "the checkpoints under s3://b/c/ cannot be listed: more than 20,000 objects and folders have to be read"
+
+    def refuse(uri: str, *, upto: int | None = None) -> None:
+        raise BoundsExceeded(what, advice=ADVICE)
+
+    world.checkpoints.list_checkpoints = refuse
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    return world
+
+
 def forbid_quarantine() -> World:
     world = make_world(layout="huggingface")
     world.checkpoints.forbidden = "AccessDenied"
@@ -125,6 +140,7 @@ SCENARIOS: dict[Runbook, Callable[[], World]] = {
     Runbook.RELAUNCH_RATE_LIMIT: exceed_rate,
     Runbook.APPROVAL: partial(fail, NODE_LOST, Policy(mode=Mode.APPROVE)),
     Runbook.NOT_QUARANTINED: forbid_quarantine,
+    Runbook.NO_CHECKPOINTS: exceed_bounds,
     Runbook.OBSERVING: partial(fail, NODE_LOST, Policy(mode=Mode.OBSERVE)),
     Runbook.BLIND: partial(detect, Kind.BLIND, "no metrics for 640 s while the job is training"),
     Runbook.CHECKPOINT_STALL: partial(

@@ -4,7 +4,9 @@ from dataclasses import fields
 
 import pytest
 
+from rerail.decisions.quarantine import is_below
 from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
+from wiring.supervise import read_quarantine_folders
 
 KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
 COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER"}
@@ -41,7 +43,7 @@ def test_a_missing_variable_is_named(kind, field):
 
 def test_variables_are_named_after_fields():
     """Four functions, and these are their variables."""
-    assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS"}
+    assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS", "RERAIL_QUARANTINE_FOLDERS"}
     assert set(ReportSettings.names().values()) == {
         *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
     }
@@ -50,3 +52,13 @@ def test_variables_are_named_after_fields():
     ways = {"RERAIL_BUS", "RERAIL_TARGETS"}
     links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL"}
     assert set(NotifySettings.names().values()) == topics | ways | links
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "7", '"s3://bucket/"', '{"role": "s3://bucket/"}', '{"role": [["s3:"]]}']
+)
+def test_folders_that_cannot_be_read_permit_nothing(text):
+    """The function starts all the same, and a quarantine is refused with the name of the setting."""
+    folders = read_quarantine_folders(text)
+    assert not any(is_below("s3://bucket/a/", folder) for listed in folders.values() for folder in listed)
+    assert read_quarantine_folders('{"role": ["s3://bucket/"]}') == {"role": ("s3://bucket/",)}

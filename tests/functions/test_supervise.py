@@ -34,6 +34,16 @@ def test_of_three_messages_the_malformed_one_goes_back_alone(account):
     assert not run.pending
 
 
+def test_a_message_that_there_is_no_time_for_goes_back(account, monkeypatch):
+    """The messages before have taken the time; what they did is kept, and this one comes again."""
+    account.submit("gpt-7b")
+    left = iter((60_000, 20_000))
+    monkeypatch.setattr(Context, "get_remaining_time_in_millis", lambda context: next(left, 20_000))
+    event = batch(sample("training_job_state_change"), sample("training_job_state_change"))
+    assert failed(event) == ["message-1"]
+    assert account.runs.load("gpt-7b") is not None
+
+
 def test_a_job_in_an_event_is_adopted_once(account):
     """SageMaker repeats its events: the second one finds the run and changes nothing."""
     account.submit("gpt-7b")

@@ -47,7 +47,7 @@ CHOICES = {
     "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
     "checkpointBuckets": "weights,more-weights",  # as `-c` passes it
     "checkpointKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/1234"],
-    "asideBuckets": ["weights"],
+    "quarantineFolders": '{"arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train": ["s3://weights/teams/a/"]}',
     "logRetentionDays": "30",
     "pageEmail": "on-call@example.com",
 }

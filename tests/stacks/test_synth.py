@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rerail.decisions.quarantine import WRITTEN
+from rerail.decisions.quarantine import QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import CHOICES, synthesize
@@ -109,9 +109,17 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     assert {g["RetentionInDays"] for g in template.of("Logs::LogGroup").values()} == {30}
     moving = [s for s in template.allowed("supervise") if "weights/" in json.dumps(s["Resource"])]
     deleting = [s for s in moving if "s3:DeleteObject" in many(s["Action"])]
-    assert [text(s["Resource"]) for s in deleting] == ["arn:<AWS::Partition>:s3:::weights/*"]
+    assert [text(s["Resource"]) for s in deleting] == ["arn:<AWS::Partition>:s3:::weights/teams/a/*"]
     (writing,) = (s for s in moving if "s3:PutObject" in many(s["Action"]))
-    assert [text(each).removeprefix("arn:<AWS::Partition>:s3:::weights/") for each in writing["Resource"]] == [*WRITTEN]
+    written = [QUARANTINED, *(f"teams/a/{names}" for names in REPLACED)]
+    assert [text(each).removeprefix("arn:<AWS::Partition>:s3:::weights/") for each in writing["Resource"]] == written
+    own = {"StringEquals": {"aws:ResourceAccount": {"Ref": "AWS::AccountId"}}}
+    of_checkpoints = [
+        s
+        for s in [*moving, *template.allowed("sweep"), *template.allowed("report")]
+        if "weights" in json.dumps(s["Resource"])
+    ]
+    assert all(s["Condition"] == own for s in of_checkpoints)
     assert not [s for s in template.allowed("sweep") if "s3:DeleteObject" in many(s["Action"])]
     (subscription,) = template.of("SNS::Subscription").values()
     assert subscription["Endpoint"] == "on-call@example.com"

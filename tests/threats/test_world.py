@@ -89,7 +89,7 @@ def test_what_is_quarantined_comes_from_the_runs_own_folder():
     ]
     stored = [StoredObject(key, 10, MIDNIGHT, '"e"') for key in [*strange, "checkpoint-100/model.pt"]]
     action = QuarantineCheckpoints(
-        "gpt", 1, "s3://bucket/teams/a/", 100, MIDNIGHT + MINUTE, strict=False, is_vital=True
+        "gpt", 1, "s3://bucket/teams/a/", 100, MIDNIGHT + MINUTE, strict=False, saved_after=MIDNIGHT
     )
     moves = plan_moves(stored, {}, action)
     assert moves

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -76,13 +77,15 @@ class ObjectMover:
             return  # it was moved before, or its owner has deleted it
         if source["ETag"].strip('"') != move.source.etag.strip('"'):
             raise ActionUnfinished(f"{move.source.key} has changed since it was listed; the next turn lists it again")
-        kept = self._head(move.target)
+        kept, tags = self._head(move.target), ""
+        if kept is None or move.is_replaced:
+            tags = self._read_tags(move.source.key)
         if kept is None:
-            self._copy(source, move.source.key, move.target)
+            self._copy(source, move.source.key, move.target, tags=tags)
             kept = self._head(move.target)
         if move.is_replaced:
             # The first copy in quarantine is the evidence: it is never overwritten.
-            self._replace(move)
+            self._replace(move, tags)
         elif kept is None or not _is_same(source, kept):
             raise QuarantineFailed(
                 f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}",
@@ -91,16 +94,21 @@ class ObjectMover:
         else:
             client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
 
-    def _replace(self, move: QuarantineMove) -> None:
+    def _read_tags(self, key: str) -> str:
+        """Return the object's tags as a query string: permissions may depend on them."""
+        tags = client("s3").get_object_tagging(Bucket=self.bucket, Key=key)["TagSet"]
+        return urlencode([(tag["Key"], tag["Value"]) for tag in tags])
+
+    def _replace(self, move: QuarantineMove, tags: str) -> None:
         if move.copy_key:
             copy_key = self._head(move.copy_key)
             if copy_key is None:
                 raise ActionUnfinished(
                     f"{move.copy_key} has been deleted since it was listed; the next turn lists it again"
                 )
-            self._copy(copy_key, move.copy_key, move.source.key)
+            self._copy(copy_key, move.copy_key, move.source.key, tags=tags)
         else:
-            client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
+            client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode(), **_tagging(tags))
 
     def _head(self, key: str, **more: Any) -> dict[str, Any] | None:
         try:
@@ -113,7 +121,7 @@ class ObjectMover:
             raise
         return answer
 
-    def _copy(self, source: dict[str, Any], key: str, target: str) -> None:
+    def _copy(self, source: dict[str, Any], key: str, target: str, *, tags: str) -> None:
         """Copy the object in the parts that it was uploaded in, so that the copy has the same ETag."""
         size = source["ContentLength"]
         if not size or (size <= self.sizes.whole and not _is_multipart(source)):
@@ -123,18 +131,19 @@ class ObjectMover:
                 CopySource={"Bucket": self.bucket, "Key": key},
                 CopySourceIfMatch=source["ETag"],
                 TaggingDirective="REPLACE",
+                **_tagging(tags),
             )
             return
         first = self._head(key, PartNumber=1) if _is_multipart(source) else None
         part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
-        self._copy_parts(source, key, target, part=part)
+        self._copy_parts(source, key, target, part=part, tags=tags)
 
-    def _copy_parts(self, source: dict[str, Any], key: str, target: str, *, part: int) -> None:
+    def _copy_parts(self, source: dict[str, Any], key: str, target: str, *, part: int, tags: str) -> None:
         s3, size = client("s3"), source["ContentLength"]
         place = {"Bucket": self.bucket, "Key": target}
         upload, copied = self._find_upload(target, part=part, size=size)
         if not upload:
-            upload = s3.create_multipart_upload(**place, **_metadata(source))["UploadId"]
+            upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
@@ -176,15 +185,20 @@ class ObjectMover:
         if code in FORBIDDEN:
             return QuarantineFailed(
                 f"{what} is not allowed ({code})",
-                advice=f"deploy with {self.bucket} in the context value asideBuckets, which gives the supervisor "
-                "s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and checkpointKeyArns), or move the "
-                "unusable checkpoints away by hand; then release the run",
+                advice="list its folder in the context value quarantineFolders, and its key in checkpointKeyArns; "
+                "see that its own policy does not deny it, or move the unusable checkpoints away by hand; then release "
+                "the run",
             )
         if code in THROTTLING:
             return Throttled(f"{what}: {error}")
         if code in (*CHANGED, *MISSING):
             return ActionUnfinished(f"{what}: it has changed since it was listed; the next turn lists it again")
         return CallFailed(f"{what}: {error}")
+
+
+def _tagging(tags: str) -> dict[str, str]:
+    """Return the parameter that sets these tags; setting none needs no permission."""
+    return {"Tagging": tags} if tags else {}
 
 
 def _is_multipart(head: dict[str, Any]) -> bool:

@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.folder_listing import ADVICE, FolderListing
 from rerail.aws.quarantine import ObjectMover
-from rerail.decisions.quarantine import plan_moves
+from rerail.decisions.quarantine import BY_HAND, plan_moves
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     StoredObject,
@@ -20,16 +21,25 @@ from rerail.model.checkpoint_layouts import (
     make_checkpoint,
 )
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, find_newest_usable, read_manifest, split_uri
-from rerail.model.errors import BadManifest, CallFailed, StateUnknown
+from rerail.model.errors import (
+    ActionUnfinished,
+    BadManifest,
+    BoundsExceeded,
+    CallFailed,
+    QuarantineFailed,
+    StateUnknown,
+)
 
-# Manifests are read in batches from the newest until one is usable, up to the limit. The newest nearly always is, but a
-# divergence that went unnoticed may have made many of them unusable.
-MANIFEST_BATCH, MANIFEST_LIMIT = 20, 400
-MANIFEST_CACHE_SIZE = 5000
-# Members of each object in a listing.
-LISTED = {"Key", "Size", "LastModified", "ETag"}
-# A pointer file holds one word.
-POINTER_BYTES = 200
+# Checkpoints are read in batches from the newest until one is usable, up to the limit. The newest nearly always is, but
+# a divergence that went unnoticed may have made many of them unusable.
+BATCH, LIMIT = 20, 400
+# A folder with a manifest somewhere is read by its manifests: in a large one, some of the oldest are looked at too.
+OLDEST = 3
+MANIFEST_BYTES = 1 << 20
+# Manifests with many files are not kept in memory: as many as this, with a hundred bytes for each file.
+CACHE_SIZE, CACHED_FILES = 5000, 100
+# A pointer file holds one word, and a run has one in each folder.
+POINTER_BYTES, MAX_POINTERS = 200, 20
 
 
 class S3Checkpoints:
@@ -38,96 +48,164 @@ class S3Checkpoints:
     def __init__(self, mover: Callable[[str], ObjectMover] = ObjectMover) -> None:
         self._mover = mover
         # A run in recovery is checked each minute, and its manifests never change.
-        self._read = lru_cache(maxsize=MANIFEST_CACHE_SIZE)(_read)
+        self._read = lru_cache(maxsize=CACHE_SIZE)(_read)
 
     def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         bucket, prefix = split_uri(uri)
         try:
-            stored = _list_objects(bucket, prefix)
-            folders = _group_by_folder(stored, prefix)
-            if not has_manifests(stored):
-                listed = find_checkpoints(stored, _read_pointers(bucket, prefix, stored))
-                return [make_checkpoint(checkpoint, uri=f"s3://{bucket}/{prefix}") for checkpoint in listed]
-            wanted = (folder for folder in folders if upto is None or _step(folder) <= upto)
-            newest = sorted(wanted, key=_step, reverse=True)[:MANIFEST_LIMIT]
-            etags = {f"{prefix}{item.key}": item.etag for item in stored}
-            found: list[Checkpoint] = []
-            for start in range(0, len(newest), MANIFEST_BATCH):
-                few = newest[start : start + MANIFEST_BATCH]
-                found += filter(None, (self._read_cached(bucket, folder, folders[folder], etags) for folder in few))
-                if find_newest_usable(found):
-                    break
+            listing = FolderListing(bucket, prefix)
+            _add_some(listing)
+            if has_manifests(listing.objects):
+                return self._list_by_manifests(listing, upto)
+            return _list_by_layout(listing, upto)
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
+
+    def _list_by_manifests(self, listing: FolderListing, upto: int | None) -> Sequence[Checkpoint]:
+        """Return the newest checkpoints that have a readable manifest."""
+        listed = {folder for item in listing.objects if (folder := _folder_of(item.key))}
+        top = {folder for folder in listing.steps if STEP_FOLDER.fullmatch(folder.rstrip("/"))}
+        wanted = (folder for folder in listed | top if upto is None or _step(folder) <= upto)
+        newest = sorted(wanted, key=_step, reverse=True)[:LIMIT]
+        found: list[Checkpoint] = []
+        too_large = ""
+        for start in range(0, len(newest), BATCH):
+            few = newest[start : start + BATCH]
+            listing.add(few)
+            folders = _group_by_folder(listing.objects)
+            for folder in few:
+                manifest = folders.get(folder, {}).get(MANIFEST)
+                if manifest and manifest.bytes > MANIFEST_BYTES:
+                    too_large = f"s3://{listing.bucket}/{listing.prefix}{folder}{MANIFEST}"
+                elif manifest and (read := self._read_cached(listing, folder, folders[folder])):
+                    found.append(read)
+            if find_newest_usable(found):
+                return found
+        if too_large:
+            what = f"{too_large} has more than the {MANIFEST_BYTES:,} bytes that are read of a manifest"
+            raise BoundsExceeded(what, advice=f"save fewer files for each checkpoint; for this run, {ADVICE}")
         return found
 
-    def _read_cached(self, bucket: str, folder: str, sizes: dict[str, int], etags: dict[str, str]) -> Checkpoint | None:
-        if MANIFEST not in sizes:
-            return None  # the checkpoint was never finished
+    def _read_cached(self, listing: FolderListing, folder: str, files: dict[str, StoredObject]) -> Checkpoint | None:
+        listing.check_time()
+        read = self._read if len(files) <= CACHED_FILES else _read
+        sizes = tuple((name, item.bytes) for name, item in files.items())
         try:
-            return self._read(bucket, folder, tuple(sizes.items()), etags.get(f"{folder}{MANIFEST}", ""))
+            return read(listing.bucket, f"{listing.prefix}{folder}", sizes, files[MANIFEST].etag)
         except client("s3").exceptions.NoSuchKey:
             return None  # deleted or moved by the job since it was listed
 
     def list_times(self, uri: str) -> Sequence[datetime]:
         bucket, prefix = split_uri(uri)
         try:
-            stored = _list_objects(bucket, prefix)
+            listing = FolderListing(bucket, prefix)
+            _add_some(listing)
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
+        stored = listing.objects
         if not has_manifests(stored):
-            return [checkpoint.saved_at for checkpoint in find_checkpoints(stored)]
+            saved = sorted(checkpoint.saved_at for checkpoint in find_checkpoints(stored))
+            return saved if listing.is_whole else saved[-BATCH:]
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
-        return times[-MANIFEST_BATCH:]
+        return times[-BATCH:]
 
-    def quarantine(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         bucket, prefix = split_uri(action.uri)
+        unlisted: BoundsExceeded | None = None
         try:
-            stored = _list_objects(bucket, prefix)
-            moves = [] if has_manifests(stored) else plan_moves(stored, _read_pointers(bucket, prefix, stored), action)
+            listing = FolderListing(bucket, prefix)
+            _add_some(listing)
+            if has_manifests(listing.objects):
+                return
+            try:
+                _add_newer(listing, action.resume_step)
+            except BoundsExceeded as error:
+                unlisted = error  # what was listed is moved now, the rest in the next turns
+            moves = plan_moves(listing.objects, _read_pointers(listing), action)
+        except BoundsExceeded as error:
+            raise QuarantineFailed(error.message, advice=f"{error.advice}; or {BY_HAND}") from error
         except (ClientError, BotoCoreError) as error:
             raise CallFailed(f"listing the checkpoints to quarantine under {action.uri}: {error}") from error
         if moves:
+            authorize()
             self._mover(bucket).move(moves)
+        if unlisted and moves:
+            raise ActionUnfinished("more checkpoints are left than one turn lists; the next turn continues")
+        if unlisted:
+            raise QuarantineFailed(unlisted.message, advice=f"{unlisted.advice}; or {BY_HAND}")
 
 
-def _list_objects(bucket: str, prefix: str) -> list[StoredObject]:
-    """Return every object below the prefix, with keys relative to it."""
-    pages = client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return [
-        StoredObject(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"].astimezone(UTC), item["ETag"])
-        for page in pages
-        for item in page.get("Contents", [])
-        if item.keys() >= LISTED
-    ]
+def _add_some(listing: FolderListing) -> None:
+    """List enough checkpoint folders of a large folder to recognize their layout."""
+    listing.add(listing.newest(BATCH))
+    listing.add(listing.oldest(OLDEST))
 
 
-def _read_pointers(bucket: str, prefix: str, stored: Sequence[StoredObject]) -> dict[str, str]:
+def _add_newer(listing: FolderListing, resume_step: int | None) -> None:
+    """List the checkpoint folders to move, after those to resume from with neighbours to compare them with."""
+    if resume_step is not None:
+        listing.add(listing.newest(BATCH, upto=resume_step))
+    after = -1 if resume_step is None else resume_step
+    listing.add(folder for folder in listing.newest(len(listing.steps)) if listing.steps[folder] > after)
+
+
+def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkpoint]:
+    """Return the checkpoints of a known layout; of a large folder, the newest until one up to the step is usable."""
+    count = BATCH
+    while True:
+        listed = find_checkpoints(listing.objects, _read_pointers(listing))
+        found = [make_checkpoint(item, uri=f"s3://{listing.bucket}/{listing.prefix}") for item in listed]
+        older = [checkpoint for checkpoint in found if upto is None or checkpoint.step <= upto]
+        more = listing.newest(count, upto=upto)
+        newest = find_newest_usable(older)
+        # Of a large folder, the oldest are listed too: what lies between them is not skipped.
+        is_found = newest and not (more and listing.steps[more[0]] > newest.step)
+        if is_found or not more or 2 * count > LIMIT:  # so many are listed already
+            return found
+        listing.add(more)
+        count *= 2
+
+
+def _read_pointers(listing: FolderListing) -> dict[str, str]:
     """Return key and text of the files that name the newest checkpoint."""
     texts = {}
-    for pointer in find_pointers(stored):
-        body: Any = client("s3").get_object(Bucket=bucket, Key=f"{prefix}{pointer.key}")["Body"]
+    pointers = find_pointers(listing.objects)
+    if len(pointers) > MAX_POINTERS:
+        what = f"s3://{listing.bucket}/{listing.prefix} has {len(pointers)} files that name a checkpoint"
+        raise BoundsExceeded(f"{what}, of which at most {MAX_POINTERS} are read", advice=ADVICE)
+    for pointer in pointers:
+        listing.check_time()
+        body: Any = client("s3").get_object(Bucket=listing.bucket, Key=f"{listing.prefix}{pointer.key}")["Body"]
         texts[pointer.key] = body.read(POINTER_BYTES).decode(errors="replace")
     return texts
 
 
-def _group_by_folder(stored: Sequence[StoredObject], prefix: str) -> dict[str, dict[str, int]]:
-    """Return the sizes in bytes of the objects in each checkpoint folder, by the folder's prefix."""
-    folders: dict[str, dict[str, int]] = defaultdict(dict)
+def _folder_of(key: str) -> str:
+    """Return the checkpoint folder of Rerail's layout that an object is in, with its final slash, or ""."""
+    folder, slash, _ = key.partition("/")
+    return f"{folder}/" if slash and STEP_FOLDER.fullmatch(folder) else ""
+
+
+def _group_by_folder(stored: Sequence[StoredObject]) -> dict[str, dict[str, StoredObject]]:
+    """Return the objects in each checkpoint folder by their names, by the folder's key."""
+    folders: dict[str, dict[str, StoredObject]] = defaultdict(dict)
     for item in stored:
-        folder, slash, name = item.key.partition("/")
-        if slash and STEP_FOLDER.fullmatch(folder):
-            folders[f"{prefix}{folder}/"][name] = item.bytes
+        if folder := _folder_of(item.key):
+            folders[folder][item.key.removeprefix(folder)] = item
     return folders
 
 
 def _read(bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: str) -> Checkpoint | None:
     """Return the checkpoint of a manifest, None if it is malformed; `etag` is only for the cache."""
     uri = f"s3://{bucket}/{folder}{MANIFEST}"
-    body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}")["Body"]
+    if not dict(files)[MANIFEST]:
+        return None  # S3 refuses a range of an empty object
+    # It may have grown since it was listed.
+    part = f"bytes=0-{MANIFEST_BYTES}"
+    body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}", Range=part)["Body"]
     try:
-        checkpoint = read_manifest(body.read(), uri=uri, sizes=dict(files))
+        checkpoint = read_manifest(body.read(MANIFEST_BYTES + 1), uri=uri, sizes=dict(files))
     except BadManifest:
         return None  # not a checkpoint to resume from; it is left in place
     return checkpoint if checkpoint.step == _step(folder) else None

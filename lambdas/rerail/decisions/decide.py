@@ -11,7 +11,7 @@ from rerail.decisions.on_actions import on_actions_done, on_create_refused
 from rerail.decisions.on_command import on_command
 from rerail.decisions.on_failure import on_quarantine_refused
 from rerail.decisions.on_finding import on_findings
-from rerail.decisions.on_job import on_gone, on_job
+from rerail.decisions.on_job import on_checkpoints_refused, on_gone, on_job
 from rerail.decisions.on_report import on_invalid_report, on_report
 from rerail.decisions.on_tick import on_tick
 from rerail.decisions.open_pages import with_pages
@@ -21,6 +21,7 @@ from rerail.model.run import Run
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
+    CheckpointsRefused,
     CreateRefused,
     FindingsObserved,
     JobGone,
@@ -46,6 +47,7 @@ HANDLERS: Mapping[type[Signal], Callable[[Run, Any, Policy], Decision]] = {
     CreateRefused: on_create_refused,
     Paused: on_paused,
     QuarantineRefused: on_quarantine_refused,
+    CheckpointsRefused: on_checkpoints_refused,
     RecordOutdated: on_outdated_record,
 }
 

@@ -89,7 +89,23 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     # The job's last upload may have finished shortly after its end was observed.
     saved_before = at + CLOCK_MARGIN
     uri, step, number = run.checkpoint_uri, run.current.resumed_from_step, run.attempts[-2].number
-    return (QuarantineCheckpoints(run.id, number, uri, step, saved_before, strict=rolled_back, is_vital=rolled_back),)
+    action = QuarantineCheckpoints(
+        run.id,
+        number,
+        uri,
+        step,
+        saved_before,
+        strict=rolled_back,
+        is_vital=rolled_back,
+        saved_after=find_first_start(run),
+    )
+    return (action,)
+
+
+def find_first_start(run: Run) -> datetime:
+    """Return when the run's first job began, in whole seconds as S3: older checkpoints are not the run's own."""
+    first = run.attempts[0]
+    return (first.training_started_at or first.created_at or run.created_at).replace(microsecond=0)
 
 
 def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:

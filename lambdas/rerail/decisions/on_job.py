@@ -9,6 +9,7 @@ from rerail.decisions.decision import (
     Decision,
     find_proving_step,
     finish_stopped,
+    format_instruction,
     has_pending,
     hold_run,
     make_notice,
@@ -26,16 +27,19 @@ from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_
 from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
-from rerail.model.actions import CreateJob, Severity, StopJob
+from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.checkpoints import find_newest_step
 from rerail.model.policy import OnMaxRuntime, Policy
 from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import format_repairs
-from rerail.model.signals import JobGone, JobObserved
+from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved
 
 TIMEOUT_STATUSES = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
+# Nothing of this is done for a run that is held.
+WITHDRAWN = (CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
+UNLISTED, DEFECT = "its checkpoints cannot be listed", "unlisted"
 NEW_JOB_GRACE = timedelta(minutes=5)
 
 
@@ -67,6 +71,40 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
             return Decision(updated)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy) -> Decision:
+    """Hold a run that cannot go on without its checkpoints, which are more than Rerail reads; notify of others once.
+
+    Without knowing them, the next job would start from the beginning.
+    """
+    is_ended = refused.job is not None and refused.job.name == run.current.job_name
+    if refused.is_needed and (is_ended or run.state is RunState.WATCHING) and may_act(run, policy):
+        if refused.job and is_ended:
+            run = with_attempt(run, with_facts(run.current, refused.job, refused.at))
+        run = without_pending(replace(run, stop=None, wake_at=None), *WITHDRAWN)
+        decision = hold_run(
+            run, refused.at, refused.message, because=UNLISTED, todo=refused.advice, runbook=Runbook.NO_CHECKPOINTS
+        )
+        return replace(decision, finding="checkpoints_unlisted")
+    is_asked = refused.is_needed and run.state.is_end
+    if DEFECT in run.defects and not is_asked:
+        return Decision(run)
+    run = replace(run, defects=tuple(dict.fromkeys((*run.defects, DEFECT))))
+    did = (
+        "nothing was launched, the run stays as it is" if is_asked else "the job goes on; if it fails, the run is held"
+    )
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        UNLISTED,
+        refused.message,
+        key=f"unlisted-{run.version if is_asked else run.current.number}",
+        runbook=Runbook.NO_CHECKPOINTS,
+        did=did,
+        todo=format_instruction(refused.advice),
+    )
+    return Decision(run, (notice,), f"{refused.message}: {did}", finding="checkpoints_unlisted")
 
 
 def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -> Decision:

@@ -7,6 +7,8 @@ checkpoint, and copies such as `last.ckpt`, move too and are rewritten for the c
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
@@ -23,13 +25,14 @@ from rerail.model.checkpoint_layouts import (
 )
 from rerail.model.checkpoints import split_uri
 from rerail.model.errors import QuarantineFailed
+from rerail.model.run import Run
 
 PLACE = "rerail-quarantine/"
-# All keys that are ever written, as IAM patterns. COPIED: quarantined objects and copies of the last checkpoint.
-# WRITTEN: those and the pointers, which are small texts.
-COPIED = (f"{PLACE}*", "*/last*.ckpt")
-WRITTEN = (*COPIED, f"*/{LATEST}", f"*/{TRACKER}")
+# All keys that are ever written, as IAM patterns: quarantined objects, and what is replaced in the checkpoint folder.
+QUARANTINED = f"{PLACE}*"
+REPLACED = ("*last*.ckpt", f"*{LATEST}", f"*{TRACKER}")
 MAX_NAMES = 3
+BY_HAND = "move what must not be resumed from out of that folder by hand, then release the run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def plan_moves(
     """Return the moves that are left to do, pointers first.
 
     Keys of `stored` and `pointers` are relative to the checkpoint folder. Raises QuarantineFailed where the folders
-    overlap, or, with `strict`, where the steps of the checkpoints cannot be determined.
+    overlap, or, with `strict`, where the steps of the checkpoints cannot be determined or they are older than the run.
     """
     bucket, folder = split_uri(action.uri)
     if PLACE.startswith(folder) or folder.startswith(PLACE):
@@ -68,11 +71,18 @@ def plan_moves(
         names = ", ".join(item.key for item in unrecognized[:MAX_NAMES])
         raise QuarantineFailed(
             f"the steps of the checkpoints under {action.uri} are unknown ({names})",
-            advice="move what must not be resumed from out of that folder, then release the run",
+            advice=BY_HAND,
         )
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
-    return [_with_full_keys(move, folder=folder, target_folder=target_folder) for move in moves]
+    own = [move for move in moves if action.saved_after and move.source.at >= action.saved_after]
+    if action.strict and len(own) < len(moves):
+        kept = {move.source.key for move in moves} - {move.source.key for move in own}
+        names = ", ".join(sorted(kept)[:MAX_NAMES])
+        raise QuarantineFailed(
+            f"checkpoints under {action.uri} are older than the run, so they may be another's ({names})", advice=BY_HAND
+        )
+    return [_with_full_keys(move, folder=folder, target_folder=target_folder) for move in own]
 
 
 def _with_full_keys(move: QuarantineMove, *, folder: str, target_folder: str) -> QuarantineMove:
@@ -131,3 +141,69 @@ def _find_kept(
         ),
         None,
     )
+
+
+def check_folder(
+    action: QuarantineCheckpoints, request: Mapping[str, Any], folders: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise QuarantineFailed unless the role of the run's jobs may change the folder.
+
+    `request` is that of the run's jobs, `folders` are the folders whose checkpoints may be moved, by role ARN. Rerail
+    cannot ask which permissions a role has, so the deployment says it. SageMaker uses the role in the folder of
+    CheckpointConfig only: an environment variable may name any folder.
+    """
+    if not is_below(action.uri, _read_config_uri(request)):
+        raise QuarantineFailed(
+            f"{action.uri} is not below the S3Uri of the job's CheckpointConfig; a folder that only RERAIL_CHECKPOINTS "
+            "names is read, and never changed",
+            advice=f"{BY_HAND}; next time give the job a CheckpointConfig with that folder",
+        )
+    if not _is_listed(action.uri, request, folders):
+        role = request.get("RoleArn", "")
+        raise QuarantineFailed(
+            f"the deployment does not let Rerail move checkpoints of the role {role} in {action.uri}",
+            advice=f"deploy with that folder, or one that contains it, listed for {role} in the context value "
+            f"quarantineFolders, and release the run; or {BY_HAND}",
+        )
+
+
+def may_share(other: Run, uri: str, since: datetime) -> bool:
+    """Return whether another run may have saved to the same folder, or one below or above it, since then."""
+    last = max((attempt.ended_at for attempt in other.attempts if attempt.ended_at), default=None)
+    is_active = not other.state.is_end or other.current.may_be_live or (last is not None and last >= since)
+    return is_active and (is_below(other.checkpoint_uri, uri) or is_below(uri, other.checkpoint_uri))
+
+
+def has_claim(other: Run, request: Mapping[str, Any], folders: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether the jobs of another run have proven that they may use their checkpoint folder.
+
+    Either the deployment says so, or SageMaker has started a job with the folder. Otherwise a job that only names the
+    folder of a run could keep that run from being rolled back.
+    """
+    has_trained = any(attempt.training_started_at for attempt in other.attempts)
+    return _is_listed(other.checkpoint_uri, request, folders) or (
+        has_trained and is_below(other.checkpoint_uri, _read_config_uri(request))
+    )
+
+
+def is_below(uri: str, folder: str) -> bool:
+    """Return whether a folder is this one or below it; False where one of the URIs could be read in two ways."""
+    inner, outer = _canonical(uri), _canonical(folder)
+    return bool(inner and outer) and inner.startswith(outer)
+
+
+def _canonical(uri: str) -> str:
+    """Return `bucket/some/prefix/` for `s3://bucket/some/prefix`, "" for a URI with empty or dotted parts."""
+    parts = uri.removeprefix("s3://").removesuffix("/").split("/")
+    is_plain = uri.startswith("s3://") and uri.isprintable() and not {"", ".", ".."} & set(parts)
+    return "/".join((*parts, "")) if is_plain else ""
+
+
+def _is_listed(uri: str, request: Mapping[str, Any], folders: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether the deployment lists the folder for the role of the request."""
+    return any(is_below(uri, folder) for folder in folders.get(str(request.get("RoleArn", "")), ()))
+
+
+def _read_config_uri(request: Mapping[str, Any]) -> str:
+    """Return the folder that SageMaker itself restores and writes with the job's role; "" if there is none."""
+    return str((request.get("CheckpointConfig") or {}).get("S3Uri", ""))

@@ -53,6 +53,8 @@ class RunDue:
     """A run has to be evaluated."""
 
     run: str
+    # The sweep could not list its checkpoints: the supervisor tries it too.
+    lists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def parse_message(body: str) -> Message:
         case "rerail.sweep" if "findings" in detail:
             return _parse_findings(detail)
         case "rerail.sweep" if "run" in detail:
-            return RunDue(_require_name(detail, "run"))
+            return RunDue(_require_name(detail, "run"), detail.get("lists") is True)
         case "rerail.sweep" if "cluster" in detail:
             return ClusterDue(_require_name(detail, "cluster"))
         case "rerail.sweep":

@@ -116,6 +116,8 @@ class QuarantineCheckpoints(ActionTraits):
     strict: bool = True
     # The job must not be created without it; False: the remaining files could at most make the script fail.
     is_vital: bool = True
+    # What was saved before the run's first job began is not the run's own; None: not known, nothing is moved.
+    saved_after: datetime | None = None
 
 
 Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints

@@ -6,11 +6,13 @@ doubt it counts as incomplete.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint
@@ -69,16 +71,15 @@ class LayoutCheckpoint:
         return max(stored.at for stored in self.files.values())
 
 
-# The layouts by the pattern of one part of a key. A Lightning checkpoint may be a folder too, if it is sharded.
-_LAYOUT_PATTERNS: tuple[tuple[Layout, re.Pattern[str]], ...] = (
-    (Layout.HUGGING_FACE, re.compile(r"checkpoint-(\d{1,18})")),
-    (Layout.LIGHTNING, re.compile(r"(?:.*[-_])?step=(\d{1,18})(?!\d).*\.ckpt")),
-    (Layout.MEGATRON, re.compile(r"iter_(\d{7,18})")),
-    (Layout.DEEPSPEED, re.compile(r"global_step(\d{1,18})")),
-    (Layout.STEPS, re.compile(r"step[-_](\d{1,18})")),
+# The folders of checkpoints, in one pattern that reads a key once, and the layout of each of its groups.
+_FOLDER = re.compile(
+    r"(?:^|/)(?:checkpoint-(\d{1,18})|iter_(\d{7,18})|global_step(\d{1,18})|step[-_](\d{1,18}))/", re.ASCII
 )
-# Temporary files of the uploader and of writers.
-_TEMPORARY = re.compile(r"(?:^|/)[^/]*(?:\.sagemaker-[^/]*|\.tmp)$")
+_FOLDER_LAYOUTS = (Layout.HUGGING_FACE, Layout.MEGATRON, Layout.DEEPSPEED, Layout.STEPS)
+# In the name of a Lightning checkpoint, which is a file, or a folder if it is sharded.
+_LIGHTNING_STEP, _LIGHTNING_SUFFIX = re.compile(r"(?:^|[-_])step=(\d{1,18})(?!\d)", re.ASCII), ".ckpt"
+# In the names of temporary files of the uploader and of writers.
+_UPLOADING, _WRITING = ".sagemaker-", ".tmp"
 QUARANTINE = "quarantine/"
 LATEST, TRACKER = "latest", "latest_checkpointed_iteration.txt"
 _POINTER_LAYOUTS = {LATEST: Layout.DEEPSPEED, TRACKER: Layout.MEGATRON}
@@ -92,6 +93,8 @@ _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
 # A script that finds a checkpoint without one of these fails to load it.
 WEIGHTS, SHARDS, STATE, METADATA = "the weights", "the shards", "trainer_state.json", ".metadata"
 UNLOADABLE = frozenset({WEIGHTS, SHARDS, STATE, METADATA})
+# At most so many kinds of missing files are named.
+_MAX_MISSING = 20
 # If this many siblings have no optimizer state, the script does not checkpoint any.
 _MIN_WITHOUT_OPTIMIZER = 2
 
@@ -108,14 +111,16 @@ def find_checkpoints(
         return []
     grouped: dict[tuple[Layout, str, int], dict[str, StoredObject]] = defaultdict(dict)
     for item in stored:
-        if (location := _locate(item.key)) and not _TEMPORARY.search(item.key):
+        if (location := _locate(item.key)) and not _is_temporary(item.key):
             grouped[location][item.key.removeprefix(location[1]) or item.key.rpartition("/")[2]] = item
     bare = [LayoutCheckpoint(layout, place, step, files) for (layout, place, step), files in grouped.items()]
-    named = [_with_resolved_layout(checkpoint, bare) for checkpoint in bare]
+    named = [checkpoint for siblings in _group_siblings(bare) for checkpoint in _with_resolved_layout(siblings)]
     known = {place: text.strip() for place, text in (pointers or {}).items()}
     checked = [
-        _with_missing(checkpoint, [other for other in named if _is_sibling(checkpoint, other)], known)
-        for checkpoint in named
+        _with_missing(checkpoint, group, known)
+        for siblings in _group_siblings(named)
+        for group in (_Siblings(siblings),)
+        for checkpoint in siblings
     ]
     return sorted(checked, key=lambda checkpoint: (checkpoint.step, checkpoint.saved_at), reverse=True)
 
@@ -125,12 +130,21 @@ def has_manifests(stored: Sequence[StoredObject]) -> bool:
     return any(_is_manifest(item.key) for item in stored)
 
 
+def find_folder_step(folder: str) -> int | None:
+    """Return the step of a checkpoint folder, named with its final slash; None if it is another folder."""
+    location = _locate(f"{folder}.")
+    return location[2] if location and location[1] == folder else None
+
+
 def find_pointers(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """Return the small text files that name the checkpoint to resume from."""
+    named = [item for item in stored if item.key.rpartition("/")[2] in _POINTER_LAYOUTS]
+    if not named:
+        return []
     parents = {(location[0], _parent(location[1])) for item in stored if (location := _locate(item.key))}
     return [
         item
-        for item in stored
+        for item in named
         if (_POINTER_LAYOUTS.get(item.key.rpartition("/")[2]), _parent(item.key)) in parents
         and _locate(item.key) is None
     ]
@@ -179,8 +193,12 @@ def _is_state(key: str) -> bool:
     return (
         key.endswith((*_STATE_SUFFIXES, *_OTHER_STATE_SUFFIXES))
         and not key.startswith(QUARANTINE)
-        and not _TEMPORARY.search(key)
+        and not _is_temporary(key)
     )
+
+
+def _is_temporary(key: str) -> bool:
+    return _UPLOADING in key.rpartition("/")[2] or key.endswith(_WRITING)
 
 
 def _parent(place: str) -> str:
@@ -192,62 +210,119 @@ def _locate(key: str) -> tuple[Layout, str, int] | None:
     """Return the layout, path and step of the outermost checkpoint that contains the key, or None."""
     if key.startswith(QUARANTINE) or key.endswith("/"):
         return None
-    parts = key.split("/")
-    for depth, part in enumerate(parts):
-        is_file = depth == len(parts) - 1
-        for layout, name in _LAYOUT_PATTERNS:
-            match = name.fullmatch(part)
-            if match and (layout is Layout.LIGHTNING or not is_file):
-                place = "/".join(parts[: depth + 1])
-                return layout, place if is_file else f"{place}/", int(match[1])
+    folder = _FOLDER.search(key)
+    if _LIGHTNING_SUFFIX in key and (found := _locate_lightning(key, before=folder.start() if folder else len(key))):
+        return found
+    if folder is None or not folder.lastindex:
+        return None
+    return _FOLDER_LAYOUTS[folder.lastindex - 1], key[: folder.end()], int(folder[folder.lastindex])
+
+
+def _locate_lightning(key: str, *, before: int) -> tuple[Layout, str, int] | None:
+    """Return the outermost Lightning checkpoint that contains the key and starts before this position, or None."""
+    start = 0
+    for part in key.split("/"):
+        if start >= before and start > 0:
+            return None
+        end = start + len(part)
+        if part.endswith(_LIGHTNING_SUFFIX) and "\n" not in part:
+            steps = _LIGHTNING_STEP.findall(part)
+            if steps:
+                return Layout.LIGHTNING, key[: end + 1], int(steps[-1])
+        start = end + 1
     return None
 
 
-def _with_resolved_layout(checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint]) -> LayoutCheckpoint:
-    """Return the checkpoint with its layout resolved by its files, since two folder names are used by several."""
-    files = [name for other in others if _is_sibling(checkpoint, other) or other is checkpoint for name in other.files]
-    if checkpoint.layout is Layout.HUGGING_FACE and STATE not in files:
-        return LayoutCheckpoint(Layout.STEPS, checkpoint.place, checkpoint.step, checkpoint.files)
-    if checkpoint.layout is Layout.STEPS and any(_SHARDED.fullmatch(name) for name in files):
-        return LayoutCheckpoint(Layout.TORCHTITAN, checkpoint.place, checkpoint.step, checkpoint.files)
-    return checkpoint
+def _group_siblings(checkpoints: Sequence[LayoutCheckpoint]) -> list[list[LayoutCheckpoint]]:
+    """Return the checkpoints in groups of one layout and folder; files and folders are never siblings."""
+    groups: dict[tuple[Layout, str, bool], list[LayoutCheckpoint]] = defaultdict(list)
+    for checkpoint in checkpoints:
+        groups[checkpoint.layout, checkpoint.parent, checkpoint.place.endswith("/")].append(checkpoint)
+    return list(groups.values())
 
 
-def _is_sibling(checkpoint: LayoutCheckpoint, other: LayoutCheckpoint) -> bool:
-    same_kind = checkpoint.place.endswith("/") == other.place.endswith("/")
-    return (
-        other is not checkpoint
-        and other.layout is checkpoint.layout
-        and other.parent == checkpoint.parent
-        and same_kind
-    )
+def _with_resolved_layout(siblings: Sequence[LayoutCheckpoint]) -> Sequence[LayoutCheckpoint]:
+    """Return siblings with their layout resolved by their files, since two folder names are used by several."""
+    layout = siblings[0].layout
+    if layout is Layout.HUGGING_FACE and not any(STATE in checkpoint.files for checkpoint in siblings):
+        return [replace(checkpoint, layout=Layout.STEPS) for checkpoint in siblings]
+    if layout is Layout.STEPS and any(_SHARDED.fullmatch(name) for checkpoint in siblings for name in checkpoint.files):
+        return [replace(checkpoint, layout=Layout.TORCHTITAN) for checkpoint in siblings]
+    return siblings
 
 
-def _with_missing(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
-) -> LayoutCheckpoint:
+class _Siblings:
+    """What siblings have in common: read once, so that each of them is compared with all others in constant time."""
+
+    def __init__(self, checkpoints: Sequence[LayoutCheckpoint]) -> None:
+        self.count = len(checkpoints)
+        self.without_optimizer = sum(not _has_optimizer(checkpoint) for checkpoint in checkpoints)
+        times: dict[str, Counter[int]] = defaultdict(Counter)
+        self._sizes: dict[str, list[int]] = defaultdict(list)
+        for checkpoint in checkpoints:
+            for kind, number in _count_kinds(checkpoint).items():
+                times[kind][number] += 1
+            for name, stored in checkpoint.files.items():
+                self._sizes[_without_step(checkpoint, name)].append(stored.bytes)
+        for sizes in self._sizes.values():
+            sizes.sort()
+        # The two most usual numbers of files, with how often each occurs: one checkpoint changes the order of no more.
+        self._usual = {
+            kind: sorted(((often, number) for number, often in counted.items()), reverse=True)[:2]
+            for kind, counted in sorted(times.items())
+        }
+
+    def list_too_few(self, mine: Counter[str]) -> Iterator[str]:
+        """Yield the kinds of file of which a checkpoint has fewer than the others usually have."""
+        named = 0
+        for kind, usual in self._usual.items():
+            if named == _MAX_MISSING:
+                yield "and more"
+                return
+            others = [(often - (number == mine[kind]), number) for often, number in usual]
+            often, number = max(others)
+            if often and mine[kind] < number:
+                named += 1
+                yield f"{kind} ({mine[kind]} of {number})"
+
+    def find_usual_size(self, name: str, own: Sequence[int]) -> int:
+        """Return the median size of a file in the others, without these sizes; 0 if none of them has it."""
+        sizes = self._sizes.get(name, [])
+        left = len(sizes) - len(own)
+        if left <= 0:
+            return 0
+        index, skipped = left // 2, 0
+        before = -1
+        for size in sorted(own):
+            position = max(bisect_left(sizes, size), before + 1)
+            before = position
+            if position > index + skipped:
+                break
+            skipped += 1
+        return sizes[index + skipped]
+
+
+def _with_missing(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]) -> LayoutCheckpoint:
     missing = [
-        *_CHECKS[checkpoint.layout](checkpoint, others, pointers),
-        *_compare_with_siblings(checkpoint, others),
+        *_CHECKS[checkpoint.layout](checkpoint, siblings, pointers),
+        *_compare_with_siblings(checkpoint, siblings),
         *_check_numbered_parts(checkpoint),
     ]
     if all(stored.bytes == 0 for stored in checkpoint.files.values()):
         missing.append("anything but empty files")
-    return LayoutCheckpoint(
-        checkpoint.layout, checkpoint.place, checkpoint.step, checkpoint.files, tuple(dict.fromkeys(missing))
-    )
+    return replace(checkpoint, missing=tuple(dict.fromkeys(missing)))
 
 
 def _check_hugging_face(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
+    checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield what is missing: the Trainer writes the weights, then optimizer and scheduler, then its own state."""
     if STATE not in checkpoint.files:
         yield STATE
     if not any(_is_weights(name) for name in checkpoint.files):
         yield WEIGHTS
-    without = sum(not _has_optimizer(other) for other in others)
-    if not _has_optimizer(checkpoint) and without < max(_MIN_WITHOUT_OPTIMIZER, len(others)):
+    others = siblings.count - 1
+    if not _has_optimizer(checkpoint) and siblings.without_optimizer - 1 < max(_MIN_WITHOUT_OPTIMIZER, others):
         yield "the optimizer's state"
 
 
@@ -261,9 +336,7 @@ def _has_optimizer(checkpoint: LayoutCheckpoint) -> bool:
     return any(name.startswith(("optimizer", "global_step")) for name in checkpoint.files)
 
 
-def _check_torchtitan(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
-) -> Iterator[str]:
+def _check_torchtitan(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]) -> Iterator[str]:
     """Yield what is missing; the metadata are written after all ranks have written their shards."""
     if METADATA not in checkpoint.files:
         yield METADATA
@@ -271,33 +344,27 @@ def _check_torchtitan(
         yield SHARDS
 
 
-def _check_pointer(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
-) -> Iterator[str]:
+def _check_pointer(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]) -> Iterator[str]:
     """Yield the pointer file if it does not confirm the checkpoint; it is written once the checkpoint is complete."""
     name = next(name for name, layout in _POINTER_LAYOUTS.items() if layout is checkpoint.layout)
     pointed = parse_pointer(name, pointers.get(f"{checkpoint.parent}{name}", ""))
-    if not others and (pointed is None or pointed < checkpoint.step):
+    if siblings.count == 1 and (pointed is None or pointed < checkpoint.step):
         yield f"{name}, which names a checkpoint once it is complete"
 
 
-def _check_comparable(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
-) -> Iterator[str]:
+def _check_comparable(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]) -> Iterator[str]:
     """Yield a problem if there is no sibling: only a comparison shows whether the checkpoint is complete."""
-    if not others:
+    if siblings.count == 1:
         yield "another checkpoint to compare it with"
 
 
-def _check_lightning(
-    checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
-) -> Iterator[str]:
+def _check_lightning(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str]) -> Iterator[str]:
     """Check a sharded checkpoint, which is a folder; a single file appears in S3 only once it is uploaded."""
     if checkpoint.place.endswith("/"):
-        yield from _check_comparable(checkpoint, others, pointers)
+        yield from _check_comparable(checkpoint, siblings, pointers)
 
 
-_Check = Callable[[LayoutCheckpoint, Sequence[LayoutCheckpoint], Mapping[str, str]], Iterator[str]]
+_Check = Callable[[LayoutCheckpoint, _Siblings, Mapping[str, str]], Iterator[str]]
 _CHECKS: Mapping[Layout, _Check] = {
     Layout.HUGGING_FACE: _check_hugging_face,
     Layout.LIGHTNING: _check_lightning,
@@ -308,32 +375,30 @@ _CHECKS: Mapping[Layout, _Check] = {
 }
 
 
-def _compare_with_siblings(checkpoint: LayoutCheckpoint, others: Sequence[LayoutCheckpoint]) -> Iterator[str]:
+def _compare_with_siblings(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Iterator[str]:
     """Yield the files that are missing or too small, compared with the usual number and size in the siblings."""
-    kinds = [_count_kinds(other) for other in others]
-    mine = _count_kinds(checkpoint)
-    for kind in sorted({kind for counted in kinds for kind in counted}):
-        most = Counter(counted[kind] for counted in kinds if counted[kind]).most_common()
-        usual = max(number for number, times in most if times == most[0][1])
-        if mine[kind] < usual:
-            yield f"{kind} ({mine[kind]} of {usual})"
-    sizes: dict[str, list[int]] = defaultdict(list)
-    for other in others:
-        for name, stored in other.files.items():
-            sizes[_without_step(other, name)].append(stored.bytes)
+    yield from siblings.list_too_few(_count_kinds(checkpoint))
+    own: dict[str, list[int]] = defaultdict(list)
     for name, stored in checkpoint.files.items():
-        of_others = sorted(sizes.get(_without_step(checkpoint, name), [0]))
-        usual_size = of_others[len(of_others) // 2]
-        if (
-            name.endswith(_STATE_SUFFIXES)
-            and usual_size >= _MIN_CHECKED_BYTES
-            and stored.bytes < _MIN_SIZE_SHARE * usual_size
-        ):
+        own[_without_step(checkpoint, name)].append(stored.bytes)
+    usual = {name: siblings.find_usual_size(name, sizes) for name, sizes in own.items()}
+    for name, stored in checkpoint.files.items():
+        if not name.endswith(_STATE_SUFFIXES):
+            continue
+        usual_size = usual[_without_step(checkpoint, name)]
+        if usual_size >= _MIN_CHECKED_BYTES and stored.bytes < _MIN_SIZE_SHARE * usual_size:
             yield f"{name} (truncated)"
 
 
 def _count_kinds(checkpoint: LayoutCheckpoint) -> Counter[str]:
-    return Counter(re.sub(r"\d+", "#", name) if checkpoint.place.endswith("/") else "#" for name in checkpoint.files)
+    is_folder = checkpoint.place.endswith("/")
+    return Counter(_make_kind(name) if is_folder else "#" for name in checkpoint.files)
+
+
+@lru_cache(maxsize=20_000)  # names repeat in each checkpoint; a listing has no more
+def _make_kind(name: str) -> str:
+    """Return the file's name without its numbers."""
+    return re.sub(r"\d+", "#", name)
 
 
 def _without_step(checkpoint: LayoutCheckpoint, name: str) -> str:
@@ -343,12 +408,15 @@ def _without_step(checkpoint: LayoutCheckpoint, name: str) -> str:
 
 def _check_numbered_parts(checkpoint: LayoutCheckpoint) -> Iterator[str]:
     """Yield incomplete sets of files that are named `...-00001-of-00004...`."""
-    for name in checkpoint.files:
-        if match := _PART_OF.fullmatch(name):
-            numbers = range(1, int(match[3]) + 1) if int(match[3]) <= len(checkpoint.files) else ()
-            present = [
-                f"{match[1]}{number:0{len(match[2])}d}-of-{match[3]}{match[4]}" in checkpoint.files
-                for number in numbers
-            ]
-            if not present or not all(present):
-                yield f"{match[1]}*-of-{match[3]}{match[4]}"
+    sets = dict.fromkeys(
+        (match[1], len(match[2]), match[3], match[4])
+        for match in map(_PART_OF.fullmatch, checkpoint.files)
+        if match is not None
+    )
+    for first, digits, last, rest in sets:
+        # `all` ends at the first missing part, so that this takes no longer than the set has files.
+        numbers = range(1, int(last) + 1)
+        if not numbers or not all(
+            f"{first}{number:0{digits}d}-of-{last}{rest}" in checkpoint.files for number in numbers
+        ):
+            yield f"{first}*-of-{last}{rest}"

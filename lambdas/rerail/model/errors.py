@@ -79,3 +79,16 @@ class QuarantineFailed(RerailError):
 
 class StateUnknown(RerailError):
     """AWS could not be queried: the state is unknown, so nothing is done."""
+
+
+class BoundsExceeded(StateUnknown):
+    """The checkpoints of one run are more than Rerail reads; `message` says what was exceeded, `advice` what to do.
+
+    `may_pass` says that the cause may be a slow answer, so that another try may succeed.
+    """
+
+    def __init__(self, message: str, *, advice: str, may_pass: bool = False) -> None:
+        super().__init__(f"{message}. To do: {advice}")
+        self.message = message
+        self.advice = advice
+        self.may_pass = may_pass

@@ -25,6 +25,7 @@ class Runbook(StrEnum):
     RELAUNCH_RATE_LIMIT = "relaunch-rate-limit"
     APPROVAL = "approval"
     NOT_QUARANTINED = "not-quarantined"
+    NO_CHECKPOINTS = "checkpoints-unlisted"
     OBSERVING = "observing"
     # Runs that continue, but should be looked at.
     BLIND = "blind"

@@ -162,6 +162,21 @@ class QuarantineRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsRefused:
+    """The run's checkpoints are more than Rerail reads."""
+
+    at: datetime
+    # What was exceeded.
+    message: str
+    # What to do about it.
+    advice: str
+    # A decision depends on them: the run cannot go on without.
+    is_needed: bool = False
+    # The job that would be relaunched, if it has ended.
+    job: Job | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOutdated:
     """A job launched by Rerail is newer than the run's record."""
 
@@ -183,6 +198,7 @@ Signal = (
     | ActionsDone
     | CreateRefused
     | QuarantineRefused
+    | CheckpointsRefused
     | Paused
     | RecordOutdated
 )

@@ -1,12 +1,15 @@
 """Observe one run: read its job and its checkpoints from AWS, as signals."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
+from rerail.decisions.on_job import TIMEOUT_STATUSES
 from rerail.messages.messages import QueueMessage
-from rerail.model.errors import JobNotFound, StateUnknown
-from rerail.model.run import Job, JobStatus, PlannedStop, Run, RunState
-from rerail.model.signals import JobGone, JobObserved, Signal, Tick
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.errors import BoundsExceeded, JobNotFound, StateUnknown
+from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
+from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, Signal, Tick
 from rerail.ports import Checkpoints, Jobs
 from rerail.requests.relaunch import is_handed
 
@@ -15,16 +18,18 @@ EVENT_VISIBLE_AFTER = timedelta(seconds=1)
 
 
 def observe(
-    run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime, known: Job | None = None
+    run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime, known: Job | None = None, lists: bool = False
 ) -> tuple[Signal, ...]:
     """Return the current job as it is now, and the time, as signals.
 
-    `known` is the job where it need not be described.
+    `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
-        saved = checkpoints.list_checkpoints(run.checkpoint_uri, upto=run.current.resumed_from_step) if is_due else None
-        return (*_observe_warm_pool(run, jobs, at), Tick(at, saved))  # the next job is not launched yet
+        saved, refused = (
+            _list_checkpoints(run, checkpoints, upto=run.current.resumed_from_step, at=at) if is_due else (None, ())
+        )
+        return (*refused, *_observe_warm_pool(run, jobs, at), Tick(at, saved))  # the next job is not launched yet
     if not run.is_open:
         return (Tick(at),)  # an ended run only has its open pages to close
     try:
@@ -35,8 +40,32 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
-    seen = checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto) if needs_checkpoints(run, job) else None
-    return (JobObserved(at, job, seen), Tick(at))
+    is_needed = needs_checkpoints(run, job)
+    if not is_needed and not (lists and run.checkpoint_uri):
+        return (JobObserved(at, job), Tick(at))
+    is_relaunched = is_needed and job.status.is_terminal and not _is_last(run, job)
+    seen, refused = _list_checkpoints(run, checkpoints, upto=upto, at=at, job=job if is_relaunched else None)
+    # A relaunch waits for the checkpoints if another try may succeed.
+    waits = is_relaunched and any(not signal.is_needed for signal in refused)
+    return (*refused, Tick(at)) if waits else (*refused, JobObserved(at, job, seen), Tick(at))
+
+
+def _is_last(run: Run, job: Job) -> bool:
+    """Return whether the run ends with this job, because a person has stopped it."""
+    if job.status is not JobStatus.STOPPED or job.pending_ran_out:
+        return False
+    return run.stop.then is AfterStop.END if run.stop else job.secondary not in TIMEOUT_STATUSES
+
+
+def _list_checkpoints(
+    run: Run, checkpoints: Checkpoints, *, upto: int | None, at: datetime, job: Job | None = None
+) -> tuple[Sequence[Checkpoint] | None, tuple[CheckpointsRefused, ...]]:
+    """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch."""
+    try:
+        return checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto), ()
+    except BoundsExceeded as error:
+        is_needed = job is not None and not error.may_pass
+        return None, (CheckpointsRefused(at, error.message, error.advice, is_needed, job),)
 
 
 def has_looked_since(run: Run, post: QueueMessage | None) -> bool:

@@ -13,7 +13,9 @@ from typing import Any, assert_never
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
+from rerail.decisions.launch import find_first_start
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
+from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
 from rerail.diagnosis.classify import diagnose_report, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
@@ -36,6 +38,7 @@ from rerail.model.errors import (
     ActionUnfinished,
     BadMailboxObject,
     BadMessage,
+    BoundsExceeded,
     CapacityRefused,
     Conflict,
     JobExists,
@@ -56,6 +59,7 @@ from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
+    CheckpointsRefused,
     CreateRefused,
     FindingsObserved,
     JobObserved,
@@ -108,6 +112,8 @@ class Supervisor:
     clock: Callable[[], datetime]  # the only source of time
     # the only source of randomness: returns an unguessable signing key, or an empty string for unsigned reports
     new_key: Callable[[], str] = str
+    # the folders in which the checkpoints of a role's jobs may be moved, by role ARN
+    quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
     failed: list[Exception] = field(default_factory=list, init=False)  # errors while handling the current message
     turns: list[RecordedDecision] = field(default_factory=list, init=False)  # decisions on the current message
 
@@ -130,7 +136,7 @@ class Supervisor:
             case JobStateChanged():
                 return self.on_job_changed(message.job_name, post)
             case RunDue():
-                return self.visit(message.run, post=post)
+                return self.visit(message.run, post=post, lists=message.lists)
             case CommandReceived():
                 return self.on_command(message)
             case FindingsReceived():
@@ -154,7 +160,14 @@ class Supervisor:
         run = self.visit(run_id, post=post)
         return self.adopt(job_name) if run.state.is_end and self._is_reused_name(job_name, run) else run
 
-    def visit(self, run_id: str, make_signal: SignalFactory | None = None, *, post: QueueMessage | None = None) -> Run:
+    def visit(
+        self,
+        run_id: str,
+        make_signal: SignalFactory | None = None,
+        *,
+        post: QueueMessage | None = None,
+        lists: bool = False,
+    ) -> Run:
         """Finish pending actions, observe the run, and decide on each signal; return the run afterwards.
 
         Nothing is done if the message carries no signal and the run was observed after it was sent. The job is decided
@@ -165,13 +178,22 @@ class Supervisor:
             return run
         if run.pending:
             run = self._act(run)
-        signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:
-                run = self._record_turn(run, make_signal(run, seen))
+                run = self._record_turn(run, self._make_signal(run, seen, make_signal))
             run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
         return run
+
+    def _make_signal(self, run: Run, seen: Sequence[Checkpoint] | None, make_signal: SignalFactory) -> Signal:
+        """Return the message's signal, or that its decision needs checkpoints that are more than Rerail reads."""
+        try:
+            return make_signal(run, seen)
+        except BoundsExceeded as error:
+            if error.may_pass:
+                raise  # the queue delivers the message again
+            return CheckpointsRefused(self.clock(), error.message, error.advice, is_needed=True)
 
     def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
@@ -391,7 +413,7 @@ class Supervisor:
         """Carry out one action; return SageMaker's or S3's refusal, or None if it was done."""
         match action:
             case QuarantineCheckpoints():
-                return self._quarantine(action)
+                return self._quarantine(run, action)
             case CreateJob():
                 return self._create(run, action)
             case StopJob():
@@ -421,13 +443,40 @@ class Supervisor:
         except RerailError:
             return None
 
-    def _quarantine(self, action: QuarantineCheckpoints) -> QuarantineRefused | None:
+    def _quarantine(self, run: Run, action: QuarantineCheckpoints) -> QuarantineRefused | None:
         """Move checkpoints out of the way; return the refusal if that is not possible."""
+        since = find_first_start(run)
         try:
-            self.checkpoints.quarantine(action)
+            # An action that an older version has recorded lacks the time.
+            self.checkpoints.quarantine(replace(action, saved_after=since), lambda: self._authorize(run, action, since))
         except QuarantineFailed as error:
             return QuarantineRefused(self.clock(), action, error.message, error.advice)
         return None
+
+    def _authorize(self, run: Run, action: QuarantineCheckpoints, since: datetime) -> None:
+        """Raise QuarantineFailed unless the run's own jobs may move the checkpoints, which no other run shares."""
+        check_folder(action, self._read_request(run.id), self.quarantine_folders)
+        for name, other in self.runs.open_runs():
+            if other is None:
+                raise QuarantineFailed(
+                    f"the record of run {name} cannot be read, so it is not known whether it saves to {action.uri} too",
+                    advice=f"deploy the version of Rerail that wrote the record, and release the run; or {BY_HAND}",
+                )
+            if name == run.id or not may_share(other, action.uri, since):
+                continue
+            if has_claim(other, self._read_request(name), self.quarantine_folders):
+                raise QuarantineFailed(
+                    f"run {name} saves to {other.checkpoint_uri}, which overlaps with {action.uri}: what is moved "
+                    "could be a checkpoint of that run",
+                    advice=f"{BY_HAND}; give each run a folder of its own",
+                )
+
+    def _read_request(self, run_id: str) -> Mapping[str, Any]:
+        """Return the request of the run's jobs; empty, which permits nothing, if it is not stored."""
+        try:
+            return self.runs.request(run_id)
+        except RequestRefused:
+            return {}
 
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Create the job if the account's rate limit allows it; return the refusal, if any."""

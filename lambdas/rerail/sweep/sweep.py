@@ -4,18 +4,20 @@ It never writes to runs. What it decides is decided again by the supervisor, whi
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from queue import Empty, SimpleQueue
 
 from rerail.accounting.goodput import Account, make_account
 from rerail.decisions.decide import decide
+from rerail.decisions.on_job import DEFECT
 from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
 from rerail.model.codec import to_plain
-from rerail.model.errors import RerailError
+from rerail.model.errors import BoundsExceeded, RerailError
 from rerail.model.metrics import select_names
 from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
@@ -39,6 +41,9 @@ from rerail.sweep.shards import ENOUGH, Shard, Shards, fan_out, hash_name, selec
 # How far back the sweep looks for tagged jobs whose events were lost; several sweeps overlap.
 LOOK_BACK = timedelta(minutes=15)
 READERS = 8
+# The supervisor is woken for the due ones of so many checked runs together, or of fewer once no other was checked for
+# so many seconds.
+WAKE_TOGETHER, WAKE_AFTER_S = 50, 1.0
 # Runs whose metrics are read together: two concurrent calls of GetMetricData.
 BATCH_SIZE = 200
 # States of a run whose job is live and not being stopped.
@@ -87,13 +92,17 @@ class RunCheck:
     launch: WaitingLaunch | None = None  # where it waits for its next job and nothing else
     account: Account | None = None
     problem: str = ""  # an unexpected error, if any
+    unlisted: bool = False  # its checkpoints are more than is read, and the supervisor has not yet reported that
 
 
-def _list_due(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
-    """Return the runs to wake the supervisor for; of those that only wait to be launched, as many as fit."""
-    launches = [check.launch for check in checks if check.due and check.launch]
-    due = [check.name for check in checks if check.due and not check.launch]
-    return [*due, *choose_launches(launches, parts=parts, at=at)]
+def _list_launches(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
+    """Return those of the runs that only wait to be launched to wake the supervisor for, as many as fit."""
+    return choose_launches([check.launch for check in checks if check.due and check.launch], parts=parts, at=at)
+
+
+def _make_message(check: RunCheck) -> dict[str, str | bool]:
+    """Return the message that has the supervisor evaluate the run."""
+    return {"run": check.name, "lists": True} if check.unlisted else {"run": check.name}
 
 
 def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
@@ -136,18 +145,19 @@ class Sweep:
     clusters: ClusterRecords | None = None
     shards: Shards | None = None
 
-    def run(self, *, name: str = "") -> SweepReport:
+    def run(self, *, name: str = "", has_time: Callable[[], bool] = lambda: True) -> SweepReport:
         """Check every open run, evaluate the metrics of training jobs, and look for jobs whose events were lost.
 
-        `name` is the function's own name: in a large fleet, other invocations of it sweep a shard each. Their results
-        are included in the next sweep's report.
+        Once `has_time` is False, the remaining runs are left to the supervisor; their metrics wait a minute. `name` is
+        the function's own name: in a large fleet, other invocations of it sweep a shard each. Their results are
+        included in the next sweep's report.
         """
         at = self.clock()
         runs, left = self._list_runs(range(PARTITIONS))
         fleet = len(runs) * PARTITIONS // (PARTITIONS - len(left))
         changed = self._list_changed_jobs(at) if fleet > EACH_MINUTE else ChangedJobs()
         error = self._hand_on_parts(left, Shard((), at, fleet, changed.marks or {}), runs=len(runs), to=name)
-        report = self._check_runs(runs, changed, at, parts=PARTITIONS - len(left), fleet=fleet)
+        report = self._check_runs(runs, changed, at, parts=PARTITIONS - len(left), fleet=fleet, has_time=has_time)
         self.queue.wake([{"cluster": name} for name in self._list_overdue_clusters(at)], at=at)
         if first_error := changed.refused or error:
             raise first_error
@@ -157,7 +167,7 @@ class Sweep:
         paused = self.pause.is_paused() if self.pause else None
         return self._with_shard_reports(replace(report, discovered=len(unknown), paused=paused), left, at)
 
-    def run_shard(self, share: Shard, *, name: str = "") -> SweepReport:
+    def run_shard(self, share: Shard, *, name: str = "", has_time: Callable[[], bool] = lambda: True) -> SweepReport:
         """Sweep one shard of the fleet, and store the report for the next sweep."""
         at = self.clock()
         if share.is_stale(at) or self.shards is None:
@@ -166,7 +176,7 @@ class Sweep:
         error = self._hand_on_parts(left, share, runs=len(runs), to=name)
         parts = share.parts[: len(share.parts) - len(left)]
         changed = ChangedJobs(marks=share.changed)
-        report = self._check_runs(runs, changed, at, parts=len(parts), fleet=share.fleet)
+        report = self._check_runs(runs, changed, at, parts=len(parts), fleet=share.fleet, has_time=has_time)
         self.shards.keep(parts, report, at=at)
         if error:
             raise error
@@ -211,16 +221,19 @@ class Sweep:
         return replace(merge_reports([report, *others]), paused=report.paused, unswept=unswept)
 
     def _check_runs(
-        self, runs: list[tuple[str, Run | None]], changed: ChangedJobs, at: datetime, *, parts: int, fleet: int
+        self,
+        runs: list[tuple[str, Run | None]],
+        changed: ChangedJobs,
+        at: datetime,
+        *,
+        parts: int,
+        fleet: int,
+        has_time: Callable[[], bool],
     ) -> SweepReport:
         """Check these runs, wake the supervisor for those that are due, and evaluate their metrics."""
-        with ThreadPoolExecutor(READERS) as readers:
-            # A single run needs no thread of its own.
-            apply = readers.map if len(runs) > 1 else map
-            results = apply(lambda named: self._check_safely(named[0], named[1], changed, at, fleet=fleet), runs)
-            checks = [_with_account(result, at) for result in results]
+        checks = [_with_account(check, at) for check in self._check_all(runs, changed, at, fleet, has_time)]
         # First, because what follows may be refused.
-        self.queue.wake([{"run": name} for name in _list_due(checks, parts=parts, at=at)], at=at)
+        self.queue.wake([{"run": name} for name in _list_launches(checks, parts=parts, at=at)], at=at)
         monitored = [check.monitored for check in checks if check.monitored]
         heartbeats = self._read_heartbeats(monitored)
         monitored = [with_heartbeat(run, heartbeats.received.get(run.run.mailbox), at=at) for run in monitored]
@@ -236,6 +249,52 @@ class Sweep:
             with_heartbeat=sum(run.heartbeat is not None for run in monitored),
             bad_heartbeats=heartbeats.unread,
         )
+
+    def _check_all(
+        self,
+        runs: list[tuple[str, Run | None]],
+        changed: ChangedJobs,
+        at: datetime,
+        fleet: int,
+        has_time: Callable[[], bool],
+    ) -> list[RunCheck]:
+        """Check these runs, and wake the supervisor for those that are due as they are found.
+
+        Those that only wait to be launched are not woken here: of them, the order depends on all.
+        """
+
+        def check(named: tuple[str, Run | None]) -> RunCheck:
+            if not has_time():
+                return RunCheck(named[0], True, run=named[1])
+            return self._check_safely(*named, changed, at, fleet=fleet)
+
+        if len(runs) <= 1:  # it needs no thread of its own
+            checks = [check(named) for named in runs]
+            self._wake(checks, at)
+            return checks
+        found: SimpleQueue[Future[RunCheck]] = SimpleQueue()
+        with ThreadPoolExecutor(READERS) as readers:
+            futures = [readers.submit(check, named) for named in runs]
+            for future in futures:
+                future.add_done_callback(found.put)
+            waiting: list[RunCheck] = []
+            left = len(futures)
+            while left:
+                try:
+                    waiting.append(found.get(timeout=WAKE_AFTER_S).result())
+                    left -= 1
+                    is_late = False
+                except Empty:
+                    is_late = True
+                if is_late or not left or len(waiting) >= WAKE_TOGETHER:
+                    self._wake(waiting, at)
+                    waiting = []
+        return [future.result() for future in futures]
+
+    def _wake(self, checks: Sequence[RunCheck], at: datetime) -> None:
+        """Wake the supervisor for the runs that are due, except those that only wait to be launched."""
+        if due := [_make_message(check) for check in checks if check.due and not check.launch]:
+            self.queue.wake(due, at=at)
 
     def _check_safely(self, name: str, run: Run | None, changed: ChangedJobs, at: datetime, *, fleet: int) -> RunCheck:
         """Check one run; an unexpected error becomes its result, so that all other runs are still checked."""
@@ -324,30 +383,35 @@ class Sweep:
         try:
             policy = policy_of(run, self.policies)
             signals = observe(run, self.jobs, self.checkpoints, at=at, known=make_unchanged_job(run) if known else None)
-            monitored = self._make_monitored(run, policy, signals, at)
+            monitored, unlisted = self._make_monitored(run, policy, signals, at)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
             return RunCheck(name, True if run.pending else None, run=run, policy=policy)
         decisions = [decide(run, signal, policy) for signal in signals]
         due = bool(run.pending) or any(decision.run != run for decision in decisions)
         launch = make_launch(run, decisions, priority=policy.priority) if due else None
-        return RunCheck(name, due, monitored, run, policy, launch)
+        return RunCheck(name, due or unlisted, monitored, run, policy, launch, unlisted=unlisted)
 
     def _make_monitored(
         self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime
-    ) -> MonitoredRun | None:
-        """Return the run for the detectors if its job is in progress and has metrics or heartbeats, else None."""
+    ) -> tuple[MonitoredRun | None, bool]:
+        """Return the run for the detectors if its job is in progress and has metrics or heartbeats, else None.
+
+        And whether its checkpoints could not be listed, which was not reported before.
+        """
         seen = next((signal for signal in signals if isinstance(signal, JobObserved)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
-            return None
+            return None, False
         if run.state not in LIVE_STATES:
-            return None
+            return None, False
         names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
-            return None
-        return MonitoredRun(
-            run, policy, names, is_training=seen.job.is_training, saved_at=self._list_save_times(run, seen, at)
-        )
+            return None, False
+        try:
+            saved_at, unlisted = self._list_save_times(run, seen, at), False
+        except BoundsExceeded:
+            saved_at, unlisted = (), DEFECT not in run.defects
+        return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), unlisted
 
     def _list_save_times(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
         """Return when checkpoints were saved; if they were not listed, list their times every few minutes."""

@@ -349,8 +349,8 @@ def folder(data: bytes) -> None:
             assert checkpoint.step >= 0 and checkpoint.saved_at.tzinfo
 
     clearly(look)
-    action = QuarantineCheckpoints("gpt", 2, "s3://bucket/gpt/", 100, NOON)
-    clearly(lambda: found.quarantine(action))
+    action = QuarantineCheckpoints("gpt", 2, "s3://bucket/gpt/", 100, NOON, saved_after=NOON.replace(year=1970))
+    clearly(lambda: found.quarantine(action, lambda: None))
 
 
 class _Still:

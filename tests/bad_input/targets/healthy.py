@@ -125,6 +125,9 @@ class _Context:
     invoked_function_arn = "arn:aws:lambda:eu-west-1:123456789012:function:supervise"
     aws_request_id = "52fdfc07-2182-454f-963f-5f0f9a621d72"
 
+    def get_remaining_time_in_millis(self) -> int:
+        return 60_000
+
 
 @cache
 def _function() -> tuple[Any, Any]:
