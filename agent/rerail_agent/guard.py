@@ -283,7 +283,7 @@ class Guard:
         if not self._identity.bucket or not self._is_first():
             return
         self._mailbox_client = MailboxClient(
-            MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key),
+            MailboxBucket.of(self._identity),
             self._identity.run,
             on_command=self._on_command,
             make_heartbeat=self._make_heartbeat,

@@ -150,7 +150,7 @@ class InitChannel:
         self._identity = Identity.from_environment(self._environment, lambda message: None)
         if not self._identity.bucket:
             raise ValueError("the job has no mailbox")
-        self._bucket = MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key)
+        self._bucket = MailboxBucket.of(self._identity)
 
     def _poll_once(self) -> None:
         from rerail_agent.mailbox_objects import Unreachable
@@ -211,7 +211,9 @@ class InitChannel:
             return
         self._tag = mailbox_object.tag
         try:
-            self._receive(read_command(mailbox_object.text, run=self._identity.run))
+            self._receive(
+                read_command(mailbox_object.text, run=self._identity.run, signing_key=self._identity.signing_key)
+            )
         except BadMailboxObject as error:
             self._log(f"a command that cannot be read is passed over: {error}")
 

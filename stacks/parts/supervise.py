@@ -1,5 +1,6 @@
 """The function that decides and acts: fed by the signals queue, and the only one that may change training jobs."""
 
+from aws_cdk import Aws
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -49,6 +50,7 @@ class Supervise(Construct):
             policy_prefix=PREFIX,
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
+            account=Aws.ACCOUNT_ID,
         )
         made = functions.make(
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT

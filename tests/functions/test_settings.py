@@ -7,7 +7,7 @@ import pytest
 from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 
 KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
-COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER"}
+COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER", "RERAIL_ACCOUNT"}
 
 
 def some(kind: type[Settings]) -> Settings:
@@ -44,6 +44,7 @@ def test_variables_are_named_after_fields():
     assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS"}
     assert set(ReportSettings.names().values()) == {
         *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
+        "RERAIL_ACCOUNT",
     }
     assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
     topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}

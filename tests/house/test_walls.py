@@ -109,3 +109,20 @@ def test_training_starts_without_the_sdk(path):
 def test_what_is_shipped_knows_no_tests_and_no_tools(path):
     """Neither tests nor the local AWS nor the benchmark is imported by what is deployed."""
     assert not {name for name in imports(path) if within(name, "tests", "local", "bench", "cli", "pytest", "moto")}
+
+
+S3_CLIENTS = {"lambdas/rerail/aws/clients.py", "agent/rerail_agent/mailbox_objects.py"}
+
+
+@pytest.mark.threat("T23")
+def test_every_client_of_s3_asks_for_the_buckets_owner():
+    """What is shipped makes clients in two modules, which name the owner in each call; a link is only signed."""
+    made = {
+        shown(path)
+        for path in modules("lambdas", "agent", "container")
+        if any(top(name) in ("boto3", "botocore") for name in imports(path))
+        and any(word in path.read_text() for word in ("Session(", "boto3.client", "boto3.resource"))
+    }
+    assert made == S3_CLIENTS
+    signing = [path for path in modules("lambdas") if "client_as(" in path.read_text()]
+    assert {shown(path) for path in signing} == {"lambdas/rerail/aws/clients.py", "lambdas/rerail/aws/report_links.py"}

@@ -148,3 +148,18 @@ def test_the_reports_are_beyond_every_training_role(template: Template):
     assert "sagemaker" in names["MailboxBucket"]
     assert "sagemaker" not in names["ReportsBucket"].lower()
     assert make_page_key("gpt").startswith("runs/gpt/")
+
+
+@pytest.mark.threat("T23")
+def test_no_role_reaches_a_bucket_of_another_account(template: Template):
+    """A bucket's name may belong to any account: each statement of a role about S3 is for this account alone."""
+    statements = [
+        statement
+        for policy in template.of("IAM::Policy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if any(action.startswith(("s3:", "*")) for action in many(statement["Action"]))
+    ]
+    assert statements
+    for statement in statements:
+        assert statement["Condition"]["StringEquals"]["aws:ResourceAccount"] == {"Ref": "AWS::AccountId"}, statement
+    assert not [role for role in template.of("IAM::Role").values() if "s3:" in str(role.get("Policies"))]

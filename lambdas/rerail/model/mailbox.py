@@ -19,7 +19,7 @@ from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
 from rerail.model.former_names import with_former_names
 from rerail.model.liveness import Phase
-from rerail.model.signatures import is_signed
+from rerail.model.signatures import UNSEALED, is_signed
 
 SCHEMA = 1
 SIZE_LIMIT = 64 * 1024
@@ -187,8 +187,14 @@ def serialize(mail: Command | Report | Heartbeat) -> bytes:
     ).encode()
 
 
-def read_command(text: bytes, *, run: str) -> Command:
-    """Return the command in the mailbox of a run; raise BadMailboxObject if it is malformed."""
+def read_command(text: bytes, *, run: str, signing_key: str = "") -> Command:
+    """Return the command in the mailbox of a run.
+
+    Raise BadMailboxObject if it is malformed or, for an agent with a key, not signed with it.
+    """
+    if signing_key and not is_signed(text, name=make_command_key(run), key=signing_key):
+        what = "it has no seal; only a version of Rerail that does not sign commands writes such ones"
+        raise BadMailboxObject(f"the command to run {run}: {what}", defect=UNSEALED)
     command: Command = _read(Command, text, run=run)
     return command
 
