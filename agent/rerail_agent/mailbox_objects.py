@@ -56,6 +56,7 @@ class MailboxBucket:
     def __init__(self, bucket: str, region: str, signing_key: str = "", account: str = "") -> None:
         self.bucket, self._region, self._signing_key, self._account = bucket, region, signing_key, account
         self._client: Any = None
+        self._headers: dict[str, str] = {}
 
     @classmethod
     def of(cls, identity: Identity) -> "MailboxBucket":
@@ -73,13 +74,19 @@ class MailboxBucket:
                 return None
             raise self._failed(error) from error
 
-    def write(self, key: str, text: bytes) -> None:
-        """Put an object, replacing the existing one. Raises Unreachable."""
+    def write(self, key: str, text: bytes, *, once: bool = False) -> None:
+        """Put an object, replacing the existing one; `once`: leave an existing one alone. Raises Unreachable."""
         body = sign(text, name=key, key=self._signing_key)
+        self._headers = {"If-None-Match": "*"} if once else {}
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:
-            raise self._failed(error) from error
+            # Its name was random: an earlier try of this agent has arrived, and its answer was lost.
+            if not (once and read_error_code(error) in ("412", "PreconditionFailed")):
+                raise self._failed(error) from error
+
+    def _add_headers(self, params: dict[str, Any], **_: Any) -> None:
+        params["headers"].update(self._headers)
 
     def _failed(self, error: Exception) -> Unreachable:
         """Return the failure; without credentials, forget the client, which never looks for them again.
@@ -94,6 +101,8 @@ class MailboxBucket:
         if self._client is None:
             # A single attempt: the mailbox client decides what to retry, and when.
             self._client = make_s3_client(self._region, self._account, attempts=1)
+            # boto3 has a parameter for it since 1.35.2, and training images are older.
+            self._client.meta.events.register("before-call.s3.PutObject", self._add_headers)
         return self._client
 
 

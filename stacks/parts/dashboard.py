@@ -91,7 +91,7 @@ def _money() -> Iterable[cloudwatch.IWidget]:
 
 
 def _decisions() -> Iterable[cloudwatch.IWidget]:
-    supervise = [_of("supervise", name, "Sum", FIVE) for name in ("Wakeups", "Decisions")]
+    supervise = [_of("supervise", name, "Sum", FIVE) for name in ("Wakeups", "Decisions", "RejectedMessages")]
     found = [_of("sweep", name, "Sum", FIVE) for name in ("Findings", "DiscoveredJobs")]
     waited = [_of("supervise", "SignalToDecision", statistic, FIVE) for statistic in ("Average", "Maximum")]
     notices = [_search("NoticesDecided", "Severity", "Sum")]

@@ -72,9 +72,12 @@ class Supervise(Construct):
 
 def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
     allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
-    # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
-    making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")
-    allow(role, *making, on=TRAINING_JOBS, where=_present("aws:RequestTag/rerail:run"), because=ANY_JOB)
+    # Only what is marked as an attempt of a run can be made.
+    marked = _present("aws:RequestTag/rerail:run")
+    allow(role, "sagemaker:CreateTrainingJob", on=TRAINING_JOBS, where=marked, because=ANY_JOB)
+    # Tags given at creation are authorized as AddTags too. A job that exists gets none: it could be stopped then.
+    created = {"StringEquals": {"sagemaker:TaggingAction": "CreateTrainingJob"}}
+    allow(role, "sagemaker:AddTags", on=TRAINING_JOBS, where={**marked, **created}, because=ANY_JOB)
     # Every attempt carries the user's tag, a successor too; jobs without it are not supervised.
     mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
     allow(role, *mending, on=TRAINING_JOBS, where=_present("aws:ResourceTag/rerail:policy"), because=ANY_JOB)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -55,10 +56,11 @@ class Bucket:
         self.put(key, sign(serialize(command), name=key, key=signing_key))
 
     def reports(self, run: str = "night") -> dict[str, Report]:
-        """By id; each is read as the supervisor reads it."""
+        """By id without its nonce, the newest of each; each is read as the supervisor reads it."""
         found = [(key, text) for key, text in list(self.objects.items()) if key.startswith(f"runs/{run}/reports/")]
         named = [(run_of_report(key)[1], text) for key, text in found]
-        return {id: read_report(text, run=run, id=id) for id, text in named}
+        read = [(id.rpartition(".")[0], read_report(text, run=run, id=id)) for id, text in named]
+        return {name: replace(report, id=name) for name, report in read}
 
     def heartbeat(self, run: str = "night") -> Heartbeat | None:
         text = self.objects.get(f"runs/{run}/heartbeat.json")
@@ -104,10 +106,15 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
                 self.answer(200, text, etag=tag(text))
 
         def do_PUT(self) -> None:
-            text = self.body()
-            if not self.refuses():
-                bucket.put(self.key(), text)
-                self.answer(200, etag=tag(text))
+            text, once = self.body(), self.headers.get("If-None-Match") == "*"
+            assert once is ("/reports/" in self.key()), f"{self.path}: reports, and they alone, are written once"
+            if self.refuses():
+                return
+            if once and self.key() in bucket.objects:
+                self.answer(412, code="PreconditionFailed")
+                return
+            bucket.put(self.key(), text)
+            self.answer(200, etag=tag(text))
 
         def key(self) -> str:
             place, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")

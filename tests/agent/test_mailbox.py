@@ -370,3 +370,35 @@ def test_checkpoints_go_to_no_bucket_of_another_account(bucket: Bucket, monkeypa
         open_store(f"s3://{BUCKET}/runs/night/")
     bucket.owner = OWNER
     assert open_store(f"s3://{BUCKET}/runs/night/").uri == f"s3://{BUCKET}/runs/night/"
+
+
+@pytest.mark.threat("T8")
+def test_a_report_is_written_once_under_a_name_that_cannot_be_taken(bucket: Bucket, new_guard, monkeypatch):
+    """A name without a nonce is no use to those who take it first; a lost answer is not a second report."""
+    bucket.objects["runs/night/reports/a001-hello.json"] = b"taken"
+    new_guard(bucket)
+    bucket.wait_for(lambda: len([key for key in bucket.objects if "hello" in key]) == 3)  # of the first two heartbeats
+    del bucket.objects["runs/night/reports/a001-hello.json"]
+    assert bucket.reports()["a001-hello"].job == "night"
+    for name, value in environment_of(bucket, base=Path()).items():
+        monkeypatch.setenv(name, value)
+    mailbox = MailboxBucket(BUCKET, "us-east-1", account=OWNER)
+    mailbox.write("runs/night/reports/x.json", b"{}", once=True)
+    mailbox.write("runs/night/reports/x.json", b"{1}", once=True)
+    assert bucket.objects["runs/night/reports/x.json"] == b"{}"
+
+
+@pytest.mark.threat("T8")
+def test_a_finding_is_reported_again_while_it_is_open(bucket: Bucket, new_guard):
+    """The first report was lost, whatever the way: the loss stays bad, and the supervisor hears of it."""
+    guard = new_guard(bucket, RERAIL_HEARTBEAT_SECONDS="0.05")
+    for step in range(1, 200):
+        guard.step(step=step, loss=2.0 if step < 150 else float("nan"))
+
+    def count() -> int:
+        return sum("findings-non_finite-intervene" in key for key in bucket.objects)
+
+    bucket.wait_for(lambda: count() >= 3)
+    for step in range(200, 400):
+        guard.step(step=step, loss=2.0)
+    guard.close()

@@ -203,3 +203,17 @@ def test_commands_are_signed_with_the_runs_key(world, agent):
     assert read_command(text, run="gpt", signing_key=KEY).kind is CommandKind.CHECKPOINT
     with pytest.raises(BadMailboxObject, match="seal"):
         read_command(text, run="gpt", signing_key=ANOTHER)
+
+
+@pytest.mark.threat("T8")
+def test_a_finding_that_is_reported_again_is_acted_on_once(world, agent):
+    """The first report is lost or torn; the next one counts, and those after it change nothing."""
+    world.checkpoints.save(step=40)
+    world.mailbox.put(key := agent.files(ReportKind.FINDINGS, findings=(RUINED,)), b"{}")
+    agent.deliver(key)
+    assert world.run().state is RunState.WATCHING
+    agent.finds(RUINED)
+    stopped = world.run()
+    assert stopped.state in (RunState.SAVING, RunState.STOPPING)
+    agent.finds(RUINED)
+    assert world.run() == stopped

@@ -3,7 +3,8 @@
 The mailbox is one bucket with one folder per run:
 `runs/<run>/command.json` holds the newest command and the attempt that owns the run; only the supervisor writes it.
 `runs/<run>/heartbeat.json` is overwritten by the agent once a minute.
-`runs/<run>/reports/<id>.json` holds one report of the agent and is never overwritten.
+`runs/<run>/reports/<id>.<nonce>.json` holds one report of the agent and is never overwritten: the bucket refuses it.
+The nonce keeps others from taking a report's name first. Agents of earlier versions write `<id>.json`.
 """
 
 import json
@@ -26,6 +27,7 @@ SIZE_LIMIT = 64 * 1024
 REPORT_KEY = re.compile(
     r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
+NONCE_LENGTH = 16
 # Characters per field.
 LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000}
 FINDINGS_LIMIT = 20
@@ -170,6 +172,11 @@ def make_heartbeat_key(run: str) -> str:
 def make_report_key(run: str, id: str) -> str:
     """Return the object key of a report."""
     return f"runs/{run}/reports/{id}.json"
+
+
+def make_report_id(name: str, nonce: str) -> str:
+    """Return the id of a report that is written once; `nonce` is NONCE_LENGTH random hexadecimal digits."""
+    return f"{name}.{nonce}"
 
 
 def run_of_report(key: str) -> tuple[str, str]:
