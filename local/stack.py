@@ -125,7 +125,9 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NO_RECEIVERS, validate=False)
+        assembly = deploy.synthesize(
+            self.root, self.assemblies, app=self.app, context=NO_RECEIVERS | deploy.LOCAL_SCOPE, validate=False
+        )
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 
