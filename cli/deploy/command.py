@@ -144,6 +144,7 @@ class _Deployment(_Step):
     def deploy_organization(self, context: dict[str, Any], elsewhere: Callable[[str], Target]) -> None:
         """Deploy the StackSet of an organization from its hub account."""
         screen.show_target(self.console, self.target, organization.HUB, "the hub of an organization")
+        self._choose_scope(context)
         facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
         self.print_json(facts)
 

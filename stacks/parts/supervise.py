@@ -24,6 +24,8 @@ BATCH = 10
 # A thousand simultaneous failures must not cause a thousand CreateTrainingJob calls a second. Invocations that wait for
 # that throttle must leave others for the remaining runs. A new account may run ten functions at once.
 CONCURRENCY = 8
+# Lambda's minimum. Whoever may write into the mailbox can cause any number of these.
+REPORT_CONCURRENCY = 2
 
 
 class Supervise(Construct):
@@ -37,6 +39,7 @@ class Supervise(Construct):
         functions: FunctionFactory,
         runs: RunsTable,
         signals: SignalsQueue,
+        filed: SignalsQueue,
         bus: RerailBus,
         mailbox: JobMailbox,
         pause: PauseParameter,
@@ -57,6 +60,7 @@ class Supervise(Construct):
         )
         self.function = made.function
         feed(made, signals.queue, batch=BATCH, concurrency=CONCURRENCY)
+        feed(made, filed.queue, batch=BATCH, concurrency=REPORT_CONCURRENCY)
         runs.let_write(made.role)
         runs.let_list_open(made.role)
         bus.let_publish(made.role)
