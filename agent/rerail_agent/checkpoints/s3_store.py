@@ -4,6 +4,7 @@ Nothing can be renamed in S3, so a file that must not be confused with another a
 with s3torchconnector, whose client is used without its torch part in the writer process.
 """
 
+import hashlib
 import itertools
 import os
 import sys
@@ -87,6 +88,7 @@ class S3Store:
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         step = manifest.step
         index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
+        index["sha256"] = hashlib.sha256(metadata).hexdigest()
         complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         if self._content(self._key(step, MANIFEST)) is not None:
             raise FileExistsError(f"{self.path(step)} exists already, and a complete checkpoint is never replaced")
@@ -153,11 +155,11 @@ class S3Store:
     def write_note(self, step: int, name: str, text: bytes) -> None:
         self.write(step, name, [memoryview(text)], total=len(text))
 
-    def reader(self, step: int) -> Any:
-        from torch.distributed.checkpoint import FileSystemReader
+    def reader(self, manifest: Manifest) -> Any:
+        from rerail_agent.checkpoints.safe_load import CheckpointReader
 
-        reader = FileSystemReader(self.path(step))
-        reader.fs, reader.path = S3FileSystem(self), self._key(step, "")  # type: ignore[assignment, unused-ignore]
+        reader = CheckpointReader(self.path(manifest.step), manifest.index)
+        reader.fs, reader.path = S3FileSystem(self), self._key(manifest.step, "")
         return reader
 
     def _key(self, step: int, name: str) -> str:
