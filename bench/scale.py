@@ -404,6 +404,7 @@ class FunctionsUnderTest:
         """Handle a batch of messages; return those that failed."""
         sent = str(int(self.aws.now.timestamp() * 1000))
         attributes = {"SentTimestamp": sent, "ApproximateFirstReceiveTimestamp": sent, "ApproximateReceiveCount": "1"}
+        attributes["SenderId"] = "EVENTS"
         common = {"eventSource": "aws:sqs", "awsRegion": REGION, "messageAttributes": {}, "attributes": attributes}
         records = [{**common, "messageId": str(n), "receiptHandle": "r", "body": b} for n, b in enumerate(bodies)]
         with redirect_stdout(io.StringIO()):

@@ -34,6 +34,7 @@ class SuperviseSettings(Settings):
     policy_prefix: str  # of the SSM parameters with the policies
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
+    account: str  # that owns every bucket
     quarantine_folders: str = "{}"  # JSON: the folders in which a role's checkpoints may be moved, by role ARN
 
 
@@ -46,6 +47,7 @@ class SweepSettings(Settings):
     policy_prefix: str  # of the SSM parameters with the policies
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
+    account: str  # that owns every bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class ReportSettings(Settings):
     table: str
     policy_prefix: str  # of the SSM parameters with the policies
     reports: str  # bucket
+    account: str  # that owns every bucket
     region: str  # of the console that the reports link to
     docs_url: str = ""  # where the runbooks are served; "" if they are not
 

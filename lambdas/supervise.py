@@ -12,6 +12,7 @@ from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
 from rerail.messages.messages import ClusterMessage, QueueMessage, parse_message
+from rerail.model.errors import ForgedMessage
 from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
 from wiring.supervise import check_time, make_cluster_monitor, make_supervisor
@@ -23,7 +24,7 @@ processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, l
 def look(record: SQSRecord, lambda_context: Any) -> None:
     """Handle one message, publish the metrics of its decisions, and log the run's new state."""
     check_time(lambda_context)
-    received = parse_message(record.body)
+    received = parse_message(record.body, sender=record.attributes.sender_id)
     if isinstance(received, ClusterMessage):
         cluster = make_cluster_monitor().handle(received)
         logger.info("looked", extra={"received": received, "cluster": cluster.cluster, "version": cluster.version})
@@ -51,7 +52,10 @@ def posted(record: SQSRecord) -> QueueMessage:
 @traced
 def handler(event: dict[str, Any], context: Any) -> Any:
     metrics.add_metric(name="Wakeups", unit="Count", value=len(event["Records"]))
-    return process_partial_response(event=event, record_handler=look, processor=processor, context=context)
+    answer = process_partial_response(event=event, record_handler=look, processor=processor, context=context)
+    forged = sum(kind is ForgedMessage for kind, *_ in processor.exceptions)
+    metrics.add_metric(name="RejectedMessages", unit="Count", value=forged)
+    return answer
 
 
 loaded(make_supervisor, clients("dynamodb", "ssm", "sagemaker", "s3", "events"))

@@ -22,6 +22,11 @@ INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "agent", "conta
 QUALIFIER = "hnb659fds"
 BOOTSTRAP_VERSION = "21"
 INLINE_LIMIT = 51_200
+# What a real account has to choose for itself. On this machine: as the SageMaker console names roles and buckets.
+LOCAL_SCOPE = {
+    "trainingRoleArns": ["arn:${AWS::Partition}:iam::${AWS::AccountId}:role/*SageMaker*"],
+    "checkpointBuckets": ["*sagemaker*"],
+}
 KEPT_ASSEMBLIES = 6
 FINISHED = ("_COMPLETE", "_FAILED")
 

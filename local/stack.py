@@ -136,7 +136,8 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=LOCAL_CHOICES, validate=False)
+        context = LOCAL_CHOICES | deploy.LOCAL_SCOPE
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=context, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 

@@ -49,6 +49,11 @@ UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 REPORT_LINKS = ("signed", "console")
+# What an account has to choose itself: a default for all of them would allow too much.
+SCOPE = {
+    "trainingRoleArns": "it lists the ARNs of the roles that Rerail may pass to jobs (RoleArn)",
+    "checkpointBuckets": "it lists the buckets whose checkpoints Rerail may read (CheckpointConfig.S3Uri)",
+}
 ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+")
 URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
 SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
@@ -67,11 +72,9 @@ class BadOption(Exception):
 class DeploymentOptions:
     """The options of an account; the defaults are in cdk.json."""
 
-    # Roles that relaunched jobs may be given (iam:PassRole). The default takes every role whose name contains
-    # SageMaker, as the SageMaker console names them; list your own to narrow it.
+    # Roles that relaunched jobs may be given (iam:PassRole), `*` allowed. There is no default.
     training_role_arns: tuple[str, ...]
-    # Names of the buckets, `*` allowed, whose checkpoints are listed and whose manifests are read. The default is the
-    # pattern of the managed policy AmazonSageMakerFullAccess.
+    # Names of the buckets, `*` allowed, whose checkpoints are listed and whose manifests are read. There is no default.
     checkpoint_buckets: tuple[str, ...]
     # KMS keys of those buckets, if they have their own.
     checkpoint_key_arns: tuple[str, ...]
@@ -224,6 +227,12 @@ def _texts(context: Mapping[str, Any], name: str, *, at_least: int = 0, starts: 
     value = context[name] or []
     if isinstance(value, str):  # from the command line: -c checkpointBuckets=one,two
         value = [part.strip() for part in value.split(",")]
+    if value == [] and at_least:
+        raise BadOption(
+            f"context {name!r} is not set; {SCOPE[name]}. `rerail deploy` proposes what your tagged jobs use, and"
+            f" `aws sagemaker describe-training-job` shows it for one job. Write a list into cdk.json, or give"
+            f" -c {name}=..."
+        )
     wrong = not isinstance(value, list) or not all(isinstance(v, str) and v.startswith(starts) for v in value)
     if wrong or len(value) < at_least:
         form = f"a list of texts{f' that start with {starts!r}' if starts else ''}"

@@ -47,10 +47,12 @@ class SupervisorStack(cdk.Stack):
         functions = FunctionFactory(self, "Functions", log_retention=options.log_retention)
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
+        # Every training role may write reports, as many as it likes: they keep no other signal waiting.
+        filed = SignalsQueue(self, "FiledReports", key=key, page=page, of="the supervisor for reports")
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
         AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
         HyperPodEvents(self, "HyperPodEvents", signals=signals, key=key, page=page)
-        Reports(self, "Reports", mailbox=mailbox, signals=signals, key=key, page=page)
+        Reports(self, "Reports", mailbox=mailbox, signals=filed, key=key, page=page)
         CommandRule(self, "Commands", bus=bus, signals=signals, key=key, page=page)
         supervise = Supervise(
             self,
@@ -58,6 +60,7 @@ class SupervisorStack(cdk.Stack):
             functions=functions,
             runs=runs,
             signals=signals,
+            filed=filed,
             bus=bus,
             mailbox=mailbox,
             pause=pause,
@@ -109,12 +112,13 @@ class SupervisorStack(cdk.Stack):
                 "notify": notices.function,
                 "report": report.function,
             },
-            signals=signals.queue,
+            signals={"oldest signal, s": signals.queue, "oldest report, s": filed.queue},
         )
 
         outputs = {
             "TableName": runs.table.table_name,
             "SignalsQueueUrl": signals.queue.queue_url,
+            "FiledReportsQueueUrl": filed.queue.queue_url,
             "BusName": bus.bus.event_bus_name,
             "PageTopicArn": topics.page.topic_arn,
             "InformTopicArn": topics.inform.topic_arn,

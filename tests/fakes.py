@@ -36,6 +36,7 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
+    make_command_key,
     make_heartbeat_key,
     make_report_key,
     read_command,
@@ -376,10 +377,12 @@ class FakeMailbox:
     commands: list[Command] = field(default_factory=list)
     closed: bool = False
 
-    def post(self, command: Command) -> None:
+    def post(self, command: Command, signing_key: str = "") -> None:
         if self.closed:
             raise CommandNotStored("PutObject: access denied")
-        self.commands.append(read_command(serialize(command), run=command.run))
+        name = make_command_key(command.run)
+        self.put(name, sign(serialize(command), name=name, key=signing_key))
+        self.commands.append(read_command(self.objects[name][0], run=command.run, signing_key=signing_key))
 
     def report(self, key: str, signing_key: str = "") -> Report | None:
         run, id = run_of_report(key)

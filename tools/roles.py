@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.deploy import permissions
+from cli.deploy import choices, permissions
 from local import deploy
 from local.deploy import DeployError
 
@@ -50,7 +50,7 @@ def _code(text: str) -> str:
 def main() -> int:
     """Print the tables; return 0, or 2 if the template cannot be synthesized."""
     try:
-        assembly = deploy.synthesize(ROOT, ROOT / ".local" / "assemblies")
+        assembly = deploy.synthesize(ROOT, ROOT / ".local" / "assemblies", context=choices.with_example_scope())
     except DeployError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

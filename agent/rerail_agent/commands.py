@@ -20,6 +20,7 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.signatures import UNSEALED
 from rerail_agent.identity import Identity
 
 UNSAFE_CHARACTERS = re.compile(r"[^a-zA-Z0-9._-]")
@@ -53,9 +54,11 @@ class CommandState:
         """Return the effect of a command object, which may be malformed or meant for another attempt."""
         with self._lock:
             try:
-                command = read_command(text, run=self._identity.run)
+                command = read_command(text, run=self._identity.run, signing_key=self._identity.signing_key)
             except BadMailboxObject as error:
-                return self._refuse_once(hashlib.sha256(text).hexdigest()[:16], "", str(error), at=at)
+                # Forged commands, of which there may be any number, are reported once.
+                name = UNSEALED if error.defect == UNSEALED else hashlib.sha256(text).hexdigest()[:16]
+                return self._refuse_once(name, "", str(error), at=at)
             return self._apply(command, at=at)
 
     def _apply(self, command: Command, *, at: datetime) -> CommandEffect:

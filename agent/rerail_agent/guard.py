@@ -54,6 +54,9 @@ if hasattr(os, "register_at_fork"):
 Save = Callable[[str], str | os.PathLike[str] | None]
 LAST_REPORTS_S = 5.0
 HELLO_HEARTBEATS = (2, 10)  # heartbeats with another hello report: the first one may come before the run is known
+# Heartbeats after a finding with which it is reported again while it is open, and the interval after those: what tells
+# the supervisor of a report may be lost.
+FINDING_HEARTBEATS, FINDING_INTERVAL = (2, 10), 60
 
 
 class Guard:
@@ -95,6 +98,8 @@ class Guard:
         self._loss: float | None = None
         self._last_heartbeat: tuple[int, float] = (0, 0.0)  # steps and seconds in steps at the last heartbeat
         self._heartbeats = 0
+        # The detectors' open interventions, each with the number of heartbeats before it.
+        self._open_findings: dict[Kind, tuple[Finding, int]] = {}
         self._sigterm = SigtermHandler(lambda: self._agreement.raise_flag(agreement.SIGTERM))
         self._mailbox_client: MailboxClient | None = None
         self._watchdog: Watchdog | None = None
@@ -283,7 +288,7 @@ class Guard:
         if not self._identity.bucket or not self._is_first():
             return
         self._mailbox_client = MailboxClient(
-            MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key),
+            MailboxBucket.of(self._identity),
             self._identity.run,
             on_command=self._on_command,
             make_heartbeat=self._make_heartbeat,
@@ -342,6 +347,10 @@ class Guard:
         sample = Sample(step=step, loss=loss, grad_norm=grad_norm, step_time_s=self._progress.step_s, lr=lr)
         for finding in self._detection.evaluate(sample):
             self._report_finding(finding)
+            if finding.level is Level.INTERVENE:
+                self._open_findings[finding.kind] = finding, self._heartbeats
+            elif finding.level is not Level.WARN:
+                self._open_findings.pop(finding.kind, None)
             if finding.kind is Kind.LOSS_SPIKE and finding.level is Level.WARN and self._settings.save_on_warning:
                 self._agreement.raise_flag(agreement.WARNING)
 
@@ -401,6 +410,10 @@ class Guard:
         self._heartbeats += 1
         if self._heartbeats in HELLO_HEARTBEATS:
             self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
+        for finding, since in list(self._open_findings.values()):
+            after = self._heartbeats - since
+            if after in FINDING_HEARTBEATS or (after > 0 and after % FINDING_INTERVAL == 0):
+                self._enqueue(self._commands.report_finding(finding, at=_now()))
         new = self._last_heartbeat[0] - steps
         return serialize(
             Heartbeat(

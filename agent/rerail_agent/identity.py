@@ -27,6 +27,8 @@ class Identity:
     # The mailbox; empty without one.
     bucket: str = ""
     region: str = ""
+    # The job's account, which owns the mailbox; empty if TRAINING_JOB_ARN is missing.
+    account: str = ""
     # As the launcher set it, or None; torch.distributed takes precedence.
     rank: int | None = None
     # As the launcher set it, or 1.
@@ -47,6 +49,7 @@ class Identity:
             job=job,
             bucket=_read_bucket(environment, arn, log) if job else "",
             region=arn["region"] if arn else environment.get("AWS_REGION", ""),
+            account=arn["account"] if arn else "",
             rank=_read_first_number(environment, RANKS, log),
             size=_read_first_number(environment, SIZES, log) or 1,
             base=Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),

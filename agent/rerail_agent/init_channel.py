@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -117,7 +118,9 @@ class InitChannel:
     def report(self, kind: str, *, restart: int, command: str = "", **facts: Any) -> None:
         """Queue a report; `kind` is a value of the core's ReportKind."""
         with self._condition:
-            self._reports.append({"kind": kind, "restart": restart, "command": command, **facts})
+            self._reports.append(
+                {"kind": kind, "restart": restart, "command": command, "nonce": secrets.token_hex(8), **facts}
+            )
             self._requested += 1
             self._condition.notify_all()
 
@@ -150,7 +153,7 @@ class InitChannel:
         self._identity = Identity.from_environment(self._environment, lambda message: None)
         if not self._identity.bucket:
             raise ValueError("the job has no mailbox")
-        self._bucket = MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key)
+        self._bucket = MailboxBucket.of(self._identity)
 
     def _poll_once(self) -> None:
         from rerail_agent.mailbox_objects import Unreachable
@@ -185,19 +188,19 @@ class InitChannel:
         return max(poll_s, min(RETRY_S[1], RETRY_S[0] * 2.0 ** min(self._failures - 1, 10)))
 
     def _send(self) -> None:
-        from rerail.model.mailbox import LIMITS, Report, ReportKind, make_report_key, serialize
+        from rerail.model.mailbox import LIMITS, Report, ReportKind, make_report_id, make_report_key, serialize
 
         identity = self._identity
         while self._reports:
             fields = dict(self._reports[0])
             kind, restart = ReportKind(fields.pop("kind")), fields["restart"]
             fields |= {name: str(fields[name])[: LIMITS[name]] for name in ("reason", "evidence") if name in fields}
-            name = f"a{identity.attempt:03d}-r{restart}-{kind.value}-{self._host}"
+            name = make_report_id(f"a{identity.attempt:03d}-r{restart}-{kind.value}-{self._host}", fields.pop("nonce"))
             report = Report(
                 id=name, run=identity.run, attempt=identity.attempt, job=identity.job[:128], kind=kind,
                 at=_now(), **fields,
             )  # fmt: skip
-            self._bucket.write(make_report_key(identity.run, name), serialize(report))
+            self._bucket.write(make_report_key(identity.run, name), serialize(report), once=True)
             with self._condition:
                 self._reports.popleft()
                 self._condition.notify_all()
@@ -211,7 +214,9 @@ class InitChannel:
             return
         self._tag = mailbox_object.tag
         try:
-            self._receive(read_command(mailbox_object.text, run=self._identity.run))
+            self._receive(
+                read_command(mailbox_object.text, run=self._identity.run, signing_key=self._identity.signing_key)
+            )
         except BadMailboxObject as error:
             self._log(f"a command that cannot be read is passed over: {error}")
 

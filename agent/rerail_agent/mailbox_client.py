@@ -8,8 +8,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from secrets import token_hex
 
-from rerail.model.mailbox import Report, ReportKind, make_command_key, make_heartbeat_key, make_report_key, serialize
+from rerail.model.mailbox import (
+    NONCE_LENGTH,
+    Report,
+    ReportKind,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_id,
+    make_report_key,
+    serialize,
+)
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject, Unreachable
 
@@ -85,6 +96,7 @@ class MailboxClient:
 
     def enqueue(self, report: Report) -> None:
         """Queue a report and return at once; with a full queue drop the oldest finding."""
+        report = replace(report, id=make_report_id(report.id, token_hex(NONCE_LENGTH // 2)))
         text = serialize(report)
         with self._lock:
             if len(self._reports) >= QUEUED_REPORTS:
@@ -127,7 +139,7 @@ class MailboxClient:
         try:
             while oldest := self._oldest():
                 report, text = oldest
-                self._bucket.write(make_report_key(self._run, report.id), text)
+                self._bucket.write(make_report_key(self._run, report.id), text, once=True)
                 self._writing.on_success()
                 self._remove(report)
             if time.monotonic() >= self._next_heartbeat:

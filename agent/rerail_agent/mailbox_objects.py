@@ -7,8 +7,10 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+from rerail.model.bucket_owner import make_owner_parameters
 from rerail.model.mailbox import SIZE_LIMIT
 from rerail.model.signatures import sign
+from rerail_agent.identity import Identity
 
 CONNECT_S, READ_S = 3, 10
 FORK_WAIT_S = 15
@@ -49,11 +51,17 @@ class MailboxObject(NamedTuple):
 
 
 class MailboxBucket:
-    """One bucket, for one thread; objects are written with a signature by the run's key, if there is one."""
+    """One bucket of this account, for one thread; objects are signed with the run's key, if there is one."""
 
-    def __init__(self, bucket: str, region: str, signing_key: str = "") -> None:
-        self.bucket, self._region, self._signing_key = bucket, region, signing_key
+    def __init__(self, bucket: str, region: str, signing_key: str = "", account: str = "") -> None:
+        self.bucket, self._region, self._signing_key, self._account = bucket, region, signing_key, account
         self._client: Any = None
+        self._headers: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, identity: Identity) -> "MailboxBucket":
+        """Return the mailbox of a job."""
+        return cls(identity.bucket, identity.region, identity.signing_key, identity.account)
 
     def read(self, key: str, *, unless: str = "") -> MailboxObject | None:
         """Return the object, or None if there is none or it still has the tag `unless`. Raises Unreachable."""
@@ -62,17 +70,23 @@ class MailboxBucket:
             answer = self._s3().get_object(Bucket=self.bucket, Key=key, **condition)
             return MailboxObject(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"])
         except Exception as error:
-            if _code(error) in ("304", "NotModified", "404", "NoSuchKey"):
+            if read_error_code(error) in ("304", "NotModified", "404", "NoSuchKey"):
                 return None
             raise self._failed(error) from error
 
-    def write(self, key: str, text: bytes) -> None:
-        """Put an object, replacing the existing one. Raises Unreachable."""
+    def write(self, key: str, text: bytes, *, once: bool = False) -> None:
+        """Put an object, replacing the existing one; `once`: leave an existing one alone. Raises Unreachable."""
         body = sign(text, name=key, key=self._signing_key)
+        self._headers = {"If-None-Match": "*"} if once else {}
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:
-            raise self._failed(error) from error
+            # Its name was random: an earlier try of this agent has arrived, and its answer was lost.
+            if not (once and read_error_code(error) in ("412", "PreconditionFailed")):
+                raise self._failed(error) from error
+
+    def _add_headers(self, params: dict[str, Any], **_: Any) -> None:
+        params["headers"].update(self._headers)
 
     def _failed(self, error: Exception) -> Unreachable:
         """Return the failure; without credentials, forget the client, which never looks for them again.
@@ -85,26 +99,39 @@ class MailboxBucket:
 
     def _s3(self) -> Any:
         if self._client is None:
-            with _importing:
-                import boto3
-                from botocore.config import Config
-
-                # A single attempt: the mailbox client decides what to retry, and when.
-                config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": 1})
-                if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-                    # A local AWS has one host name for all buckets.
-                    config = config.merge(Config(s3={"addressing_style": "path"}))
-                session = boto3.session.Session(region_name=self._region or None)
-                self._client = session.client("s3", config=config)
+            # A single attempt: the mailbox client decides what to retry, and when.
+            self._client = make_s3_client(self._region, self._account, attempts=1)
+            # boto3 has a parameter for it since 1.35.2, and training images are older.
+            self._client.meta.events.register("before-call.s3.PutObject", self._add_headers)
         return self._client
 
 
-def _code(error: Exception) -> str:
+def make_s3_client(region: str, account: str, *, attempts: int) -> Any:
+    """Return a client whose calls S3 refuses if a bucket belongs to another account than this, where one is given."""
+
+    def add_bucket_owner(params: dict[str, Any], model: Any, **_: Any) -> None:
+        params.update(make_owner_parameters(model.input_shape.members if model.input_shape else (), account))
+
+    with _importing:
+        import boto3
+        from botocore.config import Config
+
+        config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": attempts})
+        if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            # A local AWS has one host name for all buckets.
+            config = config.merge(Config(s3={"addressing_style": "path"}))
+        client = boto3.session.Session(region_name=region or None).client("s3", config=config)
+    client.meta.events.register("before-parameter-build.s3", add_bucket_owner)
+    return client
+
+
+def read_error_code(error: Exception) -> str:
+    """Return the code of AWS's answer, or an empty string."""
     answer = getattr(error, "response", None)
     return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
 
 
 def _unreachable(error: Exception) -> Unreachable:
-    lasting = _code(error) in LASTING or isinstance(error, ImportError)
-    text = str(error) if _code(error) else f"{type(error).__name__}: {error}"
+    lasting = read_error_code(error) in LASTING or isinstance(error, ImportError)
+    text = str(error) if read_error_code(error) else f"{type(error).__name__}: {error}"
     return Unreachable(text[:300], lasting=lasting)

@@ -31,8 +31,10 @@ from rerail_agent.checkpoints.manifest import (
     Manifest,
     dump,
     format_now,
+    verify_signature,
 )
 from rerail_agent.checkpoints.store import LocalStore, compute_checksum, find_free_path, sync_folder, write_file
+from rerail_agent.checkpoints.trust import UNTRUSTED, ManifestTrust
 from rerail_agent.fault_isolation import print_line
 from rerail_agent.identity import Identity
 
@@ -180,6 +182,7 @@ def read(folder: Path) -> Manifest:
             {"name": str(entry["name"]), "bytes": int(entry["bytes"]), "checksum": str(entry["checksum"])}
             for entry in table["files"]
         )
+        table["signature"] = verify_signature(table)
         manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
         if any(type(number) is not int for number in (manifest.step, manifest.attempt, manifest.restart)):
             raise TypeError("step, attempt and restart must be whole numbers")
@@ -241,10 +244,15 @@ def list_folders(root: Path) -> list[Path]:
 
 
 def find_newest_whole(root: Path, allowed: Callable[[Manifest], bool], log: Log = print_line) -> Path | None:
-    """Return the newest complete checkpoint that is allowed; log each damaged one that is passed over."""
-    for folder in list_folders(root):
+    """Return the newest complete checkpoint that is trusted and allowed; log each damaged one that is passed over."""
+    folders = list_folders(root)
+    listed = filter(None, map(_read_or_none, folders))
+    untrusted = ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
+    for folder in folders:
         try:
-            if allowed(read(folder)):
+            if (manifest := read(folder)).step in untrusted:
+                raise DamagedCheckpoint(UNTRUSTED)
+            if allowed(manifest):
                 verify(folder)
                 return folder
         except DamagedCheckpoint as damage:

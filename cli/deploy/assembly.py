@@ -95,6 +95,6 @@ def _bucket(target: Target, destination: Mapping[str, str]) -> tuple[Any, str]:
     return target.client("s3", role=role), target.fill(destination["bucketName"])
 
 
-def synthesize(context: Mapping[str, str]) -> Path:
+def synthesize(context: Mapping[str, Any]) -> Path:
     """Return the folder of the assembly, with these values instead of cdk.json's; raise DeployError on failure."""
     return deploy.synthesize(place.ROOT, place.SYNTHESES, context=context)

@@ -6,17 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from cli import place
+from cli.deploy.target import Target
+from local.deploy import LOCAL_SCOPE
+from rerail.model.checkpoints import split_uri
+from rerail.requests.relaunch import POLICY_TAG, read_checkpoint_uri
 
 FILE = place.ROOT / "cdk.json"
 PAGE = "pageEmail"
+# What an account has to choose, and what it is asked.
+SCOPE = {
+    "trainingRoleArns": "Which roles may Rerail pass to jobs (ARNs, by commas)",
+    "checkpointBuckets": "In which buckets may Rerail read checkpoints (names, by commas)",
+}
 ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;]+")
 
 
-def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
+def read(given: Sequence[str], file: Path = FILE) -> dict[str, Any]:
     """Return the values given as `name=value`; exit with an error for a name that cdk.json does not have."""
     known = read_context(file)
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for choice in given:
         name, equals, value = choice.partition("=")
         if not equals:
@@ -30,6 +41,29 @@ def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
 def read_context(file: Path = FILE) -> Mapping[str, Any]:
     found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))["context"]
     return found
+
+
+def with_example_scope() -> dict[str, Any]:
+    """Return wide values for what cdk.json leaves open, for templates that are looked at and not deployed."""
+    written = read_context()
+    return {name: value for name, value in LOCAL_SCOPE.items() if not written.get(name)}
+
+
+def find_scope(target: Target) -> dict[str, list[str]]:
+    """Return the roles and buckets of the newest jobs with Rerail's tag, by the choice that names them."""
+    query = {"Filters": [{"Name": f"Tags.{POLICY_TAG}", "Operator": "Exists"}]}
+    try:
+        answer = target.client("sagemaker").search(
+            Resource="TrainingJob", SearchExpression=query, SortBy="CreationTime", MaxResults=100
+        )
+    except (ClientError, BotoCoreError):
+        return {name: [] for name in SCOPE}
+    jobs = [result.get("TrainingJob", {}) for result in answer.get("Results", [])]
+    uris = [read_checkpoint_uri(job) for job in jobs]
+    return {
+        "trainingRoleArns": sorted({job["RoleArn"] for job in jobs if "RoleArn" in job}),
+        "checkpointBuckets": sorted({split_uri(uri)[0] for uri in uris if uri}),
+    }
 
 
 def find_page_address(template: Mapping[str, Any] | None) -> str:
@@ -51,10 +85,11 @@ def check(address: str) -> None:
         place.fail(f"{address!r} is not an e-mail address", "write one such as on-call@example.com")
 
 
-def remember(address: str, file: Path = FILE) -> None:
-    """Write the address into cdk.json, and leave its other text unchanged."""
+def remember(value: str | list[str], file: Path = FILE, *, name: str = PAGE) -> None:
+    """Write a choice into cdk.json, and leave its other text unchanged."""
     text = file.read_text(encoding="utf-8")
-    changed, times = re.subn(rf'("{PAGE}"\s*:\s*)"[^"]*"', lambda match: match[1] + json.dumps(address), text)
+    written = json.dumps(value)
+    changed, times = re.subn(rf'("{name}"\s*:\s*)("[^"]*"|\[[^\]]*\])', lambda match: match[1] + written, text)
     if times != 1:
-        place.fail(f"{file.name} has no place for {PAGE!r}", f'write "{PAGE}": "{address}" into its context')
+        place.fail(f"{file.name} has no place for {name!r}", f'write "{name}": {written} into its context')
     file.write_text(changed, encoding="utf-8")

@@ -19,7 +19,7 @@ from cli.deploy.permissions import strip_hash
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
 from cli.place import AsJson, Local
 from local import deploy as emulated
-from local.deploy import DeployError
+from local.deploy import LOCAL_SCOPE, DeployError
 
 STACK = "Rerail"  # as the app calls it
 
@@ -141,9 +141,10 @@ class _Deployment(_Step):
         except (ClientError, BotoCoreError) as error:
             place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
 
-    def deploy_organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
+    def deploy_organization(self, context: dict[str, Any], elsewhere: Callable[[str], Target]) -> None:
         """Deploy the StackSet of an organization from its hub account."""
         screen.show_target(self.console, self.target, organization.HUB, "the hub of an organization")
+        self._choose_scope(context)
         facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
         self.print_json(facts)
 
@@ -152,13 +153,14 @@ class _Deployment(_Step):
             raise typer.Exit
         self._confirm(question)
 
-    def deploy_account(self, context: dict[str, str], allow_loss: list[str]) -> None:
+    def deploy_account(self, context: dict[str, Any], allow_loss: list[str]) -> None:
         """Deploy the stack of one account and region."""
         looking = self.make_formation()
         status = self.settle(looking)
         old = None if status in FAILED else looking.read_template()
         screen.show_target(self.console, self.target, STACK, status)
         address = self._address(context, old)
+        self._choose_scope(context)
         self.console.print("synthesizing (half a minute when something changed)")
         assembly = Assembly(synthesize(context), STACK)
         new = assembly.template
@@ -205,11 +207,11 @@ class _Deployment(_Step):
         action = ("updated" if old else "created") if found else "unchanged"
         self.print_json(_facts(action, change, found, outputs))
 
-    def _address(self, context: dict[str, str], old: Any) -> str:
+    def _address(self, context: dict[str, Any], old: Any) -> str:
         """Who is paged: given with -c, in cdk.json, as deployed, or asked for. A deployment never unsubscribes
         somebody only because a checkout does not know of them."""
         if choices.PAGE in context:
-            return context[choices.PAGE]
+            return str(context[choices.PAGE])
         written = str(choices.read_context().get(choices.PAGE) or "")
         address = written or choices.find_page_address(old)
         if not address and self.asks:
@@ -221,6 +223,27 @@ class _Deployment(_Step):
         if address and not written:
             context[choices.PAGE] = address
         return address
+
+    def _choose_scope(self, context: dict[str, Any]) -> None:
+        """Ask for roles and buckets that neither cdk.json nor -c names, with those of tagged jobs as a proposal.
+
+        There is no default: a deployment without a person who agrees allows nothing that was not written down.
+        """
+        written = choices.read_context()
+        missing = [name for name in choices.SCOPE if not (context.get(name) or written.get(name))]
+        if missing and self.target.is_local:
+            context.update({name: LOCAL_SCOPE[name] for name in missing})
+            return
+        proposed = choices.find_scope(self.target) if missing else {}
+        for name in missing:
+            found = ",".join(proposed[name])
+            if not self.asks:
+                tagged = f" -c {name}={found}, which your tagged jobs use" if found else f" -c {name}=..."
+                place.fail(f"{name} is not set", f"write a list into {choices.FILE.name}, or add{tagged}")
+            answer = typer.prompt(choices.SCOPE[name], default=found or None)
+            context[name] = [part.strip() for part in answer.split(",") if part.strip()]
+            choices.remember(context[name], name=name)
+            self.console.print(f"written into {choices.FILE.name}: commit it, and every later deployment knows")
 
     def _bootstrapped(self) -> bool:
         """Whether the CDK's bucket is here; it is made unless this is a plan."""

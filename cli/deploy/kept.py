@@ -99,7 +99,11 @@ def _bucket(target: Target, name: str) -> str:
         target.client("s3").head_bucket(Bucket=name, ExpectedBucketOwner=target.account)
     except ClientError as error:
         if error.response["Error"]["Code"] == "403":
-            raise DeployError(f"the bucket {name} is there, and it is not yours to use: who has made it?") from error
+            raise DeployError(
+                f"the bucket name {name} is taken: by another account, or you lack s3:ListBucket on it. Agents and"
+                " functions use no bucket of another account. Get the permission, deploy in another region, or ask AWS"
+                " support for the name"
+            ) from error
         raise
     return name
 

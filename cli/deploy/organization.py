@@ -22,7 +22,7 @@ Elsewhere = Callable[[str], Target]
 
 
 def deploy(
-    target: Target, context: Mapping[str, str], elsewhere: Elsewhere, confirm: Callable[[str], None], console: Console
+    target: Target, context: Mapping[str, Any], elsewhere: Elsewhere, confirm: Callable[[str], None], console: Console
 ) -> dict[str, Any]:
     """Deploy the hub and its StackSet after the permissions were shown and confirmed; `elsewhere` finds a region's
     target."""

@@ -150,9 +150,14 @@ def _may(
 
 def _lacking(subject: Subject, who: str, actions: Sequence[str], key: str) -> list[str]:
     """Of these actions on an S3 object, those that the role's own policies do not allow."""
-    partition = who.split(":")[1]
+    partition, account = who.split(":")[1], who.split(":")[4]
+    # The ARN of a bucket says nothing about its account, and Rerail's permissions are for its own.
+    owner = {"ContextKeyName": "aws:ResourceAccount", "ContextKeyValues": [account], "ContextKeyType": "string"}
     answer = subject.client("iam").simulate_principal_policy(
-        PolicySourceArn=who, ActionNames=list(actions), ResourceArns=[f"arn:{partition}:s3:::{key}"]
+        PolicySourceArn=who,
+        ActionNames=list(actions),
+        ResourceArns=[f"arn:{partition}:s3:::{key}"],
+        ContextEntries=[owner],
     )
     return _refused(answer["EvaluationResults"])
 

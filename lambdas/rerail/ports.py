@@ -145,8 +145,8 @@ class ReceivedHeartbeats(NamedTuple):
 class Mailbox(Protocol):
     """The commands to the agents in running jobs, and their reports and heartbeats."""
 
-    def post(self, command: Command) -> None:
-        """Replace the command in the folder of its run; raise Throttled or CommandNotStored."""
+    def post(self, command: Command, signing_key: str = "") -> None:
+        """Replace the command in the folder of its run, signed with a key; raise Throttled or CommandNotStored."""
 
     def report(self, key: str, signing_key: str = "") -> Report | None:
         """Return the report in this object, or None if it does not exist.

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+from rerail.aws.clients import set_bucket_owner
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.logs import CloudWatchLogs
@@ -21,6 +22,7 @@ def make_reporter() -> Reporter:
     from report_page.page import render_page
 
     settings = ReportSettings.from_environment()
+    set_bucket_owner(settings.account)
     return Reporter(
         gathering=FactGatherer(
             runs=DynamoRuns(settings.table),

@@ -6,6 +6,7 @@ from functools import cache, partial
 from secrets import token_hex
 from typing import Any
 
+from rerail.aws.clients import set_bucket_owner
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoClusters
@@ -36,6 +37,7 @@ def check_time(context: Any) -> None:
 def make_supervisor() -> Supervisor:
     """Return the supervisor of runs."""
     settings = SuperviseSettings.from_environment()
+    set_bucket_owner(settings.account)
     return Supervisor(
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),

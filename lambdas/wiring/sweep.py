@@ -2,6 +2,7 @@
 
 from functools import cache
 
+from rerail.aws.clients import set_bucket_owner
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import DynamoRuns
@@ -21,6 +22,7 @@ from wiring import now, pausable_policies
 def make_sweep() -> Sweep:
     """Return the sweep."""
     settings = SweepSettings.from_environment()
+    set_bucket_owner(settings.account)
     policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)
     return Sweep(
         runs=DynamoRuns(settings.table),

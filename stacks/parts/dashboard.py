@@ -29,7 +29,7 @@ class Dashboard(Construct):
         *,
         health: HealthAlarm,
         functions: Mapping[str, lambda_.IFunction],
-        signals: sqs.IQueue,
+        signals: Mapping[str, sqs.IQueue],
     ) -> None:
         """`functions` by the names that people know them by; every dead-letter queue of the stack is found by itself,
         so this comes after all that has one."""
@@ -91,7 +91,7 @@ def _money() -> Iterable[cloudwatch.IWidget]:
 
 
 def _decisions() -> Iterable[cloudwatch.IWidget]:
-    supervise = [_of("supervise", name, "Sum", FIVE) for name in ("Wakeups", "Decisions")]
+    supervise = [_of("supervise", name, "Sum", FIVE) for name in ("Wakeups", "Decisions", "RejectedMessages")]
     found = [_of("sweep", name, "Sum", FIVE) for name in ("Findings", "DiscoveredJobs")]
     waited = [_of("supervise", "SignalToDecision", statistic, FIVE) for statistic in ("Average", "Maximum")]
     notices = [_search("NoticesDecided", "Severity", "Sum")]
@@ -106,7 +106,9 @@ def _decisions() -> Iterable[cloudwatch.IWidget]:
 
 
 def _supervisor(
-    functions: Mapping[str, lambda_.IFunction], signals: sqs.IQueue, dead_letters: Sequence[DeadLetterQueue]
+    functions: Mapping[str, lambda_.IFunction],
+    signals: Mapping[str, sqs.IQueue],
+    dead_letters: Sequence[DeadLetterQueue],
 ) -> Iterable[cloudwatch.IWidget]:
     errors = [function.metric_errors(period=FIVE, label=f"{name}: errors") for name, function in functions.items()]
     throttles = [
@@ -116,7 +118,10 @@ def _supervisor(
         function.metric_duration(period=FIVE, statistic="p99", label=f"{name}: p99")
         for name, function in functions.items()
     ]
-    age = signals.metric_approximate_age_of_oldest_message(period=MINUTE, statistic="Maximum", label="oldest signal, s")
+    ages = [
+        queue.metric_approximate_age_of_oldest_message(period=MINUTE, statistic="Maximum", label=label)
+        for label, queue in signals.items()
+    ]
     letters = [
         dead_letter_queue.queue.metric_approximate_number_of_messages_visible(
             period=MINUTE, statistic="Maximum", label=f"of {dead_letter_queue.of}"
@@ -126,7 +131,7 @@ def _supervisor(
     return (
         _graph("Errors and throttles", errors, right=throttles),
         _graph("Durations", durations),
-        _graph("The oldest signal", [age]),
+        _graph("The oldest signal", ages),
         _graph("Dead letters", letters),
     )
 

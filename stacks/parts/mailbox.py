@@ -5,11 +5,19 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from rerail.model.mailbox import make_bucket_name, make_command_key, make_heartbeat_key, make_report_key
+from rerail.model.mailbox import (
+    NONCE_LENGTH,
+    make_bucket_name,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_id,
+    make_report_key,
+)
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
 EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = make_command_key("*"), make_heartbeat_key("*"), make_report_key("*", "*")
+EVERY_REPORT_WRITTEN_ONCE = make_report_key("*", make_report_id("*", "?" * NONCE_LENGTH))
 # No job runs for more than 28 days.
 KEPT = Duration.days(30)
 ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
@@ -29,6 +37,7 @@ class JobMailbox(Construct):
         self.bucket = closed_bucket(self, name=name, rule="OldMail", kept=KEPT)
         _announce_to_event_bridge(self.bucket)
         self._let_nobody_take_mail_away()
+        self._let_nobody_overwrite_reports()
         reason = "Messages of a few hundred bytes, gone after 30 days; each says which job wrote it, and when."
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
 
@@ -55,6 +64,23 @@ class JobMailbox(Construct):
                 principals=[iam.AnyPrincipal()],
                 actions=["s3:DeleteObject", "s3:DeleteObjectVersion"],
                 resources=[self._objects(EVERY_HEARTBEAT), self._objects(EVERY_REPORT)],
+            )
+        )
+
+    def _let_nobody_overwrite_reports(self) -> None:
+        """A report is written once: who may write into the bucket could otherwise replace it before it is read.
+
+        Agents of the previous version write names without a nonce, and write them unconditionally.
+        """
+        self.bucket.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="ReportsAreWrittenOnce",
+                effect=iam.Effect.DENY,
+                principals=[iam.AnyPrincipal()],
+                # Multipart uploads and copies, which cannot have the condition, are refused too.
+                actions=["s3:PutObject"],
+                resources=[self._objects(EVERY_REPORT_WRITTEN_ONCE)],
+                conditions={"Null": {"s3:if-none-match": "true"}},
             )
         )
 

@@ -41,9 +41,15 @@ def allow(
     where: Mapping[str, Any] | None = None,
     because: str | None = None,
 ) -> None:
-    """Add a statement to the role; `because` says why a resource has to be a wildcard."""
+    """Add a statement to the role; `because` says why a resource has to be a wildcard.
+
+    The name of a bucket says nothing about its account, so S3 is allowed in this account alone.
+    """
     resources = [on] if isinstance(on, str) else list(on)
-    role.add_to_principal_policy(iam.PolicyStatement(actions=list(actions), resources=resources, conditions=where))
+    conditions = dict(where or {})
+    if any(action.startswith("s3:") for action in actions):
+        conditions["StringEquals"] = {**conditions.get("StringEquals", {}), "aws:ResourceAccount": Aws.ACCOUNT_ID}
+    role.add_to_principal_policy(iam.PolicyStatement(actions=list(actions), resources=resources, conditions=conditions))
     for resource in filter(lambda resource: "*" in resource, resources):
         if not because:
             raise ValueError(f"{', '.join(actions)} on {resource}: say because of what it is a wildcard")

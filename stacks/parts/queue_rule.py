@@ -1,4 +1,4 @@
-"""An EventBridge rule that sends matching events to the signals queue, with a dead-letter queue."""
+"""An EventBridge rule that sends matching events to a queue of signals, with a dead-letter queue."""
 
 from collections.abc import Mapping
 from typing import Any

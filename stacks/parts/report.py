@@ -59,6 +59,7 @@ class ReportRenderer(Construct):
                 table=runs.table.table_name,
                 policy_prefix=PREFIX,
                 reports=reports.bucket.bucket_name,
+                account=Aws.ACCOUNT_ID,
                 region=Aws.REGION,
                 docs_url=options.docs_url,
             ),

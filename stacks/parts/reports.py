@@ -1,4 +1,4 @@
-"""Forward agents' reports from the mailbox to the signals queue."""
+"""Forward agents' reports from the mailbox to their own queue."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns

@@ -1,4 +1,4 @@
-"""The queue of all signals for the supervisor: events, commands and the sweep's wake-ups."""
+"""The queues of the signals for the supervisor: events, commands and the sweep's wake-ups; agents' reports apart."""
 
 from aws_cdk import Duration
 from aws_cdk import aws_iam as iam
@@ -17,12 +17,16 @@ TRIES = 5
 
 
 class SignalsQueue(Construct):
-    """Standard, not FIFO: a signal is only a wake-up, so order and repetition do not matter."""
+    """Standard, not FIFO: a signal is only a wake-up, so order and repetition do not matter.
 
-    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic) -> None:
+    `of` names its consumer in the alarm on its dead letters."""
+
+    def __init__(
+        self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic, of: str = "the supervisor"
+    ) -> None:
         super().__init__(scope, id)
         self._key = key
-        self.dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the supervisor")
+        self.dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of=of)
         self.queue = sqs.Queue(
             self,
             "Queue",

@@ -2,6 +2,7 @@
 
 import json
 
+from aws_cdk import Aws
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -25,6 +26,8 @@ BATCH = 10
 # A thousand simultaneous failures must not cause a thousand CreateTrainingJob calls a second. Invocations that wait for
 # that throttle must leave others for the remaining runs. A new account may run ten functions at once.
 CONCURRENCY = 8
+# Lambda's minimum. Whoever may write into the mailbox can cause any number of these.
+REPORT_CONCURRENCY = 2
 
 
 class Supervise(Construct):
@@ -38,6 +41,7 @@ class Supervise(Construct):
         functions: FunctionFactory,
         runs: RunsTable,
         signals: SignalsQueue,
+        filed: SignalsQueue,
         bus: RerailBus,
         mailbox: JobMailbox,
         pause: PauseParameter,
@@ -51,6 +55,7 @@ class Supervise(Construct):
             policy_prefix=PREFIX,
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
+            account=Aws.ACCOUNT_ID,
             quarantine_folders=json.dumps(options.quarantine_folders, separators=(",", ":")),
         )
         made = functions.make(
@@ -58,6 +63,7 @@ class Supervise(Construct):
         )
         self.function = made.function
         feed(made, signals.queue, batch=BATCH, concurrency=CONCURRENCY)
+        feed(made, filed.queue, batch=BATCH, concurrency=REPORT_CONCURRENCY)
         runs.let_write(made.role)
         runs.let_list_open(made.role)
         bus.let_publish(made.role)
@@ -73,9 +79,12 @@ class Supervise(Construct):
 
 def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
     allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
-    # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
-    making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")
-    allow(role, *making, on=TRAINING_JOBS, where=_present("aws:RequestTag/rerail:run"), because=ANY_JOB)
+    # Only what is marked as an attempt of a run can be made.
+    marked = _present("aws:RequestTag/rerail:run")
+    allow(role, "sagemaker:CreateTrainingJob", on=TRAINING_JOBS, where=marked, because=ANY_JOB)
+    # Tags given at creation are authorized as AddTags too. A job that exists gets none: it could be stopped then.
+    created = {"StringEquals": {"sagemaker:TaggingAction": "CreateTrainingJob"}}
+    allow(role, "sagemaker:AddTags", on=TRAINING_JOBS, where={**marked, **created}, because=ANY_JOB)
     # Every attempt carries the user's tag, a successor too; jobs without it are not supervised.
     mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
     allow(role, *mending, on=TRAINING_JOBS, where=_present("aws:ResourceTag/rerail:policy"), because=ANY_JOB)

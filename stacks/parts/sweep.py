@@ -59,6 +59,7 @@ class ScheduledSweep(Construct):
             policy_prefix=PREFIX,
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
+            account=Aws.ACCOUNT_ID,
         )
         made = functions.make(
             self,

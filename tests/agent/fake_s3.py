@@ -6,13 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rerail.model.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, serialize
+from rerail.model.mailbox import (
+    Command,
+    Heartbeat,
+    Report,
+    make_command_key,
+    read_heartbeat,
+    read_report,
+    run_of_report,
+    serialize,
+)
+from rerail.model.signatures import sign
 
-BUCKET = "sagemaker-rerail-000000000000-us-east-1"
+OWNER = "000000000000"
+BUCKET = f"sagemaker-rerail-{OWNER}-us-east-1"
 HANG_S = 120.0  # ends a wait for what never comes
 
 
@@ -32,20 +44,23 @@ class Bucket:
         self.broken: dict[str, tuple[int, str]] = {}  # by method
         self.changed = threading.Condition()
         self.url = ""
+        self.owner = OWNER
 
     def put(self, key: str, text: bytes) -> None:
         with self.changed:
             self.objects[key] = text
             self.changed.notify_all()
 
-    def command(self, command: Command) -> None:
-        self.put(f"runs/{command.run}/command.json", serialize(command))
+    def command(self, command: Command, signing_key: str = "") -> None:
+        key = make_command_key(command.run)
+        self.put(key, sign(serialize(command), name=key, key=signing_key))
 
     def reports(self, run: str = "night") -> dict[str, Report]:
-        """By id; each is read as the supervisor reads it."""
+        """By id without its nonce, the newest of each; each is read as the supervisor reads it."""
         found = [(key, text) for key, text in list(self.objects.items()) if key.startswith(f"runs/{run}/reports/")]
         named = [(run_of_report(key)[1], text) for key, text in found]
-        return {id: read_report(text, run=run, id=id) for id, text in named}
+        read = [(id.rpartition(".")[0], read_report(text, run=run, id=id)) for id, text in named]
+        return {name: replace(report, id=name) for name, report in read}
 
     def heartbeat(self, run: str = "night") -> Heartbeat | None:
         text = self.objects.get(f"runs/{run}/heartbeat.json")
@@ -74,6 +89,10 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
+        def do_HEAD(self) -> None:
+            if not self.refuses():
+                self.answer(200)
+
         def do_GET(self) -> None:
             with bucket.changed:
                 text = bucket.objects.get(self.key())
@@ -87,10 +106,15 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
                 self.answer(200, text, etag=tag(text))
 
         def do_PUT(self) -> None:
-            text = self.body()
-            if not self.refuses():
-                bucket.put(self.key(), text)
-                self.answer(200, etag=tag(text))
+            text, once = self.body(), self.headers.get("If-None-Match") == "*"
+            assert once is ("/reports/" in self.key()), f"{self.path}: reports, and they alone, are written once"
+            if self.refuses():
+                return
+            if once and self.key() in bucket.objects:
+                self.answer(412, code="PreconditionFailed")
+                return
+            bucket.put(self.key(), text)
+            self.answer(200, etag=tag(text))
 
         def key(self) -> str:
             place, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
@@ -102,7 +126,10 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
             return self.rfile.read(int(self.headers["Content-Length"]))
 
         def refuses(self) -> bool:
-            if failure := bucket.broken.get(self.command):
+            expected = self.headers.get("x-amz-expected-bucket-owner")
+            assert expected, f"{self.command} {self.path}: for whichever account owns the bucket"
+            failure = (403, "AccessDenied") if expected != bucket.owner else bucket.broken.get(self.command)
+            if failure:
                 self.answer(failure[0], code=failure[1])
             return failure is not None
 
@@ -115,7 +142,8 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
                 self.send_header("ETag", etag)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text)
+            if self.command != "HEAD":
+                self.wfile.write(text)
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """Nothing: the requests are kept in the bucket."""

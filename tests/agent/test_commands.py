@@ -7,13 +7,23 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import CommandKind, Durability, Report, ReportKind, read_report, serialize
+from rerail.model.mailbox import (
+    CommandKind,
+    Durability,
+    Report,
+    ReportKind,
+    make_command_key,
+    read_report,
+    serialize,
+)
+from rerail.model.signatures import sign
 from rerail_agent.commands import CommandEffect, CommandState
 from rerail_agent.identity import Identity
 from tests.agent.jobs import command
 
 ME = Identity(run="night", attempt=2, job="night-a002")
 NOW = datetime.now(UTC)
+KEY = "ab" * 32
 
 
 def make_state() -> CommandState:
@@ -148,3 +158,42 @@ def test_evidence_is_cut_to_what_its_reader_takes(character):
     report = read(make_state().report_finding(finding, at=NOW, evidence=f"main thread {character * 100_000}"))
     assert report.evidence.startswith("main thread ")
     assert len(report.evidence) > 5_000
+
+
+@pytest.mark.threat("T8")
+def test_an_agent_with_a_key_obeys_signed_commands_only():
+    """Unsigned, another run's key, another run's folder, changed bytes: refused, and reported once in all."""
+    state = CommandState(replace(ME, signing_key=KEY))
+    name = make_command_key("night")
+    forged = [
+        mine("f1"),
+        mine("f2", kind=CommandKind.TRAIN),
+        sign(mine("f3"), name=name, key="cd" * 32),
+        sign(mine("f4"), name=make_command_key("another"), key=KEY),
+        sign(mine("f5"), name=name, key=KEY).replace(b'"f5"', b'"f6"'),
+        mine("f7").replace(b'{"schema"', b'{"seal":"' + b"ab" * 32 + b'","schema"'),
+        mine("f8")[:-1] + b',"seal":null}',
+    ]
+    effects = [state.receive(text, at=NOW) for text in forged]
+    assert not any(effect.save or effect.fenced for effect in effects)
+    (report,) = [read(effect.report) for effect in effects if effect.report]
+    assert (report.kind, report.command) == (ReportKind.REFUSED, "")
+    assert "seal" in report.reason
+    assert state.receive(sign(mine("c1"), name=name, key=KEY), at=NOW).save
+
+
+@pytest.mark.threat("T8")
+def test_a_signed_command_that_is_written_again_changes_nothing():
+    """Of an older attempt, of this process, or late: its id, attempt and deadline are signed with it."""
+    name = make_command_key("night")
+    state = CommandState(replace(ME, signing_key=KEY))
+    assert state.receive(sign(mine("c1"), name=name, key=KEY), at=NOW).save
+    older = sign(serialize(command("c0", attempt=1)), name=name, key=KEY)
+    for text in (older, sign(mine("c1"), name=name, key=KEY), sign(mine("c2", left_s=-3600), name=name, key=KEY)):
+        assert not state.receive(text, at=NOW).save
+
+
+@pytest.mark.threat("T8")
+def test_an_agent_without_a_key_reads_signed_commands():
+    """The run has a key since its adoption, and the first job was started without one."""
+    assert make_state().receive(sign(mine(), name=make_command_key("night"), key=KEY), at=NOW).save

@@ -12,8 +12,9 @@ import pytest
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.signatures import is_signed
+from rerail_agent.checkpoints import open_store
 from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
-from tests.agent.fake_s3 import BUCKET, HANG_S, Bucket
+from tests.agent.fake_s3 import BUCKET, HANG_S, OWNER, Bucket
 from tests.agent.jobs import command, environment_of
 
 SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
@@ -291,7 +292,7 @@ def test_credentials_that_are_missing_for_a_moment_are_found_when_they_are_back(
     """Accelerate clears the environment for a moment in the training thread: the next try reads it again."""
     for name, value in environment_of(bucket, base=Path(), AWS_EC2_METADATA_DISABLED="true").items():
         monkeypatch.setenv(name, value)
-    post = MailboxBucket(BUCKET, "us-east-1")
+    post = MailboxBucket(BUCKET, "us-east-1", account=OWNER)
     with monkeypatch.context() as cleared:
         cleared.delenv("AWS_ACCESS_KEY_ID")
         cleared.delenv("AWS_SECRET_ACCESS_KEY")
@@ -341,3 +342,63 @@ def test_only_rank_0_talks_to_the_mailbox(bucket: Bucket, new_guard, rank):
     guard.report(SPIKE)
     time.sleep(0.2)
     assert bucket.requests == []
+
+
+@pytest.mark.threat("T23")
+def test_a_mailbox_of_another_account_commands_no_job(bucket: Bucket, new_guard, capfd):
+    """Another account took the bucket's name first. The agent neither reads nor writes there; training goes on."""
+    bucket.owner = "999999999999"
+    bucket.command(command())
+    guard = new_guard(bucket)
+    bucket.wait_for(lambda: {request.method for request in bucket.requests} == {"GET", "PUT"})
+    for step in range(1, 20):
+        guard.step(step=step, loss=2.0)
+        assert not guard.wants_checkpoint
+    guard.close()
+    assert {request.status for request in bucket.requests} == {403}
+    assert set(bucket.objects) == {"runs/night/command.json"}
+    assert "AccessDenied" in capfd.readouterr().err
+
+
+@pytest.mark.threat("T23")
+def test_checkpoints_go_to_no_bucket_of_another_account(bucket: Bucket, monkeypatch):
+    """s3torchconnector cannot ask for the owner, so the store asks once before its first use."""
+    for name, value in environment_of(bucket, base=Path("/nowhere")).items():
+        monkeypatch.setenv(name, value)
+    bucket.owner = "999999999999"
+    with pytest.raises(PermissionError, match=f"not a bucket of this job's account {OWNER}.*s3:ListBucket"):
+        open_store(f"s3://{BUCKET}/runs/night/")
+    bucket.owner = OWNER
+    assert open_store(f"s3://{BUCKET}/runs/night/").uri == f"s3://{BUCKET}/runs/night/"
+
+
+@pytest.mark.threat("T8")
+def test_a_report_is_written_once_under_a_name_that_cannot_be_taken(bucket: Bucket, new_guard, monkeypatch):
+    """A name without a nonce is no use to those who take it first; a lost answer is not a second report."""
+    bucket.objects["runs/night/reports/a001-hello.json"] = b"taken"
+    new_guard(bucket)
+    bucket.wait_for(lambda: len([key for key in bucket.objects if "hello" in key]) == 3)  # of the first two heartbeats
+    del bucket.objects["runs/night/reports/a001-hello.json"]
+    assert bucket.reports()["a001-hello"].job == "night"
+    for name, value in environment_of(bucket, base=Path()).items():
+        monkeypatch.setenv(name, value)
+    mailbox = MailboxBucket(BUCKET, "us-east-1", account=OWNER)
+    mailbox.write("runs/night/reports/x.json", b"{}", once=True)
+    mailbox.write("runs/night/reports/x.json", b"{1}", once=True)
+    assert bucket.objects["runs/night/reports/x.json"] == b"{}"
+
+
+@pytest.mark.threat("T8")
+def test_a_finding_is_reported_again_while_it_is_open(bucket: Bucket, new_guard):
+    """The first report was lost, whatever the way: the loss stays bad, and the supervisor hears of it."""
+    guard = new_guard(bucket, RERAIL_HEARTBEAT_SECONDS="0.05")
+    for step in range(1, 200):
+        guard.step(step=step, loss=2.0 if step < 150 else float("nan"))
+
+    def count() -> int:
+        return sum("findings-non_finite-intervene" in key for key in bucket.objects)
+
+    bucket.wait_for(lambda: count() >= 3)
+    for step in range(200, 400):
+        guard.step(step=step, loss=2.0)
+    guard.close()

@@ -48,6 +48,17 @@ def our_own_clients() -> Iterator[None]:
 
 
 def forget_clients() -> None:
-    """The next call makes its client anew."""
+    """The next call makes its client anew, for buckets of this account; each call to S3 has to say so."""
     clients.client.cache_clear()
     clients._session.cache_clear()
+    clients.set_bucket_owner(ACCOUNT)
+    clients._session().events.register("before-call.s3", require_bucket_owner)
+
+
+def require_bucket_owner(model: Any, params: dict[str, Any], **_: Any) -> None:
+    """Fail a call that S3 would carry out in whichever account owns the bucket."""
+    names = {"ExpectedBucketOwner": "x-amz-expected-bucket-owner"}
+    names |= {"ExpectedSourceBucketOwner": "x-amz-source-expected-bucket-owner"}
+    accepted = model.input_shape.members if model.input_shape else ()
+    wanted = {header: ACCOUNT for name, header in names.items() if name in accepted}
+    assert wanted.items() <= params["headers"].items(), f"{model.name} names no owner of the bucket"

@@ -12,6 +12,7 @@ OUTPUTS = {
     "TableName": "Runs",
     "BusName": "rerail",
     "SignalsQueueUrl": "https://sqs/1/signals",
+    "FiledReportsQueueUrl": "https://sqs/1/reports",
     "MailboxBucket": "mailbox",
     "PolicyPrefix": "/rerail/policies",
     "PauseParameter": "/rerail/switch",

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from cli.deploy import cdk, choices
+from cli.deploy.command import _Deployment
 from cli.place import ROOT
 
 CDK_JSON = """{
@@ -94,3 +95,58 @@ def test_the_makefile_deploys_by_the_command():
     assert "$(BIN)/rerail deploy $(ARGS)" in lines
     assert "$(BIN)/rerail destroy $(ARGS)" in lines
     assert "npx" not in lines
+
+
+@pytest.fixture
+def unchosen(tmp_path, monkeypatch):
+    """A cdk.json as it is delivered: it names neither roles nor buckets."""
+    file = tmp_path / "cdk.json"
+    file.write_text('{"context": {"trainingRoleArns": [], "checkpointBuckets": [], "pageEmail": ""}}')
+    monkeypatch.setattr(choices.read_context, "__defaults__", (file,))
+    monkeypatch.setattr(choices.remember, "__defaults__", (file,))
+    return file
+
+
+class TaggedJobs:
+    """A target whose account has jobs with the tag, one of them with checkpoints."""
+
+    account, is_local = "111122223333", False
+    jobs = (
+        {"RoleArn": "arn:aws:iam::111122223333:role/train", "CheckpointConfig": {"S3Uri": "s3://weights/gpt/"}},
+        {"RoleArn": "arn:aws:iam::111122223333:role/train"},
+        {},
+    )
+
+    def client(self, service):
+        assert service == "sagemaker"
+        return self
+
+    def search(self, **asked):
+        assert asked["SearchExpression"] == {"Filters": [{"Name": "Tags.rerail:policy", "Operator": "Exists"}]}
+        return {"Results": [{"TrainingJob": job} for job in self.jobs]}
+
+
+@pytest.mark.threat("T21")
+def test_a_deployment_without_a_terminal_names_what_tagged_jobs_use(unchosen, capsys):
+    """Nobody has agreed to any role or bucket, so nothing is deployed; the error has the values."""
+    deployment = _Deployment(TaggedJobs(), as_json=False, yes=True, plan=False)
+    with pytest.raises(typer.Exit):
+        deployment._choose_scope({})
+    assert "trainingRoleArns is not set" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "-c trainingRoleArns=arn:aws:iam::111122223333:role/train, which your tagged jobs use" in said
+
+
+def test_a_deployment_asks_for_roles_and_buckets_and_remembers_them(unchosen, monkeypatch):
+    """The proposal is what jobs with the tag use; what is confirmed is written down."""
+    deployment = _Deployment(TaggedJobs(), as_json=False, yes=False, plan=False)
+    deployment.asks, context = True, {}
+    monkeypatch.setattr(typer, "prompt", lambda question, default: default)
+    deployment._choose_scope(context)
+    expected = {
+        "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
+        "checkpointBuckets": ["weights"],
+    }
+    assert context == expected
+    assert json.loads(unchosen.read_text())["context"] == expected | {"pageEmail": ""}
+    deployment._choose_scope(again := {})
+    assert again == {}

@@ -461,3 +461,18 @@ def test_our_launcher_has_the_ranks_meet_elsewhere_after_a_restart() -> None:
 def test_a_port_moves_on_with_each_restart_and_never_off_the_end() -> None:
     assert [in_place_restarts.next_port(port, 2) for port in (7777, 65535)] == [7779, 65533]
     assert in_place_restarts.with_another_port({"MASTER_PORT": "x", "RERAIL_RESTART": "1"})["MASTER_PORT"] == "x"
+
+
+@pytest.mark.threat("T8")
+def test_init_with_a_key_obeys_signed_commands_only(bucket: Bucket, new_node: NewNode) -> None:
+    """A forged restart is passed over; the supervisor's own is carried out."""
+    key = "ab" * 32
+    node = new_node("train(seconds=600 if restart == 0 else 0.1)", RERAIL_SEAL_KEY=key)
+    node.await_note("ready-0-0-0")
+    bucket.command(order(1, resume_step=0, rate=1000.0))
+    polls = len(bucket.requests)
+    bucket.wait_for(lambda: sum(request.status == 304 for request in bucket.requests[polls:]) > 2)
+    bucket.command(order(1, resume_step=400), key)
+    assert json.loads(node.await_note("ready-1-0-0"))["RERAIL_RESUME_STEP"] == "400"
+    assert node.end() == 0
+    assert "a command that cannot be read is passed over" in node.err

@@ -212,7 +212,7 @@ class Account:
 
     def has_handled_all(self) -> bool:
         """Whether no signal waits for the supervisor, or is with it."""
-        return not self.lies_in(self.aws.outputs["SignalsQueueUrl"])
+        return not any(self.lies_in(self.aws.outputs[f"{name}QueueUrl"]) for name in ("Signals", "FiledReports"))
 
     def lies_in(self, queue_url: str) -> int:
         """How many messages wait in a queue, or are being handled."""

@@ -14,6 +14,7 @@ from cli.deploy.assembly import synthesize
 from cli.deploy.changes import find_refused
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
+from local.deploy import LOCAL_SCOPE
 from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
@@ -191,7 +192,7 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
     """A bucket a region, with every file that the members' template names."""
     place.use_local(empty.endpoint_url)
     units = {"organizationId": "o-a1b2c3d4e5", "organizationalUnits": "ou-ab12-c3d4e5f6"}
-    folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1"})
+    folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1", **LOCAL_SCOPE})
     resources = organization.find_member(folder).template["Resources"].values()
     properties = [resource["Properties"] for resource in resources]
     code = [

@@ -11,7 +11,7 @@ from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.notices.notifiers.targets import NOTIFIERS
 from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
-from tests.aws.places import TABLE, make_table
+from tests.aws.places import ACCOUNT, TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
 PREFIX = "/rerail/policies"
@@ -63,6 +63,7 @@ class Account:
             "policy_prefix": PREFIX,
             "pause_parameter": PAUSE_PARAMETER,
             "mailbox": MAILBOX,
+            "account": ACCOUNT,
         }
         return (
             SuperviseSettings(bus="rerail", **common),
@@ -71,6 +72,7 @@ class Account:
                 table=TABLE,
                 policy_prefix=PREFIX,
                 reports=REPORTS,
+                account=ACCOUNT,
                 region="eu-west-1",
                 docs_url="https://docs.example.com",
             ),

@@ -9,7 +9,7 @@ from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings
 from wiring.supervise import read_quarantine_folders
 
 KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
-COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER"}
+COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER", "RERAIL_ACCOUNT"}
 
 
 def some(kind: type[Settings]) -> Settings:
@@ -46,6 +46,7 @@ def test_variables_are_named_after_fields():
     assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS", "RERAIL_QUARANTINE_FOLDERS"}
     assert set(ReportSettings.names().values()) == {
         *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
+        "RERAIL_ACCOUNT",
     }
     assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
     topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}

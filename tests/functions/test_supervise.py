@@ -73,6 +73,26 @@ def test_an_operator_is_obeyed(account):
     assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")
 
 
+@pytest.mark.threat("T11")
+@pytest.mark.parametrize("sender", ["AROAEXAMPLEID:Rerail-Sweep", "AROAANOTHERID:ada"])
+def test_a_role_cannot_command_through_the_queue(account, sender, logged):
+    """Operators' commands and alarms come from EventBridge. The sweep, which may send to the queue, can claim neither:
+    what it sends so is counted and ends in the dead-letter queue."""
+    account.submit("gpt-7b")
+    assert failed(batch(sample("training_job_state_change"))) == []
+    stop = sample("operator_command")
+    stop["detail"] |= {"run": "gpt-7b", "verb": "stop"}
+    for body in (stop, sample("alarm_on_a_job")):
+        event = batch(body)
+        event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
+        assert failed(event) == ["message-0"]
+    assert account.runs.load("gpt-7b").stop is None
+    assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 2
+    event = batch(sample("training_job_state_change"))
+    event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
+    assert failed(event) == [], "a hint, about which SageMaker is asked"
+
+
 def test_a_report_of_an_agent_is_handled(account):
     """The event names the object, the object says hello, and the run knows of its agent."""
     account.submit("gpt-7b")

@@ -119,3 +119,20 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
 
 def test_what_is_shipped_imports_no_test_tool() -> None:
     assert not inside(modules("lambdas", "agent", "container", "stacks"), "pytest", "moto")
+
+
+S3_CLIENTS = {"lambdas/rerail/aws/clients.py", "agent/rerail_agent/mailbox_objects.py"}
+
+
+@pytest.mark.threat("T23")
+def test_every_client_of_s3_asks_for_the_buckets_owner() -> None:
+    """What is shipped makes clients in two modules, which name the owner in each call; a link is only signed."""
+    makers = {
+        shown(path)
+        for path in modules("lambdas", "agent", "container")
+        if any(top(name) in ("boto3", "botocore") for name in imports(path))
+        and any(word in path.read_text() for word in ("Session(", "boto3.client", "boto3.resource"))
+    }
+    assert makers == S3_CLIENTS
+    signing = [path for path in modules("lambdas") if "client_as(" in path.read_text()]
+    assert {shown(path) for path in signing} == {"lambdas/rerail/aws/clients.py", "lambdas/rerail/aws/report_links.py"}

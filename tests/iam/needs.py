@@ -90,7 +90,9 @@ def needs(call: Call, place: Place) -> Iterator[Need]:
         case "dynamodb":
             yield from _of_dynamodb(call, place)
         case "s3":
-            yield from _of_s3(call, place)
+            for need in _of_s3(call, place):
+                owner = (("aws:resourceaccount", place.account),) if need.action.startswith("s3:") else ()
+                yield Need(need.action, need.resource, need.keys + owner)
         case "sagemaker":
             yield from _of_sagemaker(call, place)
         case "sqs" if call.operation in ("SendMessage", "SendMessageBatch"):
@@ -204,7 +206,8 @@ def _of_sagemaker(call: Call, place: Place) -> Iterator[Need]:
         keys: Keys = tuple((f"aws:requesttag/{name}".lower(), value) for name, value in sorted(given.items()))
         yield Need("sagemaker:CreateTrainingJob", _job(call, place), keys)
         if given:  # what is made with tags is authorized as AddTags too
-            yield Need("sagemaker:AddTags", _job(call, place), keys)
+            making = (("sagemaker:taggingaction", "CreateTrainingJob"),)
+            yield Need("sagemaker:AddTags", _job(call, place), keys + making)
         yield Need("iam:PassRole", str(call.asked["RoleArn"]), (("iam:passedtoservice", "sagemaker.amazonaws.com"),))
     else:
         raise ValueError(f"nobody has said which permissions sagemaker:{call.operation} needs")

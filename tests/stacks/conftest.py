@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from local.deploy import node_folder
+from local.deploy import LOCAL_SCOPE, node_folder
 from stacks import ROOT
 from tests.stacks.template import Template
 
@@ -23,7 +23,10 @@ def synthesize(
     environment = {"PATH": str(node_folder()), "HOME": str(out.parent), "CDK_OUTDIR": str(out)}
     # Unpacking the library for Node takes seconds: it is done once, wherever HOME is.
     environment |= {"JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".local" / "jsii")}
-    environment |= {"CDK_CONTEXT_JSON": json.dumps(context or {}), "CDK_VALIDATION": str(validate).lower()}
+    environment |= {
+        "CDK_CONTEXT_JSON": json.dumps(LOCAL_SCOPE | dict(context or {})),
+        "CDK_VALIDATION": str(validate).lower(),
+    }
     command = [sys.executable, "app.py"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
 

@@ -59,8 +59,8 @@ def test_every_dead_letter_queue_is_watched(either):
 
 def test_the_oldest_signal_is_watched(template):
     """A queue that nobody empties pages."""
-    queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
-    assert watched(template, "ApproximateAgeOfOldestMessage") == [queue]
+    queues = [target(template.body["Outputs"][f"{name}QueueUrl"]["Value"]) for name in ("Signals", "FiledReports")]
+    assert watched(template, "ApproximateAgeOfOldestMessage") == sorted(queues)
 
 
 def test_every_topic_is_watched(either):

@@ -118,7 +118,7 @@ def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
     used = dead_letter_queues(template)
     shared = {queue for queue in used if used.count(queue) > 1}
     assert {queue.partition("Queue")[0] for queue in shared} == {"ReportDeadLetters", "ReportUndelivered"}
-    assert len(template.of("SQS::Queue")) == len(set(used)) + 3  # and the signals queue, and the report's two
+    assert len(template.of("SQS::Queue")) == len(set(used)) + 4  # and the supervisor's two queues, and the report's two
     assert [n for n in ("supervise", "sweep", "notify") if "DeadLetterConfig" in template.function(n)] == [
         "sweep",
         "notify",
@@ -143,12 +143,13 @@ def allowed_rules(template, queue):
 
 
 @pytest.mark.threat("T11")
-def test_the_signals_queue_hears_its_five_rules_only(template):
-    """Events of jobs and clusters, alarms, reports and commands come by rules; wake-ups come from the sweep's role."""
-    queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
+@pytest.mark.parametrize(("name", "count"), [("SignalsQueueUrl", 4), ("FiledReportsQueueUrl", 1)])
+def test_a_queue_of_signals_hears_its_rules_only(template, name, count):
+    """Events of jobs and clusters, alarms and commands, and reports, come by rules; wake-ups from the sweep's role."""
+    queue = target(template.body["Outputs"][name]["Value"])
     rules = [id for id, rule in template.of("Events::Rule").items() if target(rule["Targets"][0]["Arn"]) == queue]
     assert sorted(target(arn) for arn in allowed_rules(template, queue)) == sorted(rules)
-    assert len(rules) == 5
+    assert len(rules) == count
 
 
 def test_the_round_is_made_each_minute(template):

@@ -67,6 +67,25 @@ def test_the_supervisor_reads_in_small_batches(template):
     assert queue["VisibilityTimeout"] >= 6 * template.function("supervise")["Timeout"]
 
 
+@pytest.mark.threat("T24")
+def test_reports_keep_no_other_signal_waiting(template):
+    """A training role may file thousands a second. They have a queue, dead letters and an alarm of their own, and
+    occupy two invocations, beside the eight of all other signals."""
+    outputs = template.body["Outputs"]
+    mapping = feeding(template, outputs["FiledReportsQueueUrl"]["Value"])
+    assert mapping["ScalingConfig"] == {"MaximumConcurrency": 2}
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    own, others = (target(outputs[f"{name}QueueUrl"]["Value"]) for name in ("FiledReports", "Signals"))
+    for rule in template.of("Events::Rule").values():
+        if "aws.s3" in rule["EventPattern"]["source"]:
+            assert [target(one["Arn"]) for one in rule["Targets"]] == [own]
+        else:
+            assert own not in [target(one["Arn"]) for one in rule["Targets"]]
+    queues = template.of("SQS::Queue")
+    letters = [queues[queue]["RedrivePolicy"]["deadLetterTargetArn"] for queue in (own, others)]
+    assert letters[0] != letters[1]
+
+
 def feeding(template, queue):
     """What hands a queue's messages to a function."""
     (found,) = (

@@ -1,9 +1,12 @@
 """The context is checked before anything is built from it."""
 
+import json
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stacks import ROOT
 from stacks.options import NAMES, ORGANIZATION, BadOption, DeploymentOptions, Organization
 
 GOOD = {
@@ -32,6 +35,15 @@ def test_pseudo_parameters_become_tokens():
     (arn,) = DeploymentOptions.from_context(Context()).training_role_arns
     assert "${AWS::" not in arn
     assert arn.endswith(":role/train")
+
+
+@pytest.mark.threat("T21")
+@pytest.mark.parametrize("name", ["trainingRoleArns", "checkpointBuckets"])
+def test_roles_and_buckets_have_no_default(name):
+    """A wide default would be every account's: the error names the setting, and how to find the values."""
+    assert json.loads((ROOT / "cdk.json").read_text())["context"][name] == []
+    with pytest.raises(BadOption, match=f"'{name}' is not set.*rerail deploy.*describe-training-job.*cdk.json"):
+        DeploymentOptions.from_context(Context(**{name: []}))
 
 
 @pytest.mark.parametrize(

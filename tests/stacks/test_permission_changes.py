@@ -77,10 +77,7 @@ def test_a_removed_condition_is_reported(template, changed):
     )
     del creating["Condition"]
     change = permissions.find_changes(template.body, changed)
-    assert {(grant.action, grant.when) for grant in change.added} == {
-        ("sagemaker:CreateTrainingJob", ""),
-        ("sagemaker:AddTags", ""),
-    }
+    assert {(grant.action, grant.when) for grant in change.added} == {("sagemaker:CreateTrainingJob", "")}
     assert {grant.when for grant in change.removed} == {"aws:RequestTag/rerail:run is given"}
 
 

@@ -152,11 +152,14 @@ def test_every_wildcard_resource_has_its_reason(template):
 
 @pytest.mark.threat("T21")
 def test_only_what_is_marked_is_made(template):
-    """A job can be created only with the tag that says which run it belongs to; so can tags be added."""
+    """A job can be created only with the tag that says which run it belongs to, and no other job is given tags: with
+    them any job could be stopped."""
     statements = template.allowed("supervise")
-    for action in ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"):
+    marked = {"Null": {"aws:RequestTag/rerail:run": "false"}}
+    created = {"StringEquals": {"sagemaker:TaggingAction": "CreateTrainingJob"}}
+    for action, condition in (("sagemaker:CreateTrainingJob", marked), ("sagemaker:AddTags", marked | created)):
         (statement,) = with_action(statements, action)
-        assert statement["Condition"] == {"Null": {"aws:RequestTag/rerail:run": "false"}}
+        assert statement["Condition"] == condition
 
 
 @pytest.mark.threat("T21")

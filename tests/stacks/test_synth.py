@@ -13,6 +13,7 @@ from tests.stacks.template import Template, many, text
 OUTPUTS = {
     "TableName",
     "SignalsQueueUrl",
+    "FiledReportsQueueUrl",
     "BusName",
     "PageTopicArn",
     "InformTopicArn",

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from rerail.incident_report.location import make_page_key
-from rerail.model.mailbox import make_bucket_name, make_command_key, make_heartbeat_key, make_report_key
+from rerail.model.mailbox import (
+    make_bucket_name,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_id,
+    make_report_key,
+)
 from tests.stacks.template import Template, many, target, text
 from tests.stacks.test_delivery import matches
 
@@ -15,12 +21,18 @@ REPORT, HEARTBEAT, COMMAND = make_report_key("gpt", "r1"), make_heartbeat_key("g
 TRAINER = "arn:aws:iam::111122223333:role/SageMakerTrainer"
 
 
-def refused(template: Template, bucket: str, action: str, key: str, *, by: str = TRAINER, tls: bool = True) -> bool:
+ONCE = make_report_key("gpt", make_report_id("a001-findings-non_finite-intervene-510", "0123456789abcdef"))
+
+
+def refused(
+    template: Template, bucket: str, action: str, key: str, *, by: str = TRAINER, tls: bool = True, once: bool = False
+) -> bool:
     """Whether the bucket's own policy refuses the call, whatever the caller's role allows."""
     (document,) = (
         p["PolicyDocument"] for p in template.of("S3::BucketPolicy").values() if target(p["Bucket"]) == bucket
     )
     facts = {"aws:SecureTransport": str(tls).lower(), "aws:PrincipalArn": by}
+    facts |= {"s3:if-none-match": "*"} if once else {}
     name = text(template.of("S3::Bucket")[bucket]["BucketName"])
     return any(
         _refuses(statement, action, f"{name}/{key}" if key else name, facts) for statement in document["Statement"]
@@ -40,7 +52,8 @@ def _holds(condition: dict[str, Any], facts: dict[str, str]) -> bool:
     for operator, wanted in condition.items():
         for fact, value in wanted.items():
             value = f"role {target(value)}" if isinstance(value, dict) else str(value)
-            same = {"Bool": facts[fact] == value, "ArnNotEquals": facts[fact] != value}[operator]
+            given, absent = facts.get(fact), str(fact not in facts).lower()
+            same = {"Bool": given == value, "ArnNotEquals": given != value, "Null": absent == value}[operator]
             if not same:
                 return False
     return True
@@ -68,6 +81,15 @@ def buckets(template: Template) -> dict[str, str]:
 def test_a_training_role_can_only_speak_in_the_mailbox(template: Template, action: str, key: str, refuses: bool):
     """However much its own policies allow: commands are not its to write, and what was said is not its to take away."""
     assert refused(template, buckets(template)["MailboxBucket"], action, key) is refuses
+
+
+@pytest.mark.threat("T8")
+def test_no_report_is_overwritten(template: Template):
+    """S3 refuses a report that is not written on the condition that there is none of its name."""
+    mailbox = buckets(template)["MailboxBucket"]
+    assert refused(template, mailbox, "s3:PutObject", ONCE)
+    assert not refused(template, mailbox, "s3:PutObject", ONCE, once=True)
+    assert not refused(template, mailbox, "s3:PutObject", HEARTBEAT)
 
 
 @pytest.mark.threat("T8")
@@ -148,3 +170,18 @@ def test_the_reports_are_beyond_every_training_role(template: Template):
     assert "sagemaker" in names["MailboxBucket"]
     assert "sagemaker" not in names["ReportsBucket"].lower()
     assert make_page_key("gpt").startswith("runs/gpt/")
+
+
+@pytest.mark.threat("T23")
+def test_no_role_reaches_a_bucket_of_another_account(template: Template):
+    """A bucket's name may belong to any account: each statement of a role about S3 is for this account alone."""
+    statements = [
+        statement
+        for policy in template.of("IAM::Policy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if any(action.startswith(("s3:", "*")) for action in many(statement["Action"]))
+    ]
+    assert statements
+    for statement in statements:
+        assert statement["Condition"]["StringEquals"]["aws:ResourceAccount"] == {"Ref": "AWS::AccountId"}, statement
+    assert not [role for role in template.of("IAM::Role").values() if "s3:" in str(role.get("Policies"))]

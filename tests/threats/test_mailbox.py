@@ -12,7 +12,16 @@ from rerail.messages.messages import JobStateChanged
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness
-from rerail.model.mailbox import ReportKind, make_heartbeat_key, make_report_key, read_report, serialize
+from rerail.model.mailbox import (
+    CommandKind,
+    ReportKind,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_key,
+    read_command,
+    read_report,
+    serialize,
+)
 from rerail.model.policy import MailboxPolicy
 from rerail.model.run import RunState
 from rerail.model.signatures import VARIABLE, is_signed, sign
@@ -183,3 +192,28 @@ def test_a_report_of_another_job_in_a_runs_folder_changes_nothing(world, agent):
     before = world.run()
     other.finds(RUINED)
     assert world.run() == before
+
+
+@pytest.mark.threat("T8")
+def test_commands_are_signed_with_the_runs_key(world, agent):
+    """Its own agents, and only they, take the command for genuine."""
+    world.checkpoints.save(step=40)
+    agent.finds(RUINED)
+    text, _ = world.mailbox.objects[make_command_key("gpt")]
+    assert read_command(text, run="gpt", signing_key=KEY).kind is CommandKind.CHECKPOINT
+    with pytest.raises(BadMailboxObject, match="seal"):
+        read_command(text, run="gpt", signing_key=ANOTHER)
+
+
+@pytest.mark.threat("T8")
+def test_a_finding_that_is_reported_again_is_acted_on_once(world, agent):
+    """The first report is lost or torn; the next one counts, and those after it change nothing."""
+    world.checkpoints.save(step=40)
+    world.mailbox.put(key := agent.files(ReportKind.FINDINGS, findings=(RUINED,)), b"{}")
+    agent.deliver(key)
+    assert world.run().state is RunState.WATCHING
+    agent.finds(RUINED)
+    stopped = world.run()
+    assert stopped.state in (RunState.SAVING, RunState.STOPPING)
+    agent.finds(RUINED)
+    assert world.run() == stopped

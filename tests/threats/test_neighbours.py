@@ -62,7 +62,7 @@ def notices(world: World) -> list[str]:
     return [notice.severity for notice in world.bus.notices if "cannot be listed" in notice.title]
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_healthy_run_is_reported_once_and_goes_on(world):
     """Before anything fails, its owner learns of it; the message names the run and the remedy."""
     world.minutes(60)
@@ -72,7 +72,7 @@ def test_a_healthy_run_is_reported_once_and_goes_on(world):
     assert (world.run("big").state, world.run().state) == (RunState.WATCHING, RunState.WATCHING)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_run_that_fails_is_held_and_never_begins_again(world):
     """Its checkpoints are not known, so the next job would start from step 0; released, it is the same."""
     world.sagemaker.fail("big", NODE_LOST)
@@ -92,7 +92,7 @@ def test_a_run_that_fails_is_held_and_never_begins_again(world):
     assert (world.run("big").state, world.run("big").current.resumed_from_step) == (RunState.WATCHING, 700)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_slow_answer_holds_no_run(world):
     """Time alone may pass: the relaunch waits for it, and its owner is told once."""
     world.checkpoints.may_pass = True
@@ -105,7 +105,7 @@ def test_a_slow_answer_holds_no_run(world):
     assert world.run("big").current.number == 2
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_divergence_that_cannot_be_rolled_back_pages(world):
     """The job is not stopped, because there is nothing that it could be resumed from."""
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 480, 350, "9.1 for 80 rows")
@@ -114,7 +114,7 @@ def test_a_divergence_that_cannot_be_rolled_back_pages(world):
     assert notices(world)[-1] == "page"
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_stop_by_a_person_is_not_held(world, asked):
     """By a command, or in the console: the run ends, for which no checkpoint is needed."""
@@ -126,7 +126,7 @@ def test_a_stop_by_a_person_is_not_held(world, asked):
     assert "page" not in notices(world)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_the_supervisor_is_woken_before_all_runs_are_checked(world):
     """While one run's folder still takes its time, the other run's failure is on its way."""
     released = threading.Event()
@@ -149,7 +149,7 @@ def test_the_supervisor_is_woken_before_all_runs_are_checked(world):
     assert {"run": "big"} in woken
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_runs_that_a_sweep_does_not_reach_are_left_to_the_supervisor(world):
     """A sweep that ends in time wakes it for the rest, which is harmless."""
     report = world.round().run(has_time=lambda: False)
@@ -199,7 +199,7 @@ def pages(s3: Any) -> Iterator[None]:
     s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_ten)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 @pytest.mark.parametrize("folder", ["", "output/deep/"])
 def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, folder):
     """With its pointers; and so many more as it takes to find one that can be resumed from."""
@@ -214,7 +214,7 @@ def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, fol
     assert len(S3Checkpoints().list_times(URI)) == 4
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_large_folder_without_a_complete_checkpoint_is_read_to_the_limit(s3, small, pages, monkeypatch):
     """It is not refused for that; beside the newest, the oldest checkpoints are known."""
     monkeypatch.setattr(aws_s3, "LIMIT", 16)
@@ -225,7 +225,7 @@ def test_a_large_folder_without_a_complete_checkpoint_is_read_to_the_limit(s3, s
     assert [checkpoint.step for checkpoint in found if checkpoint.is_whole] == [100]
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_of_a_large_folder_everything_newer_is_quarantined(s3, small, pages):
     """In as many turns as it takes; the rest stays."""
     save(s3, *range(100, 3000, 100))
@@ -251,7 +251,7 @@ def one_large_checkpoint(s3: Any) -> None:
     put(s3, *(f"checkpoint-100/{number}.pt" for number in range(301)))
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 @pytest.mark.parametrize("fill", [many_objects, many_folders, one_large_checkpoint])
 def test_a_folder_without_end_is_refused(s3, small, pages, fill: Callable[[Any], None]):
     """The error names the folder, what was exceeded and what to do; the number of calls is bounded."""
@@ -267,7 +267,7 @@ def test_a_folder_without_end_is_refused(s3, small, pages, fill: Callable[[Any],
         S3Checkpoints().quarantine(QuarantineCheckpoints("gpt", 1, URI, None, MIDNIGHT), lambda: None)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_listing_ends_when_its_time_is_over(s3, monkeypatch):
     """A slow answer is no reason to hold a run, so the error says that another try may succeed."""
     save(s3, 100)
@@ -277,7 +277,7 @@ def test_a_listing_ends_when_its_time_is_over(s3, monkeypatch):
     assert error.value.may_pass
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_manifest_is_read_to_its_limit_only(s3, monkeypatch):
     """A large one is not fetched; one that grows after it was listed is read in part, and is malformed."""
     monkeypatch.setattr(aws_s3, "MANIFEST_BYTES", 1000)
@@ -301,7 +301,7 @@ def test_a_manifest_is_read_to_its_limit_only(s3, monkeypatch):
     assert asked[0]["Range"] == "bytes=0-1000"
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_pointers_are_bounded(s3):
     """Each is an object to fetch."""
     for number in range(21):
@@ -310,14 +310,14 @@ def test_pointers_are_bounded(s3):
         S3Checkpoints().list_checkpoints(URI)
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_a_checkpoint_names_few_missing_files():
     """What one has and the others lack would otherwise be named in each of them, and stored in each decision."""
     stored = [StoredObject(f"checkpoint-{n}/{'abcdefghij'[n % 10]}{'x' * n}", 10, MIDNIGHT) for n in range(1, 200)]
     assert max(len(checkpoint.missing) for checkpoint in find_checkpoints(stored)) < 30
 
 
-@pytest.mark.threat("T23")
+@pytest.mark.threat("T26")
 def test_keys_as_strange_as_s3_takes_them_are_read(s3):
     """Newlines, dots, empty parts, escapes and times ahead: nothing is raised, and nothing else is found."""
     strange = ("checkpoint-5\n/a", "checkpoint-5/../../b", "//checkpoint-6//c", "checkpoint-%37/d", "step=7\n.ckpt")

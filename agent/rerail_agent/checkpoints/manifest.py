@@ -1,12 +1,16 @@
 """Read and write `manifest.json`, the file that makes a folder of shards a checkpoint."""
 
+import hmac
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
 import xxhash
+
+from rerail.model.signatures import KEY, VARIABLE
 
 SCHEMA = 1
 FORMAT = "dcp"  # torch.distributed.checkpoint
@@ -37,7 +41,8 @@ class Manifest:
     health: str = "clean"
     # Set by the Saver.
     saved_at: str = ""
-    # One {"name", "bytes", "checksum": "xxh3_64:<hex>"} for each file but the manifest itself; set by the Saver.
+    # One {"name", "bytes", "checksum": "xxh3_64:<hex>"} for each file but the manifest; set by the Saver. The entry of
+    # `.metadata` has its "sha256" too: with the signature it proves who wrote what is unpickled.
     files: tuple[dict[str, Any], ...] = ()
     schema: int = SCHEMA
     format: str = FORMAT
@@ -47,15 +52,26 @@ class Manifest:
     stall_s: float | None = None
     # How long it took until it was complete, if measured.
     write_s: float | None = None
+    # The HMAC of all other fields with the run's key. Of a manifest that was read: "" unless it is right.
+    signature: str = ""
 
     @property
     def bytes(self) -> int:
         return sum(int(entry["bytes"]) for entry in self.files)
 
+    @property
+    def index(self) -> dict[str, Any]:
+        """Return the entry of `.metadata`."""
+        return next((entry for entry in self.files if entry["name"] == METADATA), {})
+
 
 def dump(manifest: Manifest) -> bytes:
-    """Return the text of manifest.json, with a checksum of itself, so that a flipped digit is noticed."""
+    """Return the text of manifest.json, with a checksum of itself, so that a flipped digit is noticed.
+
+    In a job with a key of its run it is signed.
+    """
     table = asdict(manifest)
+    table["signature"] = _sign(table, read_signing_key())
     return json.dumps({**table, CHECKSUM_KEY: _compute_own_checksum(table)}, indent=1, allow_nan=False).encode()
 
 
@@ -66,6 +82,7 @@ def parse(text: bytes, *, folder: str) -> Manifest:
         table = json.loads(text)
         if table.pop(CHECKSUM_KEY) != _compute_own_checksum(table):
             raise ValueError("the checksum of the manifest itself does not match")
+        table["signature"] = verify_signature(table)
         table = {key: value for key, value in table.items() if key in known}
         files = _files(table)
         manifest = Manifest(**{**table, "files": files})
@@ -84,6 +101,7 @@ def parse(text: bytes, *, folder: str) -> Manifest:
 def _files(table: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     files: tuple[dict[str, Any], ...] = tuple(
         {"name": str(entry["name"]), "bytes": int(entry["bytes"]), "checksum": str(entry["checksum"])}
+        | ({"sha256": str(entry["sha256"])} if "sha256" in entry else {})
         for entry in table["files"]
     )
     if any("/" in entry["name"] or entry["name"] in ("", ".", "..") for entry in files):
@@ -94,6 +112,25 @@ def _files(table: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def _compute_own_checksum(table: dict[str, Any]) -> str:
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return f"xxh3_64:{xxhash.xxh3_64_hexdigest(text.encode())}"
+
+
+def read_signing_key() -> str:
+    """Return the key of this job's run, "" if it has none."""
+    key = os.environ.get(VARIABLE, "")
+    return key if KEY.fullmatch(key) else ""
+
+
+def verify_signature(table: dict[str, Any]) -> str:
+    """Return the signature of a manifest's table if it was made with the run's key, otherwise ""."""
+    key, signature = read_signing_key(), str(table.get("signature") or "")
+    is_right = bool(key and signature) and hmac.compare_digest(signature.encode(), _sign(table, key).encode())
+    return signature if is_right else ""
+
+
+def _sign(table: dict[str, Any], key: str) -> str:
+    signed = {name: value for name, value in table.items() if name not in ("signature", CHECKSUM_KEY)}
+    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
+    return hmac.digest(key.encode(), b"manifest\n" + text.encode(), "sha256").hex() if key else ""
 
 
 def make_folder_name(step: int) -> str:

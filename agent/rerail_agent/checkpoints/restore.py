@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_lo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
+from rerail_agent.checkpoints.safe_load import load_value
 from rerail_agent.checkpoints.state_tree import Leaf, flatten
 
 NAMED = 5
@@ -35,8 +36,7 @@ class InPlacePlanner(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         leaf = self.leaves[read_item.dest_index.fqn]
-        # A value is a pickle in DCP's own format: a writer of a job's checkpoints can run code in the job.
-        leaf.holder[leaf.name] = torch.load(value, map_location="cpu", weights_only=False)  # nosec B614
+        leaf.holder[leaf.name] = load_value(value, leaf.key)
 
 
 def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str], partial: bool) -> None:

@@ -4,6 +4,7 @@ Nothing can be renamed in S3, so a file that must not be confused with another a
 with s3torchconnector, whose client is used without its torch part in the writer process.
 """
 
+import hashlib
 import itertools
 import os
 import sys
@@ -55,6 +56,7 @@ class S3Store:
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+        _check_owner(bucket, _region(), _account())
         return cls(bucket, prefix, _region(), endpoint)
 
     @property
@@ -86,6 +88,7 @@ class S3Store:
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         step = manifest.step
         index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
+        index["sha256"] = hashlib.sha256(metadata).hexdigest()
         complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         if self._content(self._key(step, MANIFEST)) is not None:
             raise FileExistsError(f"{self.path(step)} exists already, and a complete checkpoint is never replaced")
@@ -152,11 +155,11 @@ class S3Store:
     def write_note(self, step: int, name: str, text: bytes) -> None:
         self.write(step, name, [memoryview(text)], total=len(text))
 
-    def reader(self, step: int) -> Any:
-        from torch.distributed.checkpoint import FileSystemReader
+    def reader(self, manifest: Manifest) -> Any:
+        from rerail_agent.checkpoints.safe_load import CheckpointReader
 
-        reader = FileSystemReader(self.path(step))
-        reader.fs, reader.path = S3FileSystem(self), self._key(step, "")  # type: ignore[assignment, unused-ignore]
+        reader = CheckpointReader(self.path(manifest.step), manifest.index)
+        reader.fs, reader.path = S3FileSystem(self), self._key(manifest.step, "")
         return reader
 
     def _key(self, step: int, name: str) -> str:
@@ -252,6 +255,33 @@ def _translate_errors() -> Iterator[None]:
     except S3Exception as error:
         kind = FileNotFoundError if any(words in str(error) for words in NOT_FOUND) else OSError
         raise kind(f"S3: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _check_owner(bucket: str, region: str, account: str) -> None:
+    """Raise PermissionError for a bucket of another account: s3torchconnector itself cannot ask who owns one.
+
+    Outside of SageMaker the account is not known, and nothing is checked.
+    """
+    if not account:
+        return
+    # Checkpoints are loaded into the job, and written with its data: a name that someone else took gets neither.
+    from rerail_agent.mailbox_objects import make_s3_client, read_error_code
+
+    try:
+        make_s3_client(region, account, attempts=5).head_bucket(Bucket=bucket)
+    except Exception as error:
+        if read_error_code(error) != "403":
+            raise OSError(f"S3: {error}") from error
+        raise PermissionError(
+            f"s3://{bucket} is not a bucket of this job's account {account}, or the job's role may not list it: use a"
+            " bucket of this account, and grant s3:ListBucket on it"
+        ) from error
+
+
+def _account() -> str:
+    arn = os.environ.get("TRAINING_JOB_ARN", "").split(":")
+    return arn[4] if len(arn) > 5 else ""
 
 
 def _region() -> str:

@@ -17,9 +17,11 @@ from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, load_into
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
+from rerail_agent.checkpoints.safe_load import UnsafeValue, find_unsafe_value
 from rerail_agent.checkpoints.staging_memory import Arena
 from rerail_agent.checkpoints.state_tree import Tree, flatten
 from rerail_agent.checkpoints.store import CheckpointStore, LocalStore, make_machine_name
+from rerail_agent.checkpoints.trust import UNTRUSTED, ManifestTrust
 from rerail_agent.checkpoints.writer import Write, Writer
 
 T = TypeVar("T")
@@ -80,6 +82,8 @@ class Saver:
         self.refusals: dict[int, RestoreRefusal] = {}
         self._restoring = 0
         self._retention: tuple[int, int] | None = None
+        self._trust = ManifestTrust.from_environment()
+        self._chosen: Manifest | None = None  # the last result of newest()
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Plan the saves of this state, and make what they need: memory, and the process that writes.
@@ -98,6 +102,9 @@ class Saver:
         self._plan.lay_out(self._arena)
         values = [leaf.value for leaf in leaves]
         self._plan.stage(values)  # a first call allocates and loads kernels
+        for leaf in leaves:
+            if problem := find_unsafe_value(leaf.key, leaf.value):
+                self.log(f"rank {self.rank}: {problem}; as it is, the checkpoints of this state cannot be restored")
         spots = self.exchange.gather(self._plan.make_value_blobs(values)[1])
         if self._index is not None and spots is not None:
             self._index.content(spots)
@@ -164,6 +171,7 @@ class Saver:
                 return 0
             damage = self._damage(candidate)
             if not damage:
+                self._chosen = candidate
                 return candidate.step
             is_certain = "cannot be read" not in damage  # an unreadable file may still be undamaged
             self.refusals[candidate.step] = RestoreRefusal(candidate.attempt, damage, is_certain=is_certain)
@@ -182,9 +190,11 @@ class Saver:
         manifest: Manifest | None = None
         try:
             manifest = self.place.manifest(step)
-            load_into(state, self.place.reader(step), per_rank=self.per_rank, partial=partial)
-        except UnfitState as error:
-            problem = error
+            if manifest is None or (self._chosen and self._chosen.step == step and manifest != self._chosen):
+                raise DamagedCheckpoint("its manifest has changed since it was chosen")
+            load_into(state, self.place.reader(manifest), per_rank=self.per_rank, partial=partial)
+        except (UnfitState, UnsafeValue) as error:
+            problem = error if isinstance(error, UnfitState) else UnfitState(str(error))
         except Exception as error:  # a damaged file may cause any error in the readers
             problem = DamagedCheckpoint(f"rank {self.rank} cannot load it: {type(error).__name__}: {error}")
         problems = self.exchange.all_gather(problem)
@@ -339,11 +349,14 @@ class Saver:
         """Return whether a save may replace a step: not if that is complete; a damaged one is deleted."""
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        manifest, _ = self._run_on_every_rank(lambda: self._read(step) if self.rank == 0 else (None, None))[0]
+        manifest, _ = self._run_on_every_rank(lambda: self._find(step) if self.rank == 0 else (None, None))[0]
         if manifest is not None and not self._damage(manifest):
             return False
         self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
+
+    def _find(self, step: int) -> tuple[Manifest | None, str | None]:
+        return self._listing().get(step, (None, None))
 
     def _read(self, step: int) -> tuple[Manifest | None, str | None]:
         try:
@@ -352,7 +365,9 @@ class Saver:
             return None, str(damage)
 
     def _listing(self) -> dict[int, tuple[Manifest | None, str | None]]:
-        return {step: self._read(step) for step in self.place.steps()}
+        listed = {step: self._read(step) for step in self.place.steps()}
+        untrusted = self._trust.find_untrusted(manifest for manifest, _ in listed.values() if manifest)
+        return listed | dict.fromkeys(untrusted, (None, UNTRUSTED))
 
     def _candidates(self, listings: Sequence[Any], allowed: Callable[[Manifest], bool]) -> Any:
         assert self._disks is not None
@@ -411,8 +426,7 @@ class Saver:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []
-        for step in self.place.steps():
-            manifest, _ = (newest, None) if step == newest.step else self._read(step)
+        for step, (manifest, _) in (self._listing() | {newest.step: (newest, None)}).items():
             if manifest is not None:
                 saved.append(KeptCheckpoint(step, manifest.health == "clean"))
             elif step < newest.step:

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import hashlib
 import itertools
 import os
 import shutil
@@ -103,8 +104,8 @@ class CheckpointStore(Protocol):
         """Write such a file, completely or not at all."""
         ...
 
-    def reader(self, step: int) -> Any:
-        """Return a torch.distributed.checkpoint StorageReader."""
+    def reader(self, manifest: Manifest) -> Any:
+        """Return a torch.distributed.checkpoint StorageReader of the checkpoint."""
         ...
 
 
@@ -160,6 +161,7 @@ class LocalStore:
 
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         index = write_file(self._saving(manifest.step) / METADATA, [memoryview(metadata)], total=len(metadata))
+        index["sha256"] = hashlib.sha256(metadata).hexdigest()
         self.reveal(manifest.step)
         complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         final = self._folder(manifest.step)
@@ -233,10 +235,10 @@ class LocalStore:
         temporary.write_bytes(text)
         temporary.rename(temporary.with_name(name))
 
-    def reader(self, step: int) -> Any:
-        from torch.distributed.checkpoint import FileSystemReader
+    def reader(self, manifest: Manifest) -> Any:
+        from rerail_agent.checkpoints.safe_load import CheckpointReader
 
-        return FileSystemReader(self._folder(step))
+        return CheckpointReader(self._folder(manifest.step), manifest.index)
 
     def _folder(self, step: int) -> Path:
         return Path(self.root) / make_folder_name(step)

@@ -7,6 +7,7 @@ import boto3
 from botocore.config import Config
 
 from rerail.aws.validation import install_validation
+from rerail.model.bucket_owner import make_owner_parameters
 
 # The control plane of SageMaker throttles at one or two calls a second: adaptive mode slows down instead of failing.
 CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout=3, read_timeout=20)
@@ -19,10 +20,26 @@ def _session() -> boto3.Session:
     return session
 
 
+# The account that owns every bucket of the shared client. Empty in the command line, which reads what its user may.
+_bucket_owner = ""
+
+
+def set_bucket_owner(account: str) -> None:
+    """Let S3 refuse each call of the shared client to a bucket of another account."""
+    global _bucket_owner
+    _bucket_owner = account
+
+
 @cache
 def client(service: str) -> Any:
     """Return the shared client of the service."""
-    return client_as(CONFIG, service)
+    made = client_as(CONFIG, service)
+    made.meta.events.register("before-parameter-build.s3", _add_bucket_owner)
+    return made
+
+
+def _add_bucket_owner(params: dict[str, Any], model: Any, **_: Any) -> None:
+    params.update(make_owner_parameters(model.input_shape.members if model.input_shape else (), _bucket_owner))
 
 
 def client_as(config: Config, service: str, **where: str) -> Any:

@@ -20,7 +20,7 @@ from rerail.model.mailbox import (
     run_of_report,
     serialize,
 )
-from rerail.model.signatures import is_signed
+from rerail.model.signatures import is_signed, sign
 from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 
 MISSING = ("NoSuchKey", "404")
@@ -34,12 +34,11 @@ class S3Mailbox:
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
 
-    def post(self, command: Command) -> None:
+    def post(self, command: Command, signing_key: str = "") -> None:
         key = make_command_key(command.run)
+        body = sign(serialize(command), name=key, key=signing_key)
         try:
-            client("s3").put_object(
-                Bucket=self._bucket, Key=key, Body=serialize(command), ContentType="application/json"
-            )
+            client("s3").put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/json")
         except ClientError as error:
             if error.response["Error"]["Code"] in THROTTLING:
                 raise Throttled(f"PutObject {key}: {error}") from error

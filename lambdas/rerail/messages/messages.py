@@ -12,7 +12,7 @@ from typing import Any
 
 from rerail.messages.cluster_events import ClusterEventReceived, is_hyperpod, read_hyperpod
 from rerail.model.codec import BadRecord, from_plain
-from rerail.model.errors import BadMailboxObject, BadMessage
+from rerail.model.errors import BadMailboxObject, BadMessage, ForgedMessage
 from rerail.model.finding import Finding
 from rerail.model.mailbox import find_problem, run_of_report
 from rerail.model.run import STEP_LIMIT
@@ -130,8 +130,22 @@ Message = (
 )
 
 
-def parse_message(body: str) -> Message:
-    """Return the message in a queue message's body; raise BadMessage that names the field if it is malformed."""
+def parse_message(body: str, sender: str = "") -> Message:
+    """Return the message in a queue message's body.
+
+    `sender` is what SQS says: the id of a user or service, or `<id>:<session>` of a role, such as the sweep's.
+
+    Raise BadMessage that names the field if it is malformed, and ForgedMessage if EventBridge alone sends such messages
+    and a role has sent this one. The others are hints, signed reports, or the sweep's own findings.
+    """
+    message = _parse(body)
+    if isinstance(message, CommandReceived | AlarmStateChanged) and ":" in sender:
+        kind = type(message).__name__
+        raise ForgedMessage(f"a {kind} comes from EventBridge, and this one from the role's session {sender[:200]!r}")
+    return message
+
+
+def _parse(body: str) -> Message:
     try:
         envelope = json.loads(body)
     except (ValueError, RecursionError) as error:

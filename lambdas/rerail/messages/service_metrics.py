@@ -106,7 +106,8 @@ ACTIONS = ServiceMetric("Actions", COUNT, "Action", ActionLabel)
 OPENED = ServiceMetric("IncidentsOpened", COUNT, "Cause", Cause)
 NOTICES = ServiceMetric("NoticesDecided", COUNT, "Severity", Severity)
 DECIDED_IN = ServiceMetric("SignalToDecision", SECONDS)
-SUPERVISE = (WAKEUPS, DECISIONS, ACTIONS, OPENED, NOTICES, DECIDED_IN)
+REJECTED = ServiceMetric("RejectedMessages")
+SUPERVISE = (WAKEUPS, DECISIONS, ACTIONS, OPENED, NOTICES, DECIDED_IN, REJECTED)
 
 # Published by notify for each notice.
 SENT_NOTICES = tuple(ServiceMetric(f"Notices.{severity}") for severity in Severity)

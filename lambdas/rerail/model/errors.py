@@ -17,6 +17,10 @@ class BadMessage(RerailError):
     """A message on the queue is not in a known format, or lacks a required field."""
 
 
+class ForgedMessage(BadMessage):
+    """A message on the queue was sent by a role that does not send such messages."""
+
+
 class BadMailboxObject(BadMessage):
     """An object in the mailbox is unknown or malformed; the message names the field.
 

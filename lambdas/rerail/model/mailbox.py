@@ -3,7 +3,8 @@
 The mailbox is one bucket with one folder per run:
 `runs/<run>/command.json` holds the newest command and the attempt that owns the run; only the supervisor writes it.
 `runs/<run>/heartbeat.json` is overwritten by the agent once a minute.
-`runs/<run>/reports/<id>.json` holds one report of the agent and is never overwritten.
+`runs/<run>/reports/<id>.<nonce>.json` holds one report of the agent and is never overwritten: the bucket refuses it.
+The nonce keeps others from taking a report's name first. Agents of earlier versions write `<id>.json`.
 """
 
 import json
@@ -19,13 +20,14 @@ from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
 from rerail.model.former_names import with_former_names
 from rerail.model.liveness import Phase
-from rerail.model.signatures import is_signed
+from rerail.model.signatures import UNSEALED, is_signed
 
 SCHEMA = 1
 SIZE_LIMIT = 64 * 1024
 REPORT_KEY = re.compile(
     r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
+NONCE_LENGTH = 16
 # Characters per field.
 LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000}
 FINDINGS_LIMIT = 20
@@ -172,6 +174,11 @@ def make_report_key(run: str, id: str) -> str:
     return f"runs/{run}/reports/{id}.json"
 
 
+def make_report_id(name: str, nonce: str) -> str:
+    """Return the id of a report that is written once; `nonce` is NONCE_LENGTH random hexadecimal digits."""
+    return f"{name}.{nonce}"
+
+
 def run_of_report(key: str) -> tuple[str, str]:
     """Return the run and the report id of an object key; raise BadMailboxObject for any other object."""
     match = REPORT_KEY.fullmatch(key)
@@ -187,8 +194,14 @@ def serialize(mail: Command | Report | Heartbeat) -> bytes:
     ).encode()
 
 
-def read_command(text: bytes, *, run: str) -> Command:
-    """Return the command in the mailbox of a run; raise BadMailboxObject if it is malformed."""
+def read_command(text: bytes, *, run: str, signing_key: str = "") -> Command:
+    """Return the command in the mailbox of a run.
+
+    Raise BadMailboxObject if it is malformed or, for an agent with a key, not signed with it.
+    """
+    if signing_key and not is_signed(text, name=make_command_key(run), key=signing_key):
+        what = "it has no seal; only a version of Rerail that does not sign commands writes such ones"
+        raise BadMailboxObject(f"the command to run {run}: {what}", defect=UNSEALED)
     command: Command = _read(Command, text, run=run)
     return command
 

@@ -421,7 +421,7 @@ class Supervisor:
             case ReleaseWarmPool():
                 self.jobs.release_warm_pool(action.job_name)
             case PostCommand():
-                self.mailbox.post(action.command)
+                self.mailbox.post(action.command, run.signing_key)
             case Notify():
                 self.bus.publish(self._make_notice(run, action))
             case _ as unreachable:

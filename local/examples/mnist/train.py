@@ -69,7 +69,7 @@ def main() -> None:
     checkpoint = Path(args.checkpoint_dir) / "last.pt"
     step = 0
     if checkpoint.exists():
-        state = torch.load(checkpoint)  # nosec B614: tensors alone are read by default, and the file is its own
+        state = torch.load(checkpoint, weights_only=True)  # nosec B614: tensors alone
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]

@@ -153,7 +153,7 @@ def test_the_supervisor_reads_our_manifest() -> None:
     assert checkpoint.is_whole
     assert (checkpoint.restart, checkpoint.stall_s, checkpoint.write_s) == (2, 0.5, 2.0)
     whole_numbers = ("schema", "attempt", "restart", "step", "consumed_samples", "world_size")
-    texts = ("run", "reason", "health", "saved_at", "format", "seal")
+    texts = ("run", "reason", "health", "saved_at", "format", "seal", "signature")
     numbers = ("loss", "stall_s", "write_s")
     types = dict.fromkeys(whole_numbers, int) | dict.fromkeys(texts, str) | dict.fromkeys(numbers, float)
     types["files"] = list

@@ -94,7 +94,12 @@ def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
     """The numbers of the messages that went back, and how many lines of the log are about errors."""
     function, observability = _function()
     at = str(int(world.clock().timestamp() * 1000))
-    sent = {"SentTimestamp": at, "ApproximateFirstReceiveTimestamp": at, "ApproximateReceiveCount": "1"}
+    sent = {
+        "SentTimestamp": at,
+        "ApproximateFirstReceiveTimestamp": at,
+        "ApproximateReceiveCount": "1",
+        "SenderId": "EVENTS",
+    }
     records = [
         {"messageId": str(number), "body": body, "attributes": sent, "eventSource": "aws:sqs"}
         for number, body in enumerate(bodies)
