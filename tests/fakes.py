@@ -295,6 +295,9 @@ class FakePolicies:
             raise UnknownPolicy(name)
         return self.by_name[name]
 
+    def with_pause(self, policy: Policy) -> Policy:
+        return policy
+
 
 @dataclass
 class FakeBus:

@@ -10,7 +10,7 @@ from rerail.model.actions import Notify, PostCommand, Severity
 from rerail.model.cluster_names import is_cluster_named
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.mailbox import CommandKind
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Job, JobStatus, Ledger, Run, RunState, make_run_id
 from rerail.model.runbooks import Runbook
 from rerail.ports import Policies
@@ -66,9 +66,13 @@ def _choose_policy(name: str, policies: Policies) -> tuple[Policy, str]:
     try:
         return policies.get(name), ""
     except UnknownPolicy:
-        return policies.get("default"), f"there is no policy {name!r:.100}"
+        problem = f"there is no policy {name!r:.100}"
     except PolicyError as error:
-        return policies.get("default"), str(error)
+        problem = str(error)
+    try:
+        return policies.get("default"), problem
+    except PolicyError:
+        return Policy(mode=Mode.OBSERVE), problem
 
 
 def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, at: datetime) -> Adopted:
@@ -99,6 +103,7 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
         max_runtime_s=job.max_runtime_s,
         ledger=Ledger(starts=(job.created_at,)),
         observe_only=bool(problem),
+        last_policy=policy,
         pending=notices,
     )
     if taken:  # the mailbox may still hold a command to the agents of the run with the same name

@@ -15,7 +15,7 @@ from rerail.model.codec import BadRecord, from_plain
 from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding
 from rerail.model.mailbox import find_problem, run_of_report
-from rerail.model.run import STEP_LIMIT
+from rerail.model.sample import STEP_LIMIT
 from rerail.model.signals import OperatorVerb
 
 SAGEMAKER = "aws.sagemaker"

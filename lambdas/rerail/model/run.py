@@ -12,13 +12,12 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
+from rerail.model.policy import Policy
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
 SUCCESSOR_SUFFIX_LENGTH = len("-a99999")
-# Larger step values are treated as garbage.
-STEP_LIMIT = 10**18
 
 
 class JobStatus(StrEnum):
@@ -485,6 +484,8 @@ class Run:
     # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the
     # wake-up; the function's own clock may jump.
     looked_at: datetime | None = None
+    # The policy as last read; it applies while the policy is missing or malformed.
+    last_policy: Policy | None = None
     # Incremented with every recorded decision.
     version: int = 0
 
@@ -541,12 +542,6 @@ class TimelineEntry:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     # The actions that were decided.
     actions: tuple[Mapping[str, Any], ...] = ()
-
-
-def parse_step(metrics: Mapping[str, float]) -> int | None:
-    """Return the step among a job's metrics, or None if it is missing or too large to be a step."""
-    step = metrics.get("step")
-    return int(step) if step is not None and abs(step) < STEP_LIMIT else None
 
 
 def make_run_id(job_name: str) -> str:

@@ -3,15 +3,17 @@
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
+from rerail.decisions.on_policy import find_policy_page
 from rerail.messages.messages import QueueMessage
-from rerail.model.errors import JobNotFound, StateUnknown
+from rerail.model.errors import JobNotFound, PolicyError, StateUnknown
 from rerail.model.run import Job, JobStatus, PlannedStop, Run, RunState
-from rerail.model.signals import JobGone, JobObserved, Signal, Tick
-from rerail.ports import Checkpoints, Jobs
+from rerail.model.signals import JobGone, JobObserved, PolicyRead, Signal, Tick
+from rerail.ports import Checkpoints, Jobs, Policies
 from rerail.requests.relaunch import is_handed
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
+MAX_PROBLEM_CHARS = 500
 
 
 def observe(
@@ -37,6 +39,17 @@ def observe(
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
     seen = checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto) if needs_checkpoints(run, job) else None
     return (JobObserved(at, job, seen), Tick(at))
+
+
+def observe_policy(run: Run, policies: Policies, *, at: datetime) -> tuple[PolicyRead, ...]:
+    """Return the run's policy as a signal if it is not the one last recorded, or cannot be used."""
+    if run.state.is_end:
+        return ()
+    try:
+        policy = policies.get(run.policy)
+    except PolicyError as error:
+        return () if find_policy_page(run) else (PolicyRead(at, None, str(error)[:MAX_PROBLEM_CHARS]),)
+    return () if policy == run.last_policy and not find_policy_page(run) else (PolicyRead(at, policy),)
 
 
 def has_looked_since(run: Run, post: QueueMessage | None) -> bool:

@@ -71,7 +71,7 @@ from rerail.model.signature_policy import must_be_signed
 from rerail.model.signatures import UNSEALED
 from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
-from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, RateLimit, Runs, policy_of
+from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
     RUN_TAG,
@@ -82,7 +82,7 @@ from rerail.requests.relaunch import (
     with_signing_key,
 )
 from rerail.supervisor.decision_metrics import RecordedDecision
-from rerail.supervisor.observe import has_looked_since, observe
+from rerail.supervisor.observe import has_looked_since, observe, observe_policy
 
 MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
@@ -99,7 +99,7 @@ class Supervisor:
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
-    policies: Policies
+    policies: PausedPolicies
     bus: Bus
     mailbox: Mailbox
     rate_limit: RateLimit  # the account's rate limit on relaunches
@@ -161,6 +161,8 @@ class Supervisor:
         run = self._load(run_id)
         if has_looked_since(run, post):
             return run
+        for policy_read in observe_policy(run, self.policies, at=self.clock()):
+            run = self._record_turn(run, policy_read)
         if run.pending:
             run = self._act(run)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock())

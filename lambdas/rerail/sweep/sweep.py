@@ -21,8 +21,8 @@ from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
-from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, ReceivedHeartbeats, Runs, policy_of
-from rerail.supervisor.observe import observe
+from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, PausedPolicies, Queue, ReceivedHeartbeats, Runs, policy_of
+from rerail.supervisor.observe import observe, observe_policy
 from rerail.sweep.describe_schedule import (
     EACH_MINUTE,
     OWN_MINUTE,
@@ -127,7 +127,7 @@ class Sweep:
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
-    policies: Policies
+    policies: PausedPolicies
     monitor: Monitor
     mailbox: Mailbox
     queue: Queue
@@ -323,8 +323,10 @@ class Sweep:
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
-            signals = observe(run, self.jobs, self.checkpoints, at=at, known=make_unchanged_job(run) if known else None)
+            known_job = make_unchanged_job(run) if known else None
+            signals = observe(run, self.jobs, self.checkpoints, at=at, known=known_job)
             monitored = self._make_monitored(run, policy, signals, at)
+            signals = (*observe_policy(run, self.policies, at=at), *signals)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
             return RunCheck(name, True if run.pending else None, run=run, policy=policy)
