@@ -61,6 +61,8 @@ MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
 # Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
 DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100))
+# The key of every run, with which its agents sign.
+KEY = "ab" * 32
 # Members of a request that say which machines are asked for.
 MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters", "Environment")
 
@@ -450,7 +452,7 @@ class World:
     pause: FakePause = field(default_factory=FakePause)
     rate_limit: FakeRateLimit = field(default_factory=FakeRateLimit)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
-    new_key: Callable[[], str] = str
+    new_key: Callable[[], str] = lambda: KEY
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -526,14 +528,16 @@ class World:
 
 @dataclass
 class Agent:
-    """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor."""
+    """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor.
+
+    Without a signing key it is somebody who may write into the mailbox and knows the run's name, job and attempt."""
 
     world: World
     run: str = "gpt"
     attempt: int = 1
     job: str = "gpt"
     reports: int = 0
-    signing_key: str = ""
+    signing_key: str = KEY
 
     @property
     def asked(self) -> Command:

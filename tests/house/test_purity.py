@@ -11,6 +11,8 @@ FORBIDDEN_MODULES = {
     *("time", "os", "logging", "socket", "subprocess", "pathlib", "io", "shutil", "tempfile", "glob"),
     *("secrets", "uuid", "locale", "getpass", "platform"),
 }
+# `supervised()` runs in the launch script of a user, who has no other source of a signing key.
+KEY_MAKER = ("lambdas/rerail/requests/supervised.py", "secrets")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 
@@ -24,7 +26,8 @@ def test_the_core_reads_no_clock(path):
 @pytest.mark.parametrize("path", core(), ids=shown)
 def test_the_core_touches_no_machine(path):
     """No environment, file, log, terminal or process of the core's own."""
-    assert not {name for name in imports(path) if top(name) in FORBIDDEN_MODULES}
+    used = {top(name) for name in imports(path)} & FORBIDDEN_MODULES
+    assert not {name for name in used if (shown(path), name) != KEY_MAKER}
     calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert not [(node.lineno, node.func.id) for node in calls if node.func.id in FORBIDDEN_CALLS]
 

@@ -4,9 +4,9 @@ import pytest
 
 from rerail.messages.messages import JobStateChanged
 from rerail.model.signatures import VARIABLE
-from tests.fakes import Agent, World
+from tests.fakes import KEY, Agent, World
 
-KEY, ANOTHER = "ab" * 32, "cd" * 32
+ANOTHER = "cd" * 32
 
 
 @pytest.fixture
@@ -30,4 +30,4 @@ def agent(world: World) -> Agent:
 @pytest.fixture
 def stranger(world: World) -> Agent:
     """Somebody who may write into the mailbox and knows the run's name, its job and the attempt, and not its key."""
-    return Agent(world, reports=100)
+    return Agent(world, reports=100, signing_key="")

@@ -9,8 +9,8 @@ from rerail.model.run import Job, JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
-from tests.fakes import World
-from tests.threats.conftest import ANOTHER, KEY
+from tests.fakes import KEY, World
+from tests.threats.conftest import ANOTHER
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 

@@ -15,8 +15,7 @@ from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Mode
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
-from tests.fakes import BUCKET, DEFAULT, MIDNIGHT, Agent
-from tests.threats.conftest import KEY
+from tests.fakes import BUCKET, DEFAULT, KEY, MIDNIGHT, Agent
 from tests.threats.test_mailbox import MINUTE, beating, titles
 
 

@@ -167,7 +167,7 @@ class SaveTimeouts:
 class MailboxPolicy:
     """Which messages from agents are accepted."""
 
-    # Ignore unsigned reports and heartbeats from the start, not only once an agent of the run has signed one.
+    # Ignore unsigned reports of jobs that were given no key too, instead of showing them to people.
     signed_only: bool = False
 
 

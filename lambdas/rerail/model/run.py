@@ -477,7 +477,7 @@ class Run:
     hyperpod: str = ""
     # The key that the run's jobs receive to sign their reports with.
     signing_key: str = ""
-    # An agent of the run has signed a report: from then on unsigned ones are ignored.
+    # The first job was started with the key, or an agent of the run has signed a report: unsigned ones are ignored.
     requires_signature: bool = False
     # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None

@@ -320,8 +320,10 @@ class Supervisor:
 
     def _save_adopted(self, adopted: Adopted, request: dict[str, Any], at: datetime) -> None:
         """Save a new run with its request and its first timeline entry."""
-        request = with_signing_key(request, read_signing_key(request) or self.new_key())
-        run = replace(adopted.run, version=1, signing_key=read_signing_key(request))
+        own_key = read_signing_key(request)
+        request = with_signing_key(request, own_key or self.new_key())
+        key = read_signing_key(request)
+        run = replace(adopted.run, version=1, signing_key=key, requires_signature=bool(own_key))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=adopted.reason, finding="adopted"
         )
