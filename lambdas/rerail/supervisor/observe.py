@@ -52,6 +52,15 @@ def observe_policy(run: Run, policies: Policies, *, at: datetime) -> tuple[Polic
     return () if policy == run.last_policy and not find_policy_page(run) else (PolicyRead(at, policy),)
 
 
+def may_have_lost_job(run: Run) -> bool:
+    """Return whether the attempt's job may exist although the record says that it was never created.
+
+    The answer to CreateTrainingJob may have been lost, and a later try refused.
+    """
+    is_unobserved = run.state is RunState.WAITING or run.state.is_end
+    return is_unobserved and not run.current.exists and run.current.number > 1
+
+
 def has_looked_since(run: Run, post: QueueMessage | None) -> bool:
     """Return whether the run was observed after the message was sent, with nothing pending.
 

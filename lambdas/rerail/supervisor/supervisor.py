@@ -82,7 +82,7 @@ from rerail.requests.relaunch import (
     with_signing_key,
 )
 from rerail.supervisor.decision_metrics import RecordedDecision
-from rerail.supervisor.observe import has_looked_since, observe, observe_policy
+from rerail.supervisor.observe import has_looked_since, may_have_lost_job, observe, observe_policy
 
 MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
@@ -165,6 +165,8 @@ class Supervisor:
             run = self._record_turn(run, policy_read)
         if run.pending:
             run = self._act(run)
+        if may_have_lost_job(run):
+            run = self._look_for_lost_job(run, must_know=make_signal is not None)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
@@ -172,6 +174,21 @@ class Supervisor:
                 run = self._record_turn(run, make_signal(run, seen))
             run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
         return run
+
+    def _look_for_lost_job(self, run: Run, *, must_know: bool) -> Run:
+        """Return the run with its current job, if that lives although its creation was believed to have failed.
+
+        Without `must_know`, the run is handled even if SageMaker does not answer: a refused launch is checked again.
+        """
+        try:
+            job = self._find_own_job(run)
+        except StateUnknown:
+            if must_know:
+                raise
+            return run
+        if job is None or job.status.is_terminal:
+            return run
+        return self._record_turn(run, JobObserved(self.clock(), job))
 
     def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
@@ -428,31 +445,37 @@ class Supervisor:
         return None
 
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
-        """Create the job if the account's rate limit allows it; return the refusal, if any."""
-        if limited := self._check_rate_limit(run, action):
-            return limited
+        """Create the job if the account's rate limit allows it; return the refusal, if any.
+
+        The answer to an earlier try may have been lost: no refusal is believed before the name was described.
+        """
+        refusal = self._check_rate_limit(run, action) or self._request_launch(run, action)
+        return None if refusal and self._find_own_job(run) else refusal
+
+    def _request_launch(self, run: Run, action: CreateJob) -> CreateRefused | None:
+        """Call CreateTrainingJob; return its refusal, if any."""
         try:
             detection = self._read_thresholds(run)
             self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id, detection=detection))
         except JobExists:
-            return (
-                None
-                if self._is_ours(run, action)
-                else self._make_refusal(action, Refusal.INVALID, "another job has that name")
-            )
+            return self._make_refusal(action, Refusal.INVALID, "another job has that name")
         except CapacityRefused as error:
             return self._make_refusal(action, Refusal.CAPACITY, str(error))
         except RequestRefused as error:
             return self._make_refusal(action, Refusal.INVALID, str(error))
         return None
 
-    def _is_ours(self, run: Run, action: CreateJob) -> bool:
-        """Return whether the job has the run's key and tags: an earlier try of this launch succeeded."""
-        job, description = self.jobs.describe(action.job_name)
+    def _find_own_job(self, run: Run) -> Job | None:
+        """Return the job of the current attempt if it has the run's key and tags: its launch has succeeded."""
+        try:
+            job, description = self.jobs.describe(run.current.job_name)
+        except JobNotFound:
+            return None
         if not is_handed(description, run.signing_key):
-            return False
+            return None
         tags = self.jobs.tags(job.arn)
-        return (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(action.attempt))
+        is_ours = (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(run.current.number))
+        return job if is_ours else None
 
     def _check_rate_limit(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Request one launch from the account's rate limit; a repeated request counts once."""

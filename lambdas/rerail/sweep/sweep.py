@@ -22,7 +22,7 @@ from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
 from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, PausedPolicies, Queue, ReceivedHeartbeats, Runs, policy_of
-from rerail.supervisor.observe import observe, observe_policy
+from rerail.supervisor.observe import may_have_lost_job, observe, observe_policy
 from rerail.sweep.describe_schedule import (
     EACH_MINUTE,
     OWN_MINUTE,
@@ -153,7 +153,8 @@ class Sweep:
             raise first_error
         jobs = self.jobs.changed_since(at - LOOK_BACK) if changed.marks is None else changed.jobs
         unknown = self.runs.find_unknown_jobs([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
-        self.queue.wake([{"job": job} for job in sorted(unknown)], at=at)
+        lost = [run.current.job_name for _, run in runs if run and may_have_lost_job(run)]
+        self.queue.wake([{"job": job} for job in sorted({*unknown, *(name for name in lost if name in jobs)})], at=at)
         paused = self.pause.is_paused() if self.pause else None
         return self._with_shard_reports(replace(report, discovered=len(unknown), paused=paused), left, at)
 
