@@ -24,7 +24,8 @@ class Runs(Protocol):
     def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
         """Record the run with the names of its jobs, a timeline entry and its request, all or nothing.
 
-        Raise Conflict unless the stored version is `run.version - 1`.
+        Raise Conflict unless the stored version is `run.version - 1`, RequestTooLarge if the request cannot be stored.
+        An entry that is too large is recorded without its signal.
         """
 
     def request(self, run_id: str) -> Mapping[str, Any]:

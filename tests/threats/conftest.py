@@ -1,12 +1,25 @@
 """A run under attack: its world hands out keys, and its agent seals what it says."""
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+from moto import mock_aws
+
+from rerail.aws.clients import client
 from rerail.messages.messages import JobStateChanged
 from rerail.model.signatures import VARIABLE
+from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.fakes import KEY, Agent, World
 
 ANOTHER = "cd" * 32
+
+
+@pytest.fixture
+def table() -> Iterator[str]:
+    """The table, as the stack makes it, which limits the size of an item."""
+    with our_own_clients(), mock_aws():
+        make_table(client("dynamodb"))
+        yield TABLE
 
 
 @pytest.fixture

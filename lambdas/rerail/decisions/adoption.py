@@ -47,11 +47,11 @@ def adopt(
     if policy_name is None:
         return AdoptionRefused(f"it has no tag {POLICY_TAG}")
     if RUN_TAG in tags:
-        return _refuse(
+        return refuse(
             job, f"its tag {RUN_TAG} names a run that did not launch it; remove the tag to have it supervised"
         )
     if reason := find_refusal(description):
-        return _refuse(job, f"{reason}; remove the tag {POLICY_TAG}")
+        return refuse(job, f"{reason}; remove the tag {POLICY_TAG}")
     if job.status in (JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING):
         return AdoptionRefused(f"it had ended ({job.status}) before it was heard of")
     if job.ended_at and at - job.ended_at > MAX_FAILURE_AGE:
@@ -128,7 +128,7 @@ def _with_cluster(adopted: Adopted, cluster: str) -> Adopted:
     return replace(adopted, run=replace(run, pending=(*run.pending, notice)))
 
 
-def _refuse(job: Job, reason: str) -> AdoptionRefused:
+def refuse(job: Job, reason: str) -> AdoptionRefused:
     """Refuse to adopt a job that requested supervision, with a notice."""
     notice = Notify(
         Severity.INFORM, f"{job.name}: not supervised", f"{job.name} is not supervised: {reason}", f"{job.name}/refused"

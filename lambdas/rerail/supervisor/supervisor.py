@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
-from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
@@ -41,6 +41,7 @@ from rerail.model.errors import (
     JobNotFound,
     QuarantineFailed,
     RequestRefused,
+    RequestTooLarge,
     RerailError,
     StateUnknown,
     Throttled,
@@ -280,7 +281,15 @@ class Supervisor:
             job, description = self.jobs.describe(job_name)
         except JobNotFound:
             return None  # an event about a job that has been deleted since
-        tags, at = self.jobs.tags(job.arn), self.clock()
+        try:
+            return self._adopt_described(job, description)
+        except RequestTooLarge as error:
+            self._ignore(job_name, refuse(job, str(error)), self.clock())
+            return None
+
+    def _adopt_described(self, job: Job, description: Mapping[str, Any]) -> Run | None:
+        """Adopt a job by its description, or continue the run that it belongs to."""
+        job_name, tags, at = job.name, self.jobs.tags(job.arn), self.clock()
         if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
             if is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
@@ -290,14 +299,18 @@ class Supervisor:
             return self.visit(namesake.id)  # adopted concurrently
         match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
             case AdoptionRefused() as refused:
-                new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
-                if new and refused.notice:
-                    self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
+                self._ignore(job_name, refused, at)
                 return None
             case Adopted() as adopted:
                 request = rebuild(description, tags, members=self.jobs.request_members())
                 self._save_adopted(adopted, request, at)
                 return self.visit(adopted.run.id)
+
+    def _ignore(self, job_name: str, refused: AdoptionRefused, at: datetime) -> None:
+        """Do not supervise the job, and send the notice about it once."""
+        new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
+        if new and refused.notice:
+            self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
 
     def _restore_record(
         self, claim: Claim, run: Run | None, job: Job, description: Mapping[str, Any], tags: Mapping[str, str]
