@@ -13,6 +13,7 @@ from typing import Any, assert_never
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
+from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
 from rerail.messages.cluster_events import ClusterEventReceived
@@ -46,11 +47,11 @@ from rerail.model.errors import (
     StateUnknown,
     Throttled,
 )
-from rerail.model.finding import Finding, Kind, Level
+from rerail.model.finding import Finding, Level
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
-from rerail.model.policy import Mode, OnAlarm, Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
@@ -268,11 +269,8 @@ class Supervisor:
         run_id = self.runs.run_of(changed.job_name)
         if run_id is None or changed.state != "ALARM":
             return None
-        acts = policy_of(self._load(run_id), self.policies).on_alarm is OnAlarm.RESTART
-        level = Level.INTERVENE if acts else Level.WARN
-        finding = Finding(
-            Kind.ALARM, level, None, None, f"alarm {changed.alarm} went off: {changed.reason}", self.clock()
-        )
+        policy = policy_of(self._load(run_id), self.policies)
+        finding = make_alarm_finding(changed.alarm, changed.namespace, changed.reason, policy, at=self.clock())
         return self.on_findings(run_id, changed.job_name, (finding,))
 
     def adopt(self, job_name: str) -> Run | None:
