@@ -51,8 +51,21 @@ def test_a_removed_policy_lets_rerail_do_nothing_more(mode, error, monkeypatch):
     """Renamed, deleted or broken by a deployment: the run is treated as before, and on-call is paged once."""
     world = with_run_under(mode)
     remove(world, monkeypatch, error)
-    world.minutes(3)
+    world.minutes(15)
     world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    assert world.sagemaker.live() == []
+    assert titles(world).count("gpt: its policy cannot be used") == 1
+
+
+@pytest.mark.threat("T23")
+@pytest.mark.parametrize("mode", [Mode.APPROVE, Mode.PAUSE])
+def test_a_policy_that_is_removed_while_a_launch_waits_is_paged_too(mode, monkeypatch):
+    """The run waits for an approval or for the end of the pause."""
+    world = with_run_under(mode)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    remove(world, monkeypatch, None)
     world.minutes(20)
     assert world.sagemaker.live() == []
     assert titles(world).count("gpt: its policy cannot be used") == 1
@@ -64,7 +77,8 @@ def test_a_removed_policy_still_recovers_what_it_may(monkeypatch):
     world = with_run_under(Mode.ACT)
     policy = world.policies.by_name["careful"]
     remove(world, monkeypatch, None)
-    world.minutes(1)
+    world.minutes(9)
+    assert titles(world) == [], "a deployment may be under way"
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(15)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -95,6 +109,7 @@ def test_a_run_whose_policy_was_never_read_is_only_observed():
     run = world.run()
     world.runs.save(replace(run, last_policy=None, version=run.version + 1))
     del world.policies.by_name["careful"]
+    world.minutes(15)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(15)
     assert world.sagemaker.live() == []

@@ -13,6 +13,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Policy
+from rerail.model.record import Record
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
@@ -122,7 +123,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class InPlaceRestart:
+class InPlaceRestart(Record):
     """A restart of an attempt's training processes within the running job."""
 
     # Counts the in-place restarts of the attempt, starting at 1.
@@ -157,7 +158,7 @@ class InPlaceRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Record):
     """One SageMaker training job of a run."""
 
     number: int
@@ -242,7 +243,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Record):
     """A problem of a run, from its first finding to the first progress beyond it, or to a hold.
 
     Further failures in between belong to the same incident.
@@ -277,7 +278,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Record):
     """The charges to each budget of a run since the last proven progress."""
 
     # Failures by cause.
@@ -301,7 +302,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStop:
+class PlannedStop(Record):
     """A stop that Rerail initiates, recorded before StopTrainingJob is called.
 
     The record is how Rerail's own stops are distinguished from stops by a user.
@@ -355,7 +356,7 @@ class ProposedAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Record):
     """A costly action that waits for an operator's answer."""
 
     # Unique within the run; an operator's answer must name it.
@@ -376,7 +377,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthLabel:
+class HealthLabel(Record):
     """A health label for checkpoints that were already saved.
 
     It applies to checkpoints of all attempts up to `attempt`; of that attempt itself, only up to `restart`.
@@ -399,7 +400,7 @@ class HealthLabel:
 
 
 @dataclass(frozen=True, slots=True)
-class RungTaken:
+class RungTaken(Record):
     """One rung of the rollback ladder that was taken, and what the resulting attempt was launched with."""
 
     rung: str
@@ -415,7 +416,7 @@ class RungTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPage:
+class OpenPage(Record):
     """A page that is still open."""
 
     notice: Notify
@@ -426,7 +427,7 @@ class OpenPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Record):
     """One training effort, in one or more SageMaker jobs."""
 
     id: str
@@ -486,6 +487,8 @@ class Run:
     looked_at: datetime | None = None
     # The policy as last read; it applies while the policy is missing or malformed.
     last_policy: Policy | None = None
+    # Since when the policy cannot be used.
+    policy_lost_at: datetime | None = None
     # Incremented with every recorded decision.
     version: int = 0
 

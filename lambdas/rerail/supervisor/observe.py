@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
-from rerail.decisions.on_policy import find_policy_page
+from rerail.decisions.on_policy import is_page_due
 from rerail.messages.messages import QueueMessage
 from rerail.model.errors import JobNotFound, PolicyError, StateUnknown
 from rerail.model.run import Job, JobStatus, PlannedStop, Run, RunState
@@ -48,8 +48,9 @@ def observe_policy(run: Run, policies: Policies, *, at: datetime) -> tuple[Polic
     try:
         policy = policies.get(run.policy)
     except PolicyError as error:
-        return () if find_policy_page(run) else (PolicyRead(at, None, str(error)[:MAX_PROBLEM_CHARS]),)
-    return () if policy == run.last_policy and not find_policy_page(run) else (PolicyRead(at, policy),)
+        is_news = run.policy_lost_at is None or is_page_due(run, at)
+        return (PolicyRead(at, None, str(error)[:MAX_PROBLEM_CHARS]),) if is_news else ()
+    return () if policy == run.last_policy and run.policy_lost_at is None else (PolicyRead(at, policy),)
 
 
 def may_have_lost_job(run: Run) -> bool:
