@@ -37,9 +37,11 @@ from rerail.model.mailbox import Heartbeat, serialize
 from rerail.model.metrics import make_definitions
 from rerail.model.policy import Policy, parse_policy
 from rerail.model.signals import ActionsDone, JobObserved
+from rerail.model.signatures import sign
 from rerail.requests.relaunch import rebuild
 
 REGION, ACCOUNT, TABLE = "eu-west-1", "123456789012", "Rerail-Runs"
+KEY = "ab" * 32  # of every run, with which its agent signs
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -214,7 +216,8 @@ class FakeAws:
         if name == "heartbeat.json":
             at = self.now - timedelta(seconds=20)
             step, loss = _step(at), _metric("loss", "Average", at)
-            text = serialize(Heartbeat(folder, 1, folder, at, Phase.STEP, step, moved_at=at, loss=loss, step_seconds=1))
+            heartbeat = Heartbeat(folder, 1, folder, at, Phase.STEP, step, moved_at=at, loss=loss, step_seconds=1)
+            text = sign(serialize(heartbeat), name=request["Key"], key=KEY)
         elif name == "manifest.json":
             step = int(folder.removeprefix("step-"))
             manifest = {"schema": 1, "attempt": 1, "step": step, "saved_at": (START - AGE).isoformat()}
@@ -358,7 +361,7 @@ def _make_item(description: Mapping[str, Any], policy: Policy, name: str, *, age
     assert isinstance(adopted, Adopted), adopted
     run = adopted.run
     if agent:
-        run = replace(run, attempts=(replace(run.current, agent=True),))
+        run = replace(run, attempts=(replace(run.current, agent=True),), signing_key=KEY)
     for _ in range(3):
         run = decide(run, JobObserved(START, job), policy).run
         run = decide(run, ActionsDone(START, run.pending), policy).run

@@ -34,10 +34,8 @@ def look(record: SQSRecord, lambda_context: Any) -> None:
         run = loop.handle(received, message)
     finally:  # decisions made before an error are counted too
         publish(list_metrics(loop.turns, waited_s=(now() - message.sent_at).total_seconds()))
-    logger.info(
-        "looked",
-        extra={"received": received, "run": run and run.id, "state": run and run.state, "version": run and run.version},
-    )
+    state = {"run": run and run.id, "state": run and run.state, "version": run and run.version}
+    logger.info("looked", extra={"received": received, **state})
 
 
 def posted(record: SQSRecord) -> QueueMessage:

@@ -64,6 +64,8 @@ ROLE = "arn:aws:iam::111122223333:role/SageMakerRole"
 # Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
 # Most jobs of the tests have no metrics: the notice about that has tests of its own (test_monitoring_gaps.py).
 DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100), notices=Notices(unwatched_after=timedelta()))
+# The key of every run, with which its agents sign.
+KEY = "ab" * 32
 # Members of a request that say which machines are asked for.
 MACHINES = (
     "CheckpointConfig",
@@ -309,6 +311,9 @@ class FakePolicies:
             raise UnknownPolicy(name)
         return self.by_name[name]
 
+    def with_pause(self, policy: Policy) -> Policy:
+        return policy
+
 
 @dataclass
 class FakeBus:
@@ -463,7 +468,7 @@ class World:
     pause: FakePause = field(default_factory=FakePause)
     rate_limit: FakeRateLimit = field(default_factory=FakeRateLimit)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
-    new_key: Callable[[], str] = str
+    new_key: Callable[[], str] = lambda: KEY
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=lambda: {ROLE: ["s3://bucket/"]})
 
     def __post_init__(self) -> None:
@@ -541,14 +546,16 @@ class World:
 
 @dataclass
 class Agent:
-    """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor."""
+    """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor.
+
+    Without a signing key it is somebody who may write into the mailbox and knows the run's name, job and attempt."""
 
     world: World
     run: str = "gpt"
     attempt: int = 1
     job: str = "gpt"
     reports: int = 0
-    signing_key: str = ""
+    signing_key: str = KEY
 
     @property
     def asked(self) -> Command:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from playwright.sync_api import Browser
 from rich.console import Console, RenderableType
@@ -27,6 +28,7 @@ from rerail.model.codec import dumps, loads
 from rerail.model.metrics import make_definitions
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Run, RunState
+from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG
 from tools.browser import ROOT
 
@@ -125,7 +127,7 @@ def _submit(aws: LocalAws, name: str, policy: str, machines: str, environment: d
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
         OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
         StoppingCondition={"MaxRuntimeInSeconds": 86400},
-        Environment=environment,
+        Environment={VARIABLE: token_hex(32), **environment},
         Tags=[{"Key": POLICY_TAG, "Value": policy}],
     )
 

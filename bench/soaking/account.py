@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from bench.soaking.faults import Setup
@@ -15,6 +16,7 @@ from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import JobStatus
+from rerail.model.signatures import VARIABLE
 
 BUCKET = "sagemaker-soak"
 ROLE = "arn:aws:iam::000000000000:role/SoakSageMakerRole"
@@ -104,6 +106,7 @@ class SoakAccount:
             Environment={
                 "SOAK_FOLDER": str(self.folder),
                 "OMP_NUM_THREADS": "1",
+                VARIABLE: token_hex(32),
                 **of_script.get("Environment", {}),
                 **agent,
                 **breaks,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Any
 
 from cli.demo.other_runs import OtherRuns
@@ -23,6 +24,7 @@ from rerail.model.codec import to_plain
 from rerail.model.policy import Ladder, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import JobStatus, Run, TimelineEntry
 from rerail.model.signals import OperatorVerb
+from rerail.model.signatures import VARIABLE
 from rerail.model.thresholds import Thresholds
 from rerail.requests.relaunch import POLICY_TAG
 
@@ -224,7 +226,7 @@ class Stage:
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": DAY_S, **({"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {})},
             EnableManagedSpotTraining=spot,
-            Environment={**of_script.get("Environment", {}), **environment},
+            Environment={VARIABLE: token_hex(32), **of_script.get("Environment", {}), **environment},
             Tags=tags,
         )
 

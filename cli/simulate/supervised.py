@@ -135,7 +135,7 @@ class Supervised:
     def _report(self, kind: ReportKind, **more: Any) -> None:
         world, attempt = self.world, self.run.current
         id = f"{kind}-{world.now}"
-        more = {"restart": world.job.restarts if world.job else 0, **more}
+        more = {"restart": world.job.restarts if world.job else 0, "is_signed": True, **more}
         report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, kind, world.get_moment(), **more)
         grave = kind is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
         self._visit(AgentReported(world.get_moment(), report, self.list_checkpoints("") if grave else None))

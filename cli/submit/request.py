@@ -75,7 +75,7 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
         "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
     }
     try:
-        request = supervised(request, job.policy, metrics=job.metrics is None, agent=job.agent)
+        request = supervised(request, job.policy, metrics=job.metrics is None, agent=job.agent, signed=False)
         request = {name: value for name, value in request.items() if value not in ({}, [])}
         check_request("CreateTrainingJob", request)
     except RequestRefused as error:

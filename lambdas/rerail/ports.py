@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
-from rerail.model.errors import UnknownPolicy
+from rerail.model.errors import PolicyError
 from rerail.model.mailbox import Command, Heartbeat, Report
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.rate_limit import Admission
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 
@@ -24,7 +24,8 @@ class Runs(Protocol):
     def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
         """Record the run with the names of its jobs, a timeline entry and its request, all or nothing.
 
-        Raise Conflict unless the stored version is `run.version - 1`.
+        Raise Conflict unless the stored version is `run.version - 1`, RequestTooLarge if the request cannot be stored.
+        An entry that is too large is recorded without its signal.
         """
 
     def request(self, run_id: str) -> Mapping[str, Any]:
@@ -97,7 +98,14 @@ class Policies(Protocol):
     """Policies by name."""
 
     def get(self, name: str) -> Policy:
-        """Return the policy; raise UnknownPolicy or PolicyError."""
+        """Return the policy as deployed; raise UnknownPolicy or PolicyError."""
+
+
+class PausedPolicies(Policies, Protocol):
+    """Policies by name, and what the account's pause leaves of a policy."""
+
+    def with_pause(self, policy: Policy) -> Policy:
+        """Return the policy as it applies now: with the mode `pause` while Rerail is paused."""
 
 
 class Pause(Protocol):
@@ -165,9 +173,13 @@ class Queue(Protocol):
         """Send the supervisor requests to evaluate runs or jobs, or findings."""
 
 
-def policy_of(run: Run, policies: Policies) -> Policy:
-    """Return the run's policy, or the default if it was removed since the run began."""
+def policy_of(run: Run, policies: PausedPolicies) -> Policy:
+    """Return the policy that the run is under now.
+
+    If it was removed or is malformed, the last known one applies; if none is known, the run is only observed.
+    """
     try:
-        return policies.get(run.policy)
-    except UnknownPolicy:
-        return policies.get("default")
+        policy = policies.get(run.policy)
+    except PolicyError:
+        policy = run.last_policy or Policy(name=run.policy, mode=Mode.OBSERVE)
+    return policies.with_pause(policy)

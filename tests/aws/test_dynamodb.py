@@ -228,3 +228,23 @@ def test_a_record_of_another_version_is_named_and_hides_no_other(runs, table):
     found = dict(runs.open_runs())
     assert found["gpt"] is None
     assert found["llama"].id == "llama"
+
+
+def test_a_long_request_and_a_long_entry_are_compressed(runs):
+    """A hundred hyperparameters that JSON makes six times as long, and a folder of thousands of checkpoints."""
+    request = {"HyperParameters": {f"p{number}": "é" * 2500 for number in range(100)}}
+    entry = replace(an_entry(1), signal={"checkpoints": [f"s3://bucket/a/checkpoint-{n}/" for n in range(30_000)]})
+    runs.save(RUN, entry, request)
+    assert runs.request("gpt") == request
+    assert runs.timeline("gpt") == [entry]
+
+
+def test_an_entry_that_is_too_large_is_recorded_without_its_signal(runs):
+    """Names that do not compress: the decision is recorded, with its reason and its actions."""
+    names = [sha256(str(number).encode()).hexdigest() for number in range(20_000)]
+    entry = replace(an_entry(1), signal={"checkpoints": names}, actions=({"type": "StopJob"},))
+    runs.save(RUN, entry)
+    assert runs.timeline("gpt") == [replace(entry, signal={}, inputs={})]
+    runs.save(replace(RUN, version=2), replace(entry, version=2, actions=tuple({"name": name} for name in names)))
+    assert runs.timeline("gpt")[-1].actions == ()
+    assert runs.timeline("gpt")[-1].reason == entry.reason

@@ -50,12 +50,17 @@ def test_a_policy_that_is_not_deployed_is_unknown(policies, name):
         policies.get(name)
 
 
-def test_the_error_of_a_broken_policy_names_the_field(policies):
-    """The parser's own message, and not remembered: once mended, it is read."""
+def test_the_error_of_a_broken_policy_names_the_field(policies, clock, monkeypatch):
+    """The parser's own message, remembered for a minute as a policy is: a fleet's runs ask for it again and again."""
     deploy("night", "[retries]\noom = -1")
     with pytest.raises(PolicyError, match="policy 'night': field 'retries.oom' is -1"):
         policies.get("night")
+    with monkeypatch.context() as patch:
+        unreadable(patch)
+        with pytest.raises(PolicyError, match="policy 'night': field 'retries.oom' is -1"):
+            policies.get("night")
     deploy("night", "# all as built in")
+    clock.pass_by(CACHE_TTL)
     assert policies.get("night") == Policy(name="night")
 
 
@@ -90,13 +95,11 @@ def test_each_value_for_a_pause_is_understood(clock, text, paused):
 
 @pytest.mark.parametrize("known", ["on", "off"])
 def test_a_pause_that_cannot_be_read_is_as_it_was_known_last(clock, known, monkeypatch):
-    """An outage of SSM changes nothing; nor does a text that is not valid."""
+    """An outage of SSM changes nothing."""
     write_pause(known)
     pause = SsmPause("/rerail/switch", clock)
     first = pause.is_paused()
-    write_pause("maybe")
-    clock.pass_by(CACHE_TTL)
-    assert pause.is_paused() is first is (known == "off")
+    assert first is (known == "off")
     unreadable(monkeypatch)
     clock.pass_by(CACHE_TTL)
     assert pause.is_paused() is first
@@ -126,6 +129,17 @@ def test_what_was_read_in_a_future_that_never_came_is_read_again(policies, clock
     assert pause.is_paused() and policies.get("night").mode is Mode.OBSERVE
 
 
-def test_without_the_parameter_nothing_is_paused(clock):
-    """A stack of an older version has none."""
-    assert not SsmPause("/rerail/switch", clock).is_paused()
+@pytest.mark.threat("T27")
+@pytest.mark.parametrize("text", [None, "maybe", "of"], ids=["deleted", "not valid", "mistyped"])
+def test_a_parameter_that_is_missing_or_not_valid_means_paused(clock, text):
+    """Deleting a pause does not lift it; neither does a typing error by the person who pauses."""
+    write_pause("on")
+    pause = SsmPause("/rerail/switch", clock)
+    assert not pause.is_paused()
+    if text is None:
+        client("ssm").delete_parameter(Name="/rerail/switch")
+    else:
+        write_pause(text)
+    clock.pass_by(CACHE_TTL)
+    assert pause.is_paused()
+    assert SsmPause("/rerail/switch", clock).is_paused()

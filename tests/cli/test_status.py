@@ -37,7 +37,9 @@ from rerail.model.run import (
     Run,
     RunState,
 )
+from rerail.model.signatures import sign
 from tests.aws.places import REGION, TABLE, make_table
+from tests.fakes import KEY
 from tests.timing import cpu_seconds
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -163,10 +165,11 @@ def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     """Whichever there is; without either, where the attempt began."""
     beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
-    beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)))
+    beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)), signing_key=KEY)
     keep(where, beats, noted, silent)
     heartbeat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
-    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("beats"), Body=serialize(heartbeat))
+    name = make_heartbeat_key("beats")
+    client("s3").put_object(Bucket="mailbox", Key=name, Body=sign(serialize(heartbeat), name=name, key=KEY))
     liveness = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
     stale = RunDetection("silent", Cursor("silent"), DetectorState(liveness=liveness))  # of the attempt before
     DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=liveness)), stale])

@@ -15,6 +15,8 @@ from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, World
 
 MINUTE = timedelta(minutes=1)
+# The namespace in which SageMaker publishes.
+OURS = "/aws/sagemaker/TrainingJobs"
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ def test_a_finding_while_the_job_is_being_stopped_changes_nothing(world):
 def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, choice, jobs):
     world.policies.by_name["default"] = Policy(on_alarm=choice)
     for state in ("OK", "ALARM", "ALARM"):
-        world.supervisor().handle(AlarmStateChanged("gpt", "gpu-idle", state, "GPUUtilization below 10"))
+        world.supervisor().handle(AlarmStateChanged("gpt", "gpu-idle", state, "GPUUtilization below 10", OURS))
     world.minutes(1)
     world.checkpoints.save(step=520)
     world.minutes(3)

@@ -12,8 +12,9 @@ from rerail.model.codec import dumps, loads
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from rerail.model.signatures import VARIABLE
 from tests.core.failures import KILLED, NO_MACHINES, NODE_LOST, OOM
-from tests.fakes import World
+from tests.fakes import KEY, World
 
 BUG = (
     'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
@@ -58,6 +59,7 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
         "RERAIL_RUN": "gpt",
         "RERAIL_ATTEMPT": "2",
         "RERAIL_RESUME_STEP": "1000",
+        VARIABLE: KEY,
     }
 
     world.checkpoints.save(step=1500, attempt=2)

@@ -9,9 +9,10 @@ from rerail.messages.messages import CommandReceived
 from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
+from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.core.failures import NODE_LOST, OOM
-from tests.fakes import World
+from tests.fakes import KEY, World
 
 
 def lose_nodes(world: World, *, times: int) -> World:
@@ -45,7 +46,7 @@ def test_a_restored_record_that_was_held_lets_go_of_the_hold():
         world.minutes(2)
     assert world.run().state is RunState.HELD
     backup = deepcopy(world.runs)
-    world.sagemaker.submit("gpt-a002", policy="default")
+    world.sagemaker.submit("gpt-a002", policy="default", request={"Environment": {VARIABLE: KEY}})
     world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
     world.runs = backup
     world.minutes(2)
@@ -93,7 +94,7 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     world = World().with_saves()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ann", "a look at the data"))
     world.sagemaker.fail("gpt", NODE_LOST)
-    world.sagemaker.submit("gpt-a002", policy="default")
+    world.sagemaker.submit("gpt-a002", policy="default", request={"Environment": {VARIABLE: KEY}})
     world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
     world.minutes(2)
     run = world.run()

@@ -247,7 +247,7 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
 
 
 def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
-    """The policy was broken by a deployment while the bus was down: nothing is decided, what is owed is told."""
+    """The policy was broken by a deployment while the bus was down: what is owed is told."""
 
     def refuses(notice: Notice) -> None:
         raise RuntimeError("the bus is full")
@@ -262,8 +262,7 @@ def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
         raise PolicyError(f"policy {name!r} is not valid TOML")
 
     monkeypatch.setattr(world.policies, "get", is_broken)
-    with pytest.raises(PolicyError):
-        world.supervisor().visit("gpt")
+    world.supervisor().visit("gpt")
     assert pages(world) == ["gpt/held-1"]
 
 

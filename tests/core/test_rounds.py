@@ -6,7 +6,7 @@ import pytest
 
 from rerail.accounting import goodput
 from rerail.messages.messages import JobStateChanged
-from rerail.model.errors import PolicyError, StateUnknown
+from rerail.model.errors import StateUnknown
 from rerail.model.run import JobStatus, RunState
 from rerail.sweep import sweep
 from rerail.sweep.sweep import SweepReport
@@ -88,7 +88,7 @@ def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
 
 
 def test_a_broken_policy_blinds_its_own_runs_alone(world):
-    """A policy that can no longer be read is no reason to leave every other run alone."""
+    """A policy that cannot be read now is no reason to leave every other run alone."""
     adopt_runs(world, "a", "b")
     world.sagemaker.fail("b", NODE_LOST)
     get = world.policies.get
@@ -99,7 +99,7 @@ def test_a_broken_policy_blinds_its_own_runs_alone(world):
         def get(self, name):
             self.calls += 1
             if self.calls == 1:
-                raise PolicyError("policy 'default' is not valid TOML")
+                raise StateUnknown("GetParameter of policy 'default': throttled")
             return get(name)
 
     world.policies = HalfBroken()

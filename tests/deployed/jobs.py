@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
@@ -26,6 +27,7 @@ from rerail.aws.dynamodb import DynamoRuns
 from rerail.model.metrics import make_definitions
 from rerail.model.policy import Policy, parse_policy, to_toml
 from rerail.model.run import Run, RunState
+from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG
 
 BUCKET = "sagemaker-deployed"
@@ -153,7 +155,12 @@ class Account:
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": 86400},
-            Environment={"STEPS": str(steps), "SLOWDOWN": str(self.pace.slowdown), **environment},
+            Environment={
+                "STEPS": str(steps),
+                "SLOWDOWN": str(self.pace.slowdown),
+                VARIABLE: token_hex(32),
+                **environment,
+            },
             Tags=[{"Key": key, "Value": value} for key, value in asked.items()],
         )
         return name

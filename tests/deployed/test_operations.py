@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cli.demo.scripts import OURS
 from cli.demo.stage import make_agent_environment
 from cli.main import app
 from rerail.model.policy import Policy
+from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG
 from tests.deployed.jobs import BUCKET, MACHINES, ROLE, Account, patient
 
@@ -43,7 +45,7 @@ def jobs(account: Account) -> None:
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{OURS_RUN}"},
         OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
         StoppingCondition={"MaxRuntimeInSeconds": 86400},
-        Environment=make_agent_environment(patient(Policy(), account.pace).detection),
+        Environment={VARIABLE: token_hex(32), **make_agent_environment(patient(Policy(), account.pace).detection)},
         Tags=[{"Key": POLICY_TAG, "Value": "default"}],
     )
 

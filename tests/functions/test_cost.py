@@ -17,6 +17,7 @@ from rerail.aws import clients
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, Report, ReportKind, make_heartbeat_key, make_report_key, serialize
 from rerail.model.metrics import make_definitions
+from rerail.model.signatures import sign
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -33,11 +34,18 @@ def train(account, name, *, agent):
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": name}}), Context())
     if agent:
         at = datetime.now(UTC)
-        account.leave(make_report_key(name, "r1"), serialize(Report("r1", name, 1, name, ReportKind.HELLO, at)))
+        key, report, heartbeat = (
+            account.runs.load(name).signing_key,
+            make_report_key(name, "r1"),
+            make_heartbeat_key(name),
+        )
+        hello = serialize(Report("r1", name, 1, name, ReportKind.HELLO, at))
+        account.leave(report, sign(hello, name=report, key=key))
         filed = sample("report_filed")
-        filed["detail"]["object"]["key"] = make_report_key(name, "r1")
+        filed["detail"]["object"]["key"] = report
         supervise.handler(batch(filed), Context())
-        account.leave(make_heartbeat_key(name), serialize(Heartbeat(name, 1, name, at, Phase.STEP, 60)))
+        progress = serialize(Heartbeat(name, 1, name, at, Phase.STEP, 60))
+        account.leave(heartbeat, sign(progress, name=heartbeat, key=key))
 
 
 def calls_of_a_sweep():

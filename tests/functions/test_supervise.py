@@ -11,6 +11,7 @@ import wiring.supervise
 from rerail.aws.clients import client
 from rerail.model.mailbox import Report, ReportKind, serialize
 from rerail.model.run import RunState
+from rerail.model.signatures import sign
 from tests.functions.account import Context, sample
 
 
@@ -96,12 +97,13 @@ def test_a_role_cannot_command_through_the_queue(account, sender, logged):
 def test_a_report_of_an_agent_is_handled(account):
     """The event names the object, the object says hello, and the run knows of its agent."""
     account.submit("gpt-7b")
+    assert failed(batch(sample("training_job_state_change"))) == []
     event = sample("report_filed")
     key = event["detail"]["object"]["key"]
     id = key.rpartition("/")[2].removesuffix(".json")
     hello = Report(id, "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
-    account.leave(key, serialize(hello))
-    assert failed(batch(sample("training_job_state_change"), event)) == []
+    account.leave(key, sign(serialize(hello), name=key, key=account.runs.load("gpt-7b").signing_key))
+    assert failed(batch(event)) == []
     assert account.runs.load("gpt-7b").current.agent
 
 

@@ -9,6 +9,7 @@ import sweep
 from rerail.aws.clients import client
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, Report, ReportKind, make_heartbeat_key, make_report_key, serialize
+from rerail.model.signatures import sign
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -52,11 +53,14 @@ def test_heartbeats_are_counted(account, text, counted):
     account.submit("gpt-7b")
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": "gpt-7b"}}), Context())
     at = datetime.now(UTC)
-    account.leave(make_report_key("gpt-7b", "r1"), serialize(Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, at)))
+    key, name = account.runs.load("gpt-7b").signing_key, make_report_key("gpt-7b", "r1")
+    hello = Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, at)
+    account.leave(name, sign(serialize(hello), name=name, key=key))
     event = sample("report_filed")
     event["detail"]["object"]["key"] = make_report_key("gpt-7b", "r1")
     assert supervise.handler(batch(event), Context()) == {"batchItemFailures": []}
-    account.leave(make_heartbeat_key("gpt-7b"), text or serialize(Heartbeat("gpt-7b", 1, "gpt-7b", at, Phase.STEP, 60)))
+    name, heartbeat = make_heartbeat_key("gpt-7b"), Heartbeat("gpt-7b", 1, "gpt-7b", at, Phase.STEP, 60)
+    account.leave(name, text or sign(serialize(heartbeat), name=name, key=key))
     assert swept()[counted] == 1
 
 

@@ -3,13 +3,15 @@
 import ast
 from pathlib import Path
 
-from tests.house.sources import core, imports, top, tree, violations
+from tests.house.sources import core, imports, shown, top, tree, violations
 
 CLOCKS = {"now", "utcnow", "today"}
 FORBIDDEN_MODULES = {
     *("time", "os", "logging", "socket", "subprocess", "pathlib", "io", "shutil", "tempfile", "glob"),
     *("secrets", "uuid", "locale", "getpass", "platform"),
 }
+# `supervised()` runs in the launch script of a user, who has no other source of a signing key.
+KEY_MAKER = ("lambdas/rerail/requests/supervised.py", "secrets")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 
@@ -26,7 +28,8 @@ def test_the_core_uses_no_environment_file_log_or_process() -> None:
     def find_uses(path: Path) -> set[str]:
         calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
         called = {function.id for function in calls if isinstance(function, ast.Name)} & FORBIDDEN_CALLS
-        return called | {name for name in imports(path) if top(name) in FORBIDDEN_MODULES}
+        used = {top(name) for name in imports(path)} & FORBIDDEN_MODULES
+        return called | {name for name in used if (shown(path), name) != KEY_MAKER}
 
     assert not violations(core(), find_uses)
 

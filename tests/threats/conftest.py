@@ -1,12 +1,25 @@
 """A run under attack: its world hands out keys, and its agent seals what it says."""
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+from moto import mock_aws
+
+from rerail.aws.clients import client
 from rerail.messages.messages import JobStateChanged
 from rerail.model.signatures import VARIABLE
-from tests.fakes import Agent, World
+from tests.aws.places import TABLE, make_table, our_own_clients
+from tests.fakes import KEY, Agent, World
 
-KEY, ANOTHER = "ab" * 32, "cd" * 32
+ANOTHER = "cd" * 32
+
+
+@pytest.fixture
+def table() -> Iterator[str]:
+    """The table, as the stack makes it, which limits the size of an item."""
+    with our_own_clients(), mock_aws():
+        make_table(client("dynamodb"))
+        yield TABLE
 
 
 @pytest.fixture
@@ -30,4 +43,4 @@ def agent(world: World) -> Agent:
 @pytest.fixture
 def stranger(world: World) -> Agent:
     """Somebody who may write into the mailbox and knows the run's name, its job and the attempt, and not its key."""
-    return Agent(world, reports=100)
+    return Agent(world, reports=100, signing_key="")

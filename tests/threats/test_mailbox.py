@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rerail.decisions.checkpoint_health import with_health
+from rerail.decisions.decide import decide
 from rerail.messages.messages import JobStateChanged
+from rerail.model.actions import Notify, Severity
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness
@@ -23,11 +26,12 @@ from rerail.model.mailbox import (
     serialize,
 )
 from rerail.model.policy import MailboxPolicy
-from rerail.model.run import RunState
+from rerail.model.run import Run, RunState
+from rerail.model.signals import AgentReported
 from rerail.model.signatures import VARIABLE, is_signed, sign
 from tests.core.strategies import reports
-from tests.fakes import DEFAULT, Agent, World
-from tests.threats.conftest import ANOTHER, KEY
+from tests.fakes import BUCKET, DEFAULT, KEY, Agent, World
+from tests.threats.conftest import ANOTHER
 
 MINUTE = timedelta(minutes=1)
 RUINED = Finding(Kind.NON_FINITE, Level.INTERVENE, 60, 50, "the loss is not finite")
@@ -156,33 +160,138 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
 
 
 @pytest.mark.threat("T3")
-def test_reports_of_a_job_without_a_key_are_handled_until_its_successor_signs(world):
-    """A first job that somebody started without one, or an agent of an older version: as before, and no longer."""
+def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(world):
+    """A first job that somebody started without one: people hear of its agent and its findings once, with the remedy.
+    Its successor has a key, and its reports count."""
     world.sagemaker.submit("old")
     world.supervisor().handle(JobStateChanged("old"))
-    first = Agent(world, run="old", job="old")
-    first.hello()
-    assert world.run("old").current.agent and not world.run("old").requires_signature
+    first = Agent(world, run="old", job="old", signing_key="")
+    for _ in range(2):
+        first.hello()
+        first.finds(RUINED)
+    assert not world.run("old").current.agent
+    assert titles(world) == ["old: an unsigned report"] * 2
+    assert "non_finite: the loss is not finite" in world.bus.notices[1].body
+    assert VARIABLE in world.bus.notices[1].todo
     world.sagemaker.fail("old", NODE_LOST)
     world.minutes(30)
     launched = world.sagemaker.requests["old-a002"]["Environment"]
     assert launched[VARIABLE] == KEY == world.run("old").signing_key
-    second = Agent(world, run="old", job="old-a002", attempt=2, signing_key=KEY)
-    second.hello()
-    assert world.run("old").requires_signature
-    late = Agent(world, run="old", job="old-a002", attempt=2, reports=50)
+    late = Agent(world, run="old", job="old-a002", attempt=2, reports=50, signing_key="")
     late.finds(RUINED)
     assert world.run("old").state is RunState.WATCHING
+    assert titles(world)[-1] == "old: a report cannot be read"
+    second = Agent(world, run="old", job="old-a002", attempt=2)
+    second.hello()
+    assert world.run("old").requires_signature and world.run("old").current.agent
 
 
 @pytest.mark.threat("T3")
-def test_a_policy_can_ask_for_seals_from_the_first_word(world):
-    """`mailbox.signed_only`: what comes without one is passed over, although no agent has sealed anything yet."""
+def test_a_policy_can_ask_for_silence_about_unsigned_reports(world):
+    """`mailbox.signed_only`: such a report is not even shown, but its first arrival is."""
     world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(signed_only=True))
-    Agent(world).hello()
-    assert not world.run().current.agent
-    Agent(world, reports=7, signing_key=KEY).hello()
-    assert world.run().current.agent and world.run().requires_signature
+    world.sagemaker.submit("old")
+    world.supervisor().handle(JobStateChanged("old"))
+    Agent(world, run="old", job="old", signing_key="").finds(RUINED)
+    assert titles(world) == ["old: a report cannot be read"]
+
+
+@pytest.mark.threat("T3")
+def test_one_unsigned_finding_takes_no_progress(world):
+    """Five hours of clean checkpoints, and a report that the loss was ruined from the first step on."""
+    world.sagemaker.submit("old", uri="s3://bucket/old/")
+    world.supervisor().handle(JobStateChanged("old"))
+    for step in range(100, 3001, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step, uri="s3://bucket/old/")
+    stranger = Agent(world, run="old", job="old", signing_key="")
+    stranger.finds(replace(RUINED, step=3000, onset_step=1))
+    stranger.deliver(stranger.files(ReportKind.DAMAGED, step=3000, saved_by=1))
+    world.minutes(60)
+    assert (world.run("old").state, len(world.run("old").attempts)) == (RunState.WATCHING, 1)
+    world.sagemaker.fail("old", NODE_LOST)
+    world.minutes(10)
+    assert world.run("old").current.resumed_from_step == 3000
+
+
+@pytest.mark.threat("T3")
+def test_an_unsigned_hello_hides_no_checkpoints(world):
+    """A script without an agent saves its own layout. A forged agent would have only manifests count."""
+    world.sagemaker.submit("old", uri="s3://bucket/old/")
+    world.supervisor().handle(JobStateChanged("old"))
+    for step in range(100, 1001, 100):
+        world.minutes(5)
+        world.checkpoints.save(step=step, uri="s3://bucket/old/", layout="hugging_face")
+    Agent(world, run="old", job="old", signing_key="").hello()
+    world.sagemaker.fail("old", NODE_LOST)
+    world.minutes(10)
+    assert world.sagemaker.requests["old-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "1000"
+
+
+@pytest.mark.threat("T3")
+def test_an_unsigned_heartbeat_hides_no_hang(world):
+    """A run without a key, whose metrics in CloudWatch end: the heartbeat of a stranger counts for nothing."""
+    world.sagemaker.submit("old")
+    world.supervisor().handle(JobStateChanged("old"))
+    stranger = Agent(world, run="old", job="old", signing_key="")
+    stranger.hello()
+    for minute in range(60):
+        if minute < 15:
+            world.series.print("old", world.clock(), step=10.0 * minute + 10, loss=2.0, count=10.0)
+        stranger.beats(10 * minute + 10, loss=2.0)
+        world.minutes(1)
+    assert any(title.startswith("old: stall") for title in titles(world))
+
+
+def runs_under_attack() -> list[Run]:
+    """A run in each state in which reports count, with checkpoints: without an agent and with one."""
+    world = World().with_saves()
+    alone = world.run()
+    agent = Agent(world)
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=("restart",)))
+    watching = world.run()
+    agent.finds(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 520, 510, "half as fast"))
+    saving = world.run()
+    world = World().with_saves()
+    agent = Agent(world)
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=("restart",)))
+    agent.deliver(agent.files(ReportKind.CRASHED, evidence="RuntimeError: boom"))
+    restarting = world.run()
+    assert [run.state for run in (alone, watching, saving, restarting)] == [
+        RunState.WATCHING,
+        RunState.WATCHING,
+        RunState.SAVING,
+        RunState.RESTARTING,
+    ]
+    return [alone, watching, saving, restarting]
+
+
+RUNS = runs_under_attack()
+
+
+@pytest.mark.threat("T3")
+@given(st.sampled_from(RUNS), st.lists(reports, max_size=6), st.data())
+def test_unsigned_reports_only_inform(run, forged, data):
+    """Any of them, in any order, in any state, with the right names and commands: notices, and the same run."""
+    world = World().with_saves()
+    saved = world.checkpoints.list_checkpoints(BUCKET)
+    commands = ["", "c1", *filter(None, [run.stop and run.stop.command_id])]
+    commands += [order.command_id for order in run.current.in_place_restarts]
+    after = run
+    for report in forged:
+        report = replace(
+            report,
+            run="gpt",
+            job=run.current.job_name,
+            attempt=run.current.number,
+            command=data.draw(st.sampled_from(commands)),
+            is_signed=False,
+        )
+        decision = decide(after, AgentReported(world.clock(), report, saved), DEFAULT)
+        assert all(isinstance(n, Notify) and n.severity is Severity.INFORM for n in decision.actions)
+        after = decision.run
+    assert replace(after, defects=run.defects, pending=run.pending) == run
+    assert with_health(after, saved) == with_health(run, saved)
 
 
 @pytest.mark.threat("T1")

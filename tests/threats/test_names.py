@@ -1,17 +1,24 @@
 """Whoever may create jobs may give them any free name and any tag: neither makes a job part of somebody else's run."""
 
+from datetime import timedelta
+from hashlib import sha256
+from random import Random
+
 import pytest
 
+from rerail.aws.dynamodb import DynamoRuns
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
+from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import Throttled
 from rerail.model.run import Job, JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
-from tests.fakes import World
-from tests.threats.conftest import ANOTHER, KEY
+from tests.fakes import KEY, World
+from tests.threats.conftest import ANOTHER
 
+MINUTE = timedelta(minutes=1)
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
@@ -115,3 +122,40 @@ def test_a_run_may_be_called_like_anothers_attempt(world):
     world.minutes(10)
     assert world.run("gpt-a002").current.job_name == "gpt-a002-a002"
     assert world.runs.run_of("gpt-a002-a002") == "gpt-a002"
+
+
+@pytest.mark.threat("T28")
+@pytest.mark.parametrize("tags", [{}, {RUN_TAG: "huge", ATTEMPT_TAG: "2"}], ids=["a job", "an attempt of a lost run"])
+def test_a_job_too_large_to_record_pages_nobody(table, tags):
+    """A hundred hyperparameters of the longest length that do not compress: refused once, with the remedy."""
+    world = World()
+    world.runs = DynamoRuns(table)
+    letters = Random(7)
+    values = ["".join(chr(letters.randrange(0x4E00, 0x9FFF)) for _ in range(2500)) for _ in range(100)]
+    request = {"HyperParameters": {f"p{number}": value for number, value in enumerate(values)}}
+    name = "huge-a002" if tags else "huge"
+    world.sagemaker.submit(name, request=request)
+    world.sagemaker.job_tags[name] |= tags
+    for _ in range(5):
+        assert world.supervisor().handle(JobStateChanged(name)) is None
+    (notice,) = world.bus.notices
+    assert (notice.severity, notice.title) == (Severity.INFORM, f"{name}: not supervised")
+    assert "shorten its HyperParameters" in notice.body
+
+
+@pytest.mark.threat("T28")
+def test_a_folder_of_thousands_of_checkpoints_keeps_no_run_from_being_recorded(table):
+    """Each decision quotes them all: the run is relaunched all the same."""
+    world = World()
+    world.runs = DynamoRuns(table)
+    uri = "s3://sagemaker-us-east-1-111122223333/" + "experiments/" * 8
+    world.sagemaker.submit("gpt", uri=uri)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    for number in range(3000):
+        path = f"{uri}{sha256(str(number).encode()).hexdigest()}/"
+        saved = Checkpoint(path, number, 0, world.clock(), layout="hugging_face")
+        world.checkpoints.saved.setdefault(uri, []).insert(0, saved)
+    world.clock.pass_by(5 * MINUTE)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    assert world.sagemaker.live() == ["gpt-a002"]

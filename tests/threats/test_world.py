@@ -12,11 +12,10 @@ from rerail.model.checkpoint_layouts import StoredObject
 from rerail.model.checkpoints import read_manifest
 from rerail.model.errors import BadManifest, BadMessage, QuarantineFailed
 from rerail.model.mailbox import ReportKind
-from rerail.model.policy import Mode
+from rerail.model.policy import Mode, OnAlarm
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
-from tests.fakes import BUCKET, DEFAULT, MIDNIGHT, Agent
-from tests.threats.conftest import KEY
+from tests.fakes import BUCKET, DEFAULT, KEY, MIDNIGHT, Agent, World
 from tests.threats.test_mailbox import MINUTE, beating, titles
 
 
@@ -158,3 +157,59 @@ def test_a_command_contains_only_a_known_verb(world):
     assert world.run().state is RunState.HELD
     assert "eve said hold" in world.run().hold_reason
     assert world.runs.request("gpt") == before
+
+
+def set_alarm(world: World, namespace: str, name: str = "evil", *, dimensions: str = "TrainingJobName") -> None:
+    """Somebody's alarm on the run's job goes off."""
+    metric = {"namespace": namespace, "name": "x", "dimensions": {dimensions: world.run().current.job_name}}
+    detail = {
+        "alarmName": name,
+        "state": {"value": "ALARM", "reason": "because"},
+        "configuration": {"metrics": [{"metricStat": {"metric": metric}}]},
+    }
+    world.supervisor().handle(parse_message(json.dumps({"source": "aws.cloudwatch", "detail": detail})))
+
+
+def train_on(world: World, minutes: int = 40) -> None:
+    """The newest attempt trains, and saves a newer checkpoint."""
+    world.minutes(minutes)
+    world.checkpoints.save(step=600 + 100 * world.checkpoints.count, attempt=world.run().current.number)
+    world.minutes(2)
+
+
+@pytest.mark.threat("T29")
+@pytest.mark.parametrize("dimensions", ["TrainingJobName", "Host"])
+def test_an_alarm_outside_of_sagemakers_namespace_restarts_nothing(dimensions):
+    """It is shown, and so it is for one whose name is nearly in the policy; the named one restarts."""
+    world = World().with_saves()
+    world.policies.by_name["default"] = replace(DEFAULT, on_alarm=OnAlarm.RESTART, alarms=("loss-of-mine",))
+    set_alarm(world, "Evil/Own", dimensions=dimensions)
+    set_alarm(world, "", "Loss-of-mine", dimensions=dimensions)
+    set_alarm(world, "/aws/sagemaker/TrainingJobs/", dimensions=dimensions)
+    world.minutes(20)
+    assert (world.run().state, len(world.run().attempts)) == (RunState.WATCHING, 1)
+    assert [title for title in titles(world) if title.startswith("gpt: alarm")] == ["gpt: alarm (warning)"]
+    set_alarm(world, "Mine/Own", "loss-of-mine", dimensions=dimensions)
+    train_on(world)
+    assert world.run().current.number == 2
+
+
+@pytest.mark.threat("T29")
+@pytest.mark.parametrize("is_saving", [True, False], ids=["progress between", "no progress"])
+def test_alarms_restart_a_run_three_times_a_day(is_saving):
+    """Whatever the progress in between; then they are only shown, and never is the run held for one."""
+    world = World().with_saves()
+    world.policies.by_name["default"] = replace(DEFAULT, on_alarm=OnAlarm.RESTART)
+    for number in range(12):
+        set_alarm(world, "/aws/sagemaker/TrainingJobs", f"evil-{number}")
+        train_on(world) if is_saving else world.minutes(20)
+    assert world.run().state is RunState.WATCHING
+    assert len(world.run().attempts) <= 4
+    assert len(world.run().attempts) == 4 or not is_saving
+    assert world.sagemaker.live() == [world.run().current.job_name]
+    if is_saving:
+        world.minutes(24 * 60)
+        train_on(world)
+        set_alarm(world, "/aws/sagemaker/TrainingJobs", "the next day")
+        train_on(world)
+        assert len(world.run().attempts) == 5

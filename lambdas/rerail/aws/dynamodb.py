@@ -5,21 +5,22 @@ index `open` holds the runs that the sweep checks, spread over as many partition
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.records import pack, read, record
+from rerail.aws.records import fits, make_doc, read, read_text, record
 from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, dumps
-from rerail.model.errors import Conflict, RequestRefused
+from rerail.model.errors import Conflict, RequestRefused, RequestTooLarge
 from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.run import Run, TimelineEntry
 
 INDEX = "open"
-PLAIN_CHARACTERS = 50_000  # longer records are compressed
+MAX_REASON_CHARS = 10_000
 
 
 class DynamoRuns:
@@ -42,9 +43,9 @@ class DynamoRuns:
         writes = [{"Put": {"TableName": self._table, "Item": _run_item(run), **condition}}]
         writes += [self._put(f"job#{a.job_name}", "job", run={"S": run.id}) for a in run.attempts[-1:]]
         if entry:
-            writes.append(self._put(f"run#{run.id}", f"timeline#{entry.version:06d}", doc={"S": dumps(entry)}))
+            writes.append(self._put(f"run#{run.id}", f"timeline#{entry.version:06d}", doc=_make_entry_doc(entry)))
         if request is not None:
-            writes.append(self._put(f"run#{run.id}", "request", doc={"S": json.dumps(request, default=_json)}))
+            writes.append(self._put(f"run#{run.id}", "request", doc=_make_request_doc(request)))
         try:
             client("dynamodb").transact_write_items(TransactItems=writes)
         except ClientError as error:
@@ -57,7 +58,7 @@ class DynamoRuns:
         if item is None:
             raise RequestRefused(f"no request is stored for run {run_id!r}; start the job again by hand")
         with validate(f"the stored request of {run_id}"):
-            request: dict[str, Any] = json.loads(item["doc"]["S"])
+            request: dict[str, Any] = json.loads(read_text(item, "request"))
         return request
 
     def run_of(self, job_name: str) -> str | None:
@@ -167,8 +168,25 @@ def _run(item: Mapping[str, Any]) -> Run:
 
 def run_doc(run: Run) -> dict[str, Any]:
     """Return the record as an attribute; a long one is compressed (each attempt adds a thousand bytes or more)."""
-    text = dumps(run)
-    return {"S": text} if len(text) <= PLAIN_CHARACTERS else pack(text)
+    return make_doc(dumps(run))
+
+
+def _make_entry_doc(entry: TimelineEntry) -> dict[str, Any]:
+    """Return the entry as an attribute; one that is too large loses its signal and its facts, then its actions.
+
+    A signal has all checkpoints of a folder, as many as its owner likes. The decision must be recorded all the same.
+    """
+    bare = replace(entry, signal={}, inputs={}, reason=entry.reason[:MAX_REASON_CHARS])
+    docs = (make_doc(dumps(variant)) for variant in (entry, bare, replace(bare, actions=())))
+    return next((doc for doc in docs if fits(doc)), {"S": dumps(replace(bare, actions=(), finding=""))})
+
+
+def _make_request_doc(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request as an attribute; raise RequestTooLarge if it does not fit, even compressed."""
+    doc = make_doc(json.dumps(request, default=_json))
+    if not fits(doc):
+        raise RequestTooLarge("its request is too long to be stored, even compressed; shorten its HyperParameters")
+    return doc
 
 
 def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -10,6 +10,9 @@ from rerail.model.errors import Throttled
 
 # DynamoDB's limits on items per call.
 READ_BATCH, WRITE_BATCH = 100, 25
+PLAIN_CHARACTERS = 50_000  # longer records are compressed
+# DynamoDB's limit on an item is 409,600 bytes; the rest is for its keys and other attributes.
+DOC_BYTES = 400_000
 T = TypeVar("T")
 
 
@@ -18,16 +21,30 @@ def pack(text: str) -> dict[str, Any]:
     return {"B": zlib.compress(text.encode())}
 
 
+def make_doc(text: str) -> dict[str, Any]:
+    """Return the ASCII text as an attribute, compressed if it is long."""
+    return {"S": text} if len(text) <= PLAIN_CHARACTERS else pack(text)
+
+
+def fits(doc: Mapping[str, Any]) -> bool:
+    """Return whether an item with this attribute is within DynamoDB's limit."""
+    return len(doc.get("B") or doc["S"]) <= DOC_BYTES
+
+
 def record(cls: type[T], item: Mapping[str, Any]) -> T:
     """Return the record in an item, compressed or not. Raises BadRecord."""
+    return loads(cls, read_text(item, cls.__name__))
+
+
+def read_text(item: Mapping[str, Any], name: str) -> str:
+    """Return the text of an item, compressed or not; `name` is what it is called in the BadRecord that is raised."""
     try:
         doc = item["doc"]
-        text = zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
+        return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
     except (LookupError, TypeError) as error:
-        raise BadRecord(f"a {cls.__name__} without its text") from error
+        raise BadRecord(f"a {name} without its text") from error
     except (zlib.error, UnicodeDecodeError) as error:
-        raise BadRecord(f"a {cls.__name__} whose compressed record cannot be read: {error}") from error
-    return loads(cls, text)
+        raise BadRecord(f"a {name} whose compressed record cannot be read: {error}") from error
 
 
 def read(table: str, keys: Sequence[Mapping[str, Any]], *, only: str = "") -> Iterator[Mapping[str, Any]]:

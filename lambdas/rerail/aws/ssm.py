@@ -7,7 +7,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.validation import validate
-from rerail.model.errors import StateUnknown, UnknownPolicy
+from rerail.model.errors import PolicyError, StateUnknown, UnknownPolicy
 from rerail.model.policy import NAME, Policy, parse_policy
 from rerail.supervisor.pause import parse_pause
 
@@ -20,18 +20,28 @@ def is_fresh(read_at: datetime, now: datetime) -> bool:
 
 
 class SsmPolicies:
-    """The port `Policies` on parameters below `prefix`."""
+    """The port `PausedPolicies` on parameters below `prefix`, without the account's pause."""
 
     def __init__(self, prefix: str, clock: Callable[[], datetime]) -> None:
         self._prefix, self._clock = prefix.rstrip("/"), clock
-        self._read: dict[str, tuple[datetime, Policy]] = {}
+        self._read: dict[str, tuple[datetime, Policy | PolicyError]] = {}
 
     def get(self, name: str) -> Policy:
         known, now = self._read.get(name), self._clock()
-        if known and is_fresh(known[0], now):
-            return known[1]
-        policy = parse_policy(self._text(name), name=name)
-        self._read[name] = (now, policy)
+        if known is None or not is_fresh(known[0], now):
+            known = self._read[name] = now, self._parse(name)
+        if isinstance(known[1], PolicyError):
+            raise type(known[1])(*known[1].args)
+        return known[1]
+
+    def _parse(self, name: str) -> Policy | PolicyError:
+        """Return the policy, or why there is none: the runs of a removed policy must not exhaust the calls to SSM."""
+        try:
+            return parse_policy(self._text(name), name=name)
+        except PolicyError as error:
+            return error
+
+    def with_pause(self, policy: Policy) -> Policy:
         return policy
 
     def _text(self, name: str) -> str:
@@ -51,8 +61,8 @@ class SsmPolicies:
 class SsmPause:
     """The port `Pause` on one parameter, which `rerail.supervisor.pause` reads.
 
-    If the parameter cannot be read, the last known state holds. Without a known state Rerail counts as paused, which
-    delays but loses nothing, and the next call reads again. A missing parameter means not paused."""
+    If SSM does not answer, the last known state holds. Without a known state Rerail counts as paused, which delays but
+    loses nothing, and the next call reads again. A parameter that is missing or not valid means paused."""
 
     def __init__(self, name: str, clock: Callable[[], datetime]) -> None:
         self._name, self._clock = name, clock
@@ -73,7 +83,7 @@ class SsmPause:
             with validate("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
         except ClientError as error:
-            return False if error.response["Error"]["Code"] == "ParameterNotFound" else None
+            return True if error.response["Error"]["Code"] == "ParameterNotFound" else None
         except BotoCoreError:
             return None
-        return parse_pause(text)
+        return parse_pause(text) is not False

@@ -10,7 +10,7 @@ from rerail.model.actions import Notify, PostCommand, Severity
 from rerail.model.cluster_names import is_cluster_named
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.mailbox import CommandKind
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Job, JobStatus, Ledger, Run, RunState, make_run_id
 from rerail.model.runbooks import Runbook
 from rerail.ports import Policies
@@ -47,11 +47,11 @@ def adopt(
     if policy_name is None:
         return AdoptionRefused(f"it has no tag {POLICY_TAG}")
     if RUN_TAG in tags:
-        return _refuse(
+        return refuse(
             job, f"its tag {RUN_TAG} names a run that did not launch it; remove the tag to have it supervised"
         )
     if reason := find_refusal(description):
-        return _refuse(job, f"{reason}; remove the tag {POLICY_TAG}")
+        return refuse(job, f"{reason}; remove the tag {POLICY_TAG}")
     if job.status in (JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING):
         return AdoptionRefused(f"it had ended ({job.status}) before it was heard of")
     if job.ended_at and at - job.ended_at > MAX_FAILURE_AGE:
@@ -66,9 +66,13 @@ def _choose_policy(name: str, policies: Policies) -> tuple[Policy, str]:
     try:
         return policies.get(name), ""
     except UnknownPolicy:
-        return policies.get("default"), f"there is no policy {name!r:.100}"
+        problem = f"there is no policy {name!r:.100}"
     except PolicyError as error:
-        return policies.get("default"), str(error)
+        problem = str(error)
+    try:
+        return policies.get("default"), problem
+    except PolicyError:
+        return Policy(mode=Mode.OBSERVE), problem
 
 
 def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, at: datetime) -> Adopted:
@@ -99,6 +103,7 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
         max_runtime_s=job.max_runtime_s,
         ledger=Ledger(starts=(job.created_at,)),
         observe_only=bool(problem),
+        last_policy=policy,
         pending=notices,
     )
     if taken:  # the mailbox may still hold a command to the agents of the run with the same name
@@ -123,7 +128,7 @@ def _with_cluster(adopted: Adopted, cluster: str) -> Adopted:
     return replace(adopted, run=replace(run, pending=(*run.pending, notice)))
 
 
-def _refuse(job: Job, reason: str) -> AdoptionRefused:
+def refuse(job: Job, reason: str) -> AdoptionRefused:
     """Refuse to adopt a job that requested supervision, with a notice."""
     notice = Notify(
         Severity.INFORM, f"{job.name}: not supervised", f"{job.name} is not supervised: {reason}", f"{job.name}/refused"

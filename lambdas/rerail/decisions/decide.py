@@ -12,6 +12,7 @@ from rerail.decisions.on_command import on_command
 from rerail.decisions.on_failure import on_quarantine_refused
 from rerail.decisions.on_finding import on_findings
 from rerail.decisions.on_job import on_checkpoints_refused, on_gone, on_job
+from rerail.decisions.on_policy import on_policy
 from rerail.decisions.on_report import on_invalid_report, on_report
 from rerail.decisions.on_tick import on_tick
 from rerail.decisions.open_pages import with_pages
@@ -28,6 +29,7 @@ from rerail.model.signals import (
     JobObserved,
     OperatorCommand,
     Paused,
+    PolicyRead,
     QuarantineRefused,
     RecordOutdated,
     ReportInvalid,
@@ -39,6 +41,7 @@ HANDLERS: Mapping[type[Signal], Callable[[Run, Any, Policy], Decision]] = {
     JobObserved: on_job,
     JobGone: on_gone,
     Tick: on_tick,
+    PolicyRead: on_policy,
     OperatorCommand: on_command,
     FindingsObserved: on_findings,
     AgentReported: on_report,

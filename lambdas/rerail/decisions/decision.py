@@ -21,8 +21,9 @@ from rerail.model.actions import (
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Attempt, Incident, Job, Run, RunState, parse_step
+from rerail.model.run import Attempt, Incident, Job, Run, RunState
 from rerail.model.runbooks import Runbook
+from rerail.model.sample import parse_step
 from rerail.model.self_repairs import ON_THE_WAY
 from rerail.model.signals import JobObserved
 

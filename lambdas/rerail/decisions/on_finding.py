@@ -37,7 +37,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import Mode, OnExpiry, Policy
+from rerail.model.policy import Mode, OnAlarm, OnExpiry, Policy
 from rerail.model.run import AfterStop, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import FindingsObserved, JobObserved
@@ -68,6 +68,8 @@ OVERDUE_INTERVALS = 1.5
 # With fewer than two checkpoints the interval is unknown: then after this many times the policy's shortest stall.
 OVERDUE_STALL_FLOORS = 6
 LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
+# SageMaker's own namespace of training jobs.
+ALARM_NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
 def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decision:
@@ -87,6 +89,17 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     warnings = tuple(finding for finding in new if finding.level not in RESOLVED_LEVELS)
     resolved = tuple(finding for finding in new if finding.level in RESOLVED_LEVELS)
     return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
+
+
+def make_alarm_finding(alarm: str, namespace: str, reason: str, policy: Policy, *, at: datetime) -> Finding:
+    """Return the finding of a CloudWatch alarm on a job.
+
+    Anyone who may set alarms may name any job in any namespace. So it calls for a restart only if the policy says so,
+    and if its metric is SageMaker's own or the policy names the alarm.
+    """
+    may_restart = policy.on_alarm is OnAlarm.RESTART and (namespace == ALARM_NAMESPACE or alarm in policy.alarms)
+    level = Level.INTERVENE if may_restart else Level.WARN
+    return Finding(Kind.ALARM, level, None, None, f"alarm {alarm} went off: {reason}", at)
 
 
 def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[Finding, ...]:
@@ -253,6 +266,29 @@ def _plan_intervention(run: Run, finding: Finding, observed: FindingsObserved, p
     return Intervention(run, charged, finding, failure, verdict, rung, what, is_elsewhere)
 
 
+def _inform_of_alarm(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Only send a notice of an alarm once the restarts for alarms are spent, or where the run would be held.
+
+    Progress refunds nothing here, and an alarm never ends the supervision of a run: others may have set it.
+    """
+    run, finding, window = intervention.run, intervention.finding, policy.retries.window
+    if finding.kind is not Kind.ALARM:
+        return None
+    at, limit = intervention.failure.at, policy.limits.alarm_restarts
+    earlier = [attempt for attempt in run.attempts[:-1] if attempt.fingerprint == Kind.ALARM]
+    recent = [attempt for attempt in earlier if not window or at - (attempt.ended_at or at) < window]
+    if len(recent) >= limit:
+        why = f"{len(recent)} restarts for alarms of at most {limit} are spent"
+    elif isinstance(intervention.verdict, Hold):
+        why = intervention.verdict.why
+    else:
+        return None
+    warning = replace(finding, level=Level.WARN, evidence=f"{finding.evidence}; no restart: {why}")
+    # A later alarm of this attempt is decided on again.
+    run = replace(run, warnings=tuple(key for key in run.warnings if key != _make_key(run, finding)))
+    return Decision(run) if _make_key(run, warning) in run.warnings else _on_warning(run, (warning,))
+
+
 def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None:
     """Only send a notice of what would be done, where Rerail may not act; nothing is charged."""
     if may_act(intervention.run, policy):
@@ -352,6 +388,7 @@ def _with_labels(intervention: Intervention) -> Run:
 
 # The responses to a finding that calls for action, in order; the first that applies is taken.
 RESPONSES: tuple[Callable[[Intervention, Policy], Decision | None], ...] = (
+    _inform_of_alarm,
     _observe_only,
     _hold,
     _propose,

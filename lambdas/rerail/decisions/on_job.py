@@ -19,6 +19,7 @@ from rerail.decisions.decision import (
     with_end,
     with_facts,
     with_incident_closed,
+    without_hold,
     without_pending,
 )
 from rerail.decisions.drills import format_drill, with_drill_done
@@ -30,7 +31,7 @@ from rerail.decisions.on_finding import on_proposal
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.checkpoints import find_newest_step
 from rerail.model.policy import OnMaxRuntime, Policy
-from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
+from rerail.model.run import AfterStop, Attempt, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import format_repairs
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved
@@ -58,6 +59,8 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         updated = replace(updated, cluster=job.cluster)
     if run.defined_metrics != job.defined_metrics:
         updated = replace(updated, defined_metrics=job.defined_metrics)
+    if run.state.is_end and not attempt.exists and not job.status.is_terminal:
+        return _on_lost_job(updated, seen)
     match job.status:
         case JobStatus.COMPLETED:
             return _on_completed(updated, seen, policy)
@@ -131,6 +134,24 @@ def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -
     if run.state is RunState.STARTING and (called_back := on_pending(run, seen, policy)):
         return called_back
     return _on_recovery(run, seen)
+
+
+def _on_lost_job(run: Run, seen: JobObserved) -> Decision:
+    """Decide on a live job of an ended run whose creation was believed to have failed.
+
+    A stopped run's job is stopped. A hold by Rerail ends, since it was for want of this job; one by an operator stays.
+    """
+    what = f"{run.current.job_name} exists after all: the answer to its creation was lost"
+    if run.state is not RunState.HELD:
+        stop = PlannedStop(AfterStop.END, "the run was stopped", asked_at=seen.at, deadline=seen.at)
+        return stop_now(replace(run, stop=stop), f"{what}, and the run has ended: stopping it")
+    if not run.held_by:
+        run = replace(without_hold(run), state=RunState.STARTING)
+        return Decision(run, reason=f"{what}; no longer held: waiting for it to train")
+    todo = f"If it is to be watched: rerail release {run.id}; if not: rerail stop {run.id}"
+    reason = f"{what}; {run.held_by} holds the run, so it goes on unsupervised"
+    title, key = "its job runs, and it is held", f"lost-{run.current.number}"
+    return Decision(run, (make_notice(run, Severity.PAGE, title, reason, key=key, todo=todo),), reason)
 
 
 def _on_recovery(run: Run, seen: JobObserved) -> Decision:

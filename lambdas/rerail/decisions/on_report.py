@@ -1,4 +1,8 @@
-"""Decide on agents' reports from within a job; a report counts only for the current attempt of its run."""
+"""Decide on agents' reports from within a job; a report counts only for the current attempt of its run.
+
+Anyone who may write into the mailbox can write an unsigned report. So it is shown to people, and nothing else follows
+from it: neither an action nor a change of what the run knows about its agent, its processes or its checkpoints.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,26 +14,30 @@ from rerail.decisions.emergency_checkpoint import on_agent_answer
 from rerail.decisions.in_place_restart import is_about_newest_restart, on_crash, on_processes_restarted, on_refused
 from rerail.decisions.on_finding import on_findings
 from rerail.model.actions import Severity
-from rerail.model.mailbox import Report, ReportKind
+from rerail.model.mailbox import QUOTED, Report, ReportKind
 from rerail.model.policy import Policy
 from rerail.model.redaction import redact_secrets
 from rerail.model.run import Run
 from rerail.model.signals import AgentReported, FindingsObserved, ReportInvalid
-from rerail.model.signatures import UNSEALED
+from rerail.model.signatures import UNSEALED, VARIABLE
 
 REFUSED_SAVES = (ReportKind.DAMAGED, ReportKind.UNLOADED)
+# The kinds of reports about trouble.
+TROUBLE = (*REFUSED_SAVES, ReportKind.CRASHED, ReportKind.FINDINGS)
 
 
 def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
-    """Record that the attempt has an agent, and act on the report."""
+    """Record that the attempt has an agent, and act on the report if it is signed."""
     report, attempt = reported.report, run.current
+    if not report.is_signed:
+        return _on_unsigned(run, report)
     if report.kind in REFUSED_SAVES:
         return _on_refused_checkpoint(run, reported)
     if (report.attempt, report.job) != (attempt.number, attempt.job_name):
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
-    run = replace(run, requires_signature=run.requires_signature or report.is_signed)
+    run = replace(run, requires_signature=True)
     if not _is_from_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
     if attempt.is_outdated(report.restart) and report.kind is not ReportKind.REFUSED:
@@ -37,6 +45,27 @@ def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     restarted = on_processes_restarted(run, report, at=reported.at)
     decision = _on_report_kind(restarted.run, reported, policy)
     return decision if decision.reason else replace(decision, reason=restarted.reason)
+
+
+def _on_unsigned(run: Run, report: Report) -> Decision:
+    """Show the report to people, once for each kind of report and finding."""
+    claims = {f"unsigned-{finding.kind}": f"{finding.kind}: {finding.evidence}" for finding in report.findings}
+    if report.kind in TROUBLE and not claims:
+        claims = {f"unsigned-{report.kind}": f"{report.kind}: {(report.reason or report.evidence)[:QUOTED]}"}
+    new = {key: claim for key, claim in (claims or {"unsigned": "its agent runs"}).items() if key not in run.defects}
+    if not new:
+        return Decision(run)
+    reason = f"an unsigned report of {report.job} says: {'; '.join(new.values())}"
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        "an unsigned report",
+        reason,
+        key=next(iter(new)),
+        did="nothing: anyone who may write into the mailbox can have written it",
+        todo=f"Start jobs with rerail submit or supervised(), or set {VARIABLE}, so that the agent signs its reports",
+    )
+    return Decision(replace(run, defects=(*run.defects, *new)), (notice,), reason, finding="unsigned_report")
 
 
 def _on_refused_checkpoint(run: Run, reported: AgentReported) -> Decision:

@@ -114,6 +114,8 @@ def _is_over(run: Run, page: OpenPage) -> bool:
         case ClearedBy.RECOVERED:
             ended = attempt.exists and not attempt.may_be_live
             return run.state.is_end or ended or attempt.number != page.attempt
+        case ClearedBy.DEPLOYED:
+            return run.state.is_end
 
 
 def _is_due(run: Run, page: OpenPage, at: datetime, policy: Policy) -> bool:
@@ -131,5 +133,5 @@ def _format_end(run: Run, page: OpenPage) -> str:
             return "approval is no longer needed"
         case ClearedBy.LAUNCHED:
             return "relaunches go ahead again" if run.current.exists else f"its launch waits no longer ({run.state})"
-        case ClearedBy.RECOVERED:
+        case ClearedBy.RECOVERED | ClearedBy.DEPLOYED:
             return f"the run is {run.state}" if run.state.is_end else f"attempt {page.attempt} is over"

@@ -38,7 +38,6 @@ from rerail.model.metrics import (
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, InPlaceRestart, Run
 from rerail.model.sample import Sample
-from rerail.model.signature_policy import must_be_signed
 from rerail.model.thresholds import Thresholds
 from rerail.ports import ReceivedHeartbeat
 
@@ -198,11 +197,9 @@ def _with_evaluation_time(memory: RunDetection, cursor: Cursor, *, at: datetime)
 
 
 def with_heartbeat(monitored: MonitoredRun, received: ReceivedHeartbeat | None, *, at: datetime) -> MonitoredRun:
-    """Return the run with its agent's heartbeat if that is credible; it replaces the metrics."""
+    """Return the run with its agent's heartbeat if that is signed and credible; it replaces the metrics."""
     every = monitored.policy.metrics.heartbeat
-    believed = received is not None and is_credible(received, monitored.run.current, every=every, at=at)
-    if received and not received.is_signed and must_be_signed(monitored.run, monitored.policy):
-        believed = False  # its origin is not proven
+    believed = received and received.is_signed and is_credible(received, monitored.run.current, every=every, at=at)
     return monitored._replace(heartbeat=received if believed else None)
 
 

@@ -14,9 +14,9 @@ from rerail.model.errors import RerailError
 from rerail.model.metrics import MetricNames, MetricQuery, Series, Statistic, find_resolution, make_definitions
 from rerail.model.policy import Policy
 from rerail.model.redaction import find_secrets, redact_secrets
-from rerail.model.run import Attempt, Run, parse_step
-from rerail.model.sample import Sample
-from rerail.ports import Checkpoints, Policies, policy_of
+from rerail.model.run import Attempt, Run
+from rerail.model.sample import Sample, parse_step
+from rerail.ports import Checkpoints, PausedPolicies, policy_of
 
 # Curves are read for the newest attempts, up to this number, and up to this number of rows each.
 ATTEMPT_LIMIT, ROW_LIMIT = 60, 1_200
@@ -38,7 +38,7 @@ class FactGatherer:
     """Reads the facts of a run through its ports."""
 
     runs: Timelines
-    policies: Policies
+    policies: PausedPolicies
     series: Series
     logs: Logs
     checkpoints: Checkpoints

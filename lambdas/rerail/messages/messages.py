@@ -15,7 +15,7 @@ from rerail.model.codec import BadRecord, from_plain
 from rerail.model.errors import BadMailboxObject, BadMessage, ForgedMessage
 from rerail.model.finding import Finding
 from rerail.model.mailbox import find_problem, run_of_report
-from rerail.model.run import STEP_LIMIT
+from rerail.model.sample import STEP_LIMIT
 from rerail.model.signals import OperatorVerb
 
 SAGEMAKER = "aws.sagemaker"
@@ -92,6 +92,8 @@ class AlarmStateChanged:
     alarm: str
     state: str
     reason: str
+    # The namespace of the job's metric.
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +238,31 @@ def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Rep
 
 def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
     state = _require_object(detail.get("state"), "field 'detail.state'")
+    job_name, namespace = _find_alarmed_job(detail)
     return AlarmStateChanged(
-        job_name=_find_alarmed_job(detail),
+        job_name=job_name,
         alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
         state=str(state.get("value", "")),
         reason=str(state.get("reason", ""))[:WORDS_LIMIT],
+        namespace=namespace,
     )
 
 
-def _find_alarmed_job(detail: Mapping[str, Any]) -> str:
-    """Return the job in the alarm's metric dimensions: TrainingJobName, or Host in the form `<job>/algo-<n>`."""
+def _find_alarmed_job(detail: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the job in the alarm's metric dimensions, and the metric's namespace.
+
+    The dimension is TrainingJobName, or Host in the form `<job>/algo-<n>`.
+    """
     configuration = _require_object(detail.get("configuration"), "field 'detail.configuration'")
     metrics = configuration.get("metrics")
     for metric in metrics if isinstance(metrics, list) else ():
-        dimensions = metric
-        for part in ("metricStat", "metric", "dimensions"):
-            dimensions = dimensions.get(part) if isinstance(dimensions, dict) else None
+        for part in ("metricStat", "metric"):
+            metric = metric.get(part) if isinstance(metric, dict) else None
+        dimensions = metric.get("dimensions") if isinstance(metric, dict) else None
         dimensions = dimensions if isinstance(dimensions, dict) else {}
         name = dimensions.get("TrainingJobName") or str(dimensions.get("Host", "")).partition("/")[0]
         if isinstance(name, str) and JOB_NAME.fullmatch(name):
-            return name
+            return name, str(metric.get("namespace", ""))[:WORDS_LIMIT]
     raise BadMessage("field 'detail.configuration.metrics' names no training job (dimension TrainingJobName or Host)")
 
 

@@ -138,6 +138,7 @@ class ClearedBy(StrEnum):
     ANSWERED = "answered"  # the proposal is no longer open
     LAUNCHED = "launched"  # the rate limit on relaunches has admitted the launch
     RECOVERED = "recovered"  # the problem is resolved, or its attempt has ended
+    DEPLOYED = "deployed"  # the run's policy can be read again
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from rerail.model.former_names import translate
 # Records of schema 1 have former names.
 SCHEMA, FORMER_SCHEMA = 2, 1
 LARGEST = 2**63 - 1
+# The field of Record, and the most characters of it in one object.
+NEWER = "newer_fields"
+NEWER_LIMIT = 20_000
 NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 T = TypeVar("T")
@@ -66,7 +69,8 @@ def to_plain(value: Any) -> Any:
     """Return a value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with a `type`."""
     if is_dataclass(value) and not isinstance(value, type):
         row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
-        return {"type": type(value).__name__, **{name: to_plain(item) for name, item in row.items()}}
+        newer = json.loads(row.pop(NEWER)) if NEWER in row else {}
+        return {"type": type(value).__name__, **newer, **{name: to_plain(item) for name, item in row.items()}}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -136,9 +140,22 @@ def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if not isinstance(value, dict):
         raise BadRecord(f"{path}: {value!r:.40} is not a valid {kind.__name__}")
     hints = _hints(kind)
-    known = {name: item for name, item in value.items() if name in hints}
+    known = {name: item for name, item in value.items() if name in hints and name != NEWER}
     try:
         read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
+        if strict and NEWER in hints and len(known) < len(value):
+            read[NEWER] = _keep_newer({name: item for name, item in value.items() if name not in (*hints, "type")})
         return kind(**read)
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRecord(f"{path}: {error!s:.300}") from error
+
+
+def _keep_newer(fields_of_newer: Mapping[str, Any]) -> str:
+    """Return the fields that this version does not know as JSON; those beyond the limit are lost, the last first."""
+    kept, size = {}, 0
+    for name, item in fields_of_newer.items():
+        size += len(json.dumps({name: item}))
+        if size > NEWER_LIMIT:
+            break
+        kept[name] = item
+    return json.dumps(kept, separators=(",", ":")) if kept else ""

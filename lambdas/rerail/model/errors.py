@@ -52,6 +52,10 @@ class RequestRefused(RerailError):
     """SageMaker rejects this request and will not accept it unchanged; the message is SageMaker's."""
 
 
+class RequestTooLarge(RerailError):
+    """The request of a job is too long to be stored, so the job cannot be supervised; the message has the remedy."""
+
+
 class CapacityRefused(RerailError):
     """There is no quota or capacity for this request now; a later one may be accepted."""
 

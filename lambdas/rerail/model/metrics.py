@@ -19,8 +19,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple, Protocol
 
-from rerail.model.run import parse_step
-from rerail.model.sample import Sample
+from rerail.model.sample import Sample, parse_step
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Younger datapoints are subject to a separate, narrower quota; high-resolution ones are not kept longer than this.

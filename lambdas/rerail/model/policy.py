@@ -31,6 +31,7 @@ RETIRED_FIELDS = ("weighing",)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 PRICES_LIMIT = 20
+NAMES_LIMIT = 10
 
 
 class Mode(StrEnum):
@@ -120,6 +121,8 @@ class Limits:
     # This many launches within `starts_window` are a restart storm.
     starts: int = 5
     starts_window: timedelta = timedelta(minutes=30)
+    # Restarts for alarms within `retries.window`, whatever the progress; further alarms are only notified.
+    alarm_restarts: int = 3
     # The cost of all attempts of a run, and of the attempts since an incident began.
     run_dollars: float = 0.0
     incident_dollars: float = 0.0
@@ -167,7 +170,7 @@ class SaveTimeouts:
 class MailboxPolicy:
     """Which messages from agents are accepted."""
 
-    # Ignore unsigned reports and heartbeats from the start, not only once an agent of the run has signed one.
+    # Ignore unsigned reports of jobs that were given no key too, instead of showing them to people.
     signed_only: bool = False
 
 
@@ -264,6 +267,8 @@ class Policy:
     priority: int = 50
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
     on_alarm: OnAlarm = OnAlarm.INFORM
+    # Alarms on metrics outside SageMaker's namespace that may restart too, by name.
+    alarms: tuple[str, ...] = ()
     max_runtime: MaxRuntime = MaxRuntime.PER_RUN
     retries: Retries = field(default_factory=Retries)
     limits: Limits = field(default_factory=Limits)
@@ -358,7 +363,7 @@ def _read_value(kind: Any, value: Any, *, where: str, path: str) -> Any:
     if kind is timedelta:
         return _read_duration(value, where=where, path=path)
     if kind == tuple[str, ...]:
-        return _read_fallbacks(value, where=where, path=path)
+        return (_read_names if path == "alarms" else _read_fallbacks)(value, where=where, path=path)
     if kind == Mapping[str, float]:
         return _read_prices(value, where=where, path=path)
     if kind in (bool, str):
@@ -387,6 +392,14 @@ def _read_fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
             what = f"field '{path}[{number}]' is {item!r:.100}"
             raise PolicyError(f"{where}: {what}: {error}; correct or remove it") from error
     return tuple(" ".join(item.split()) for item in value)
+
+
+def _read_names(value: Any, *, where: str, path: str) -> tuple[str, ...]:
+    is_valid = isinstance(value, list) and all(isinstance(item, str) and 0 < len(item) <= 255 for item in value)
+    if not is_valid or len(value) > NAMES_LIMIT:
+        what = f"it must be a list of at most {NAMES_LIMIT} names of alarms"
+        raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; {what}")
+    return tuple(value)
 
 
 def _read_prices(value: Any, *, where: str, path: str) -> dict[str, float]:

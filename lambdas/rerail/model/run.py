@@ -13,13 +13,13 @@ from rerail.model.checkpoints import Health
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
+from rerail.model.policy import Policy
+from rerail.model.record import Record
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
 SUCCESSOR_SUFFIX_LENGTH = len("-a99999")
-# Larger step values are treated as garbage.
-STEP_LIMIT = 10**18
 
 
 class JobStatus(StrEnum):
@@ -126,7 +126,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class InPlaceRestart:
+class InPlaceRestart(Record):
     """A restart of an attempt's training processes within the running job."""
 
     # Counts the in-place restarts of the attempt, starting at 1.
@@ -161,7 +161,7 @@ class InPlaceRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Record):
     """One SageMaker training job of a run."""
 
     number: int
@@ -246,7 +246,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Record):
     """A problem of a run, from its first finding to the first progress beyond it, or to a hold.
 
     Further failures in between belong to the same incident.
@@ -281,7 +281,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Record):
     """The charges to each budget of a run since the last proven progress."""
 
     # Failures by cause.
@@ -305,7 +305,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStop:
+class PlannedStop(Record):
     """A stop that Rerail initiates, recorded before StopTrainingJob is called.
 
     The record is how Rerail's own stops are distinguished from stops by a user.
@@ -359,7 +359,7 @@ class ProposedAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Record):
     """A costly action that waits for an operator's answer."""
 
     # Unique within the run; an operator's answer must name it.
@@ -380,7 +380,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthLabel:
+class HealthLabel(Record):
     """A health label for checkpoints that were already saved.
 
     It applies to checkpoints of all attempts up to `attempt`; of that attempt itself, only up to `restart`.
@@ -403,7 +403,7 @@ class HealthLabel:
 
 
 @dataclass(frozen=True, slots=True)
-class RungTaken:
+class RungTaken(Record):
     """One rung of the rollback ladder that was taken, and what the resulting attempt was launched with."""
 
     rung: str
@@ -419,7 +419,7 @@ class RungTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPage:
+class OpenPage(Record):
     """A page that is still open."""
 
     notice: Notify
@@ -430,7 +430,7 @@ class OpenPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Record):
     """One training effort, in one or more SageMaker jobs."""
 
     id: str
@@ -481,13 +481,17 @@ class Run:
     hyperpod: str = ""
     # The key that the run's jobs receive to sign their reports with.
     signing_key: str = ""
-    # An agent of the run has signed a report: from then on unsigned ones are ignored.
+    # The first job was started with the key, or an agent of the run has signed a report: unsigned ones are ignored.
     requires_signature: bool = False
     # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None
     # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the
     # wake-up; the function's own clock may jump.
     looked_at: datetime | None = None
+    # The policy as last read; it applies while the policy is missing or malformed.
+    last_policy: Policy | None = None
+    # Since when the policy cannot be used.
+    policy_lost_at: datetime | None = None
     # Incremented with every recorded decision.
     version: int = 0
 
@@ -544,12 +548,6 @@ class TimelineEntry:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     # The actions that were decided.
     actions: tuple[Mapping[str, Any], ...] = ()
-
-
-def parse_step(metrics: Mapping[str, float]) -> int | None:
-    """Return the step among a job's metrics, or None if it is missing or too large to be a step."""
-    step = metrics.get("step")
-    return int(step) if step is not None and abs(step) < STEP_LIMIT else None
 
 
 def make_run_id(job_name: str) -> str:

@@ -1,11 +1,14 @@
 """Samples of a run's metrics: a logged row, or the aggregate of a minute."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 # A sample that aggregates this many rows stands for more of them: detectors need fewer samples, by this factor.
 AGGREGATES = 4
 AGGREGATED_FACTOR = 4
+# Larger step values are treated as garbage.
+STEP_LIMIT = 10**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,9 @@ class Sample:
     def patience_factor(self) -> int:
         """Return by how much the detectors' patience in rows is shorter: aggregates have little noise."""
         return AGGREGATED_FACTOR if self.count >= AGGREGATES else 1
+
+
+def parse_step(metrics: Mapping[str, float]) -> int | None:
+    """Return the step among a job's metrics, or None if it is missing or too large to be a step."""
+    step = metrics.get("step")
+    return int(step) if step is not None and abs(step) < STEP_LIMIT else None

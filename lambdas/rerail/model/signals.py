@@ -10,6 +10,7 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
 from rerail.model.mailbox import Report
+from rerail.model.policy import Policy
 from rerail.model.run import Job
 
 
@@ -38,6 +39,17 @@ class Tick:
     at: datetime
     # Listed when the next job is due, since the checkpoint to resume from may have been deleted.
     checkpoints: Sequence[Checkpoint] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRead:
+    """The run's policy was read, and differs from the last known one or from what was read before."""
+
+    at: datetime
+    # As deployed, whatever the account's pause; None if it cannot be used.
+    policy: Policy | None
+    # Why it cannot be used.
+    problem: str = ""
 
 
 class OperatorVerb(StrEnum):
@@ -191,6 +203,7 @@ Signal = (
     JobObserved
     | JobGone
     | Tick
+    | PolicyRead
     | OperatorCommand
     | FindingsObserved
     | AgentReported

@@ -1,12 +1,13 @@
 """Enable supervision of a job in a launch script: `supervised(...)`, for boto3 and SageMaker's Python SDK."""
 
 from collections.abc import Iterable, Mapping
+from secrets import token_hex
 from typing import Any, TypeVar
 
 from rerail.model.errors import RequestRefused
 from rerail.model.metrics import MetricNames, make_definitions
 from rerail.model.policy import NAME
-from rerail.requests.relaunch import ENVIRONMENT_LIMIT, POLICY_TAG, TAG_LIMIT
+from rerail.requests.relaunch import ENVIRONMENT_LIMIT, POLICY_TAG, TAG_LIMIT, read_signing_key, with_signing_key
 
 METRICS_LIMIT = 40
 OUR_TAGS = 2  # of a successor: its run and its attempt
@@ -27,6 +28,7 @@ def supervised(
     metrics: bool = True,
     environment: Mapping[str, str] | None = None,
     agent: str = "",
+    signed: bool = True,
 ) -> T:
     """Return the job with what supervision needs: policy tag, metric definitions, checkpoint folder, environment.
 
@@ -37,7 +39,8 @@ def supervised(
     `checkpoints` is an S3 folder, for a session the parent of its jobs' folders. Without it, all but an Estimator get a
     folder of their own. `metrics=False` omits the definitions of Rerail's metric line, for a script that does not print
     it. `agent` is the agent's wheel in S3, for a request or a session: its init becomes PID 1, so that SIGTERM reaches
-    the ranks. That requires an AWS PyTorch image, or ContainerEntrypoint in the request.
+    the ranks. That requires an AWS PyTorch image, or ContainerEntrypoint in the request. `signed=False` leaves out the
+    key with which the agent signs its reports: unsigned ones are only shown to people.
 
     Raise RequestRefused, which names the field and the remedy, and TypeError for any other kind of job.
     """
@@ -48,7 +51,7 @@ def supervised(
     if agent and not (agent.startswith("s3://") and agent.endswith(".whl")):
         raise RequestRefused(f"agent {agent!r}: must be the agent's wheel in S3, s3://bucket/.../rerail_agent-....whl")
     additions = JobAdditions(
-        policy, _with_slash(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent
+        policy, _with_slash(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent, signed
     )
     if isinstance(job, Mapping):
         return additions.in_arguments(job) if _has_python_names(job) else additions.in_request(job)  # type: ignore[return-value]
@@ -70,10 +73,10 @@ class JobAdditions:
     """The additions of supervision to a job, for each representation of a job."""
 
     def __init__(
-        self, policy: str, checkpoints: str, metrics: bool, environment: Mapping[str, str], agent: str
+        self, policy: str, checkpoints: str, metrics: bool, environment: Mapping[str, str], agent: str, signed: bool
     ) -> None:
         self.tags = {POLICY_TAG: policy}
-        self.checkpoints, self.environment, self.agent = checkpoints, environment, agent
+        self.checkpoints, self.environment, self.agent, self.signed = checkpoints, environment, agent, signed
         self.definitions = make_definitions() if metrics else []
 
     def in_request(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ class JobAdditions:
         """Change a request that a boto3 session is about to send; its own policy tag and checkpoint folder are kept."""
         tags = [tag["Key"] for tag in params.get("Tags") or []]
         place = f"{self.checkpoints}{params.get('TrainingJobName', '')}/" if self.checkpoints else ""
-        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent)
+        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent, self.signed)
         here.tags = {} if POLICY_TAG in tags else self.tags
         params.update(here.in_request(params))
 
@@ -185,7 +188,9 @@ class JobAdditions:
             raise RequestRefused(
                 f"Environment would have {len(environment)} variables: a relaunch needs a few; remove some"
             )
-        return environment
+        has_key = not self.signed or read_signing_key({"Environment": environment})
+        signed: dict[str, str] = with_signing_key({"Environment": environment}, token_hex(32))["Environment"]
+        return environment if has_key else signed
 
 
 def wrap_in_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:

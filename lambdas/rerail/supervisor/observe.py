@@ -5,16 +5,18 @@ from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
 from rerail.decisions.on_job import TIMEOUT_STATUSES
+from rerail.decisions.on_policy import is_page_due
 from rerail.messages.messages import QueueMessage
 from rerail.model.checkpoints import Checkpoint
-from rerail.model.errors import BoundsExceeded, JobNotFound, StateUnknown
+from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
-from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, Signal, Tick
-from rerail.ports import Checkpoints, Jobs
+from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
+from rerail.ports import Checkpoints, Jobs, Policies
 from rerail.requests.relaunch import is_handed
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
+MAX_PROBLEM_CHARS = 500
 
 
 def observe(
@@ -66,6 +68,27 @@ def _list_checkpoints(
     except BoundsExceeded as error:
         is_needed = job is not None and not error.may_pass
         return None, (CheckpointsRefused(at, error.message, error.advice, is_needed, job),)
+
+
+def observe_policy(run: Run, policies: Policies, *, at: datetime) -> tuple[PolicyRead, ...]:
+    """Return the run's policy as a signal if it is not the one last recorded, or cannot be used."""
+    if run.state.is_end:
+        return ()
+    try:
+        policy = policies.get(run.policy)
+    except PolicyError as error:
+        is_news = run.policy_lost_at is None or is_page_due(run, at)
+        return (PolicyRead(at, None, str(error)[:MAX_PROBLEM_CHARS]),) if is_news else ()
+    return () if policy == run.last_policy and run.policy_lost_at is None else (PolicyRead(at, policy),)
+
+
+def may_have_lost_job(run: Run) -> bool:
+    """Return whether the attempt's job may exist although the record says that it was never created.
+
+    The answer to CreateTrainingJob may have been lost, and a later try refused.
+    """
+    is_unobserved = run.state is RunState.WAITING or run.state.is_end
+    return is_unobserved and not run.current.exists and run.current.number > 1
 
 
 def has_looked_since(run: Run, post: QueueMessage | None) -> bool:

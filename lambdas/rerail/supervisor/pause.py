@@ -12,16 +12,18 @@ MEANINGS = {ACTIVE: False, "active": False, PAUSED: True, "paused": True}
 
 @dataclass(frozen=True, slots=True)
 class PausablePolicies:
-    """The `Policies` port, with the mode `pause` in every policy while Rerail is paused.
+    """The `PausedPolicies` port on policies and the account's pause.
 
-    A policy that only observes is unchanged: it stops and creates nothing.
+    A policy that only observes is unchanged by a pause: it stops and creates nothing.
     """
 
     policies: Policies
     pause: Pause
 
     def get(self, name: str) -> Policy:
-        policy = self.policies.get(name)
+        return self.policies.get(name)
+
+    def with_pause(self, policy: Policy) -> Policy:
         if policy.mode is Mode.OBSERVE or not self.pause.is_paused():
             return policy
         return replace(policy, mode=Mode.PAUSE)

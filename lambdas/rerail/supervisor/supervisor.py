@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
-from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.launch import find_first_start
+from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
@@ -45,15 +46,16 @@ from rerail.model.errors import (
     JobNotFound,
     QuarantineFailed,
     RequestRefused,
+    RequestTooLarge,
     RerailError,
     StateUnknown,
     Throttled,
 )
-from rerail.model.finding import Finding, Kind, Level
+from rerail.model.finding import Finding, Level
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
-from rerail.model.policy import Mode, OnAlarm, Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.redaction import find_secrets
 from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
@@ -77,7 +79,7 @@ from rerail.model.signature_policy import must_be_signed
 from rerail.model.signatures import UNSEALED
 from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
-from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, RateLimit, Runs, policy_of
+from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
     RUN_TAG,
@@ -88,7 +90,7 @@ from rerail.requests.relaunch import (
     with_signing_key,
 )
 from rerail.supervisor.decision_metrics import RecordedDecision
-from rerail.supervisor.observe import has_looked_since, observe
+from rerail.supervisor.observe import has_looked_since, may_have_lost_job, observe, observe_policy
 
 MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
@@ -105,7 +107,7 @@ class Supervisor:
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
-    policies: Policies
+    policies: PausedPolicies
     bus: Bus
     mailbox: Mailbox
     rate_limit: RateLimit  # the account's rate limit on relaunches
@@ -176,8 +178,12 @@ class Supervisor:
         run = self._load(run_id)
         if has_looked_since(run, post):
             return run
+        for policy_read in observe_policy(run, self.policies, at=self.clock()):
+            run = self._record_turn(run, policy_read)
         if run.pending:
             run = self._act(run)
+        if may_have_lost_job(run):
+            run = self._look_for_lost_job(run, must_know=make_signal is not None)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
@@ -194,6 +200,21 @@ class Supervisor:
             if error.may_pass:
                 raise  # the queue delivers the message again
             return CheckpointsRefused(self.clock(), error.message, error.advice, is_needed=True)
+
+    def _look_for_lost_job(self, run: Run, *, must_know: bool) -> Run:
+        """Return the run with its current job, if that lives although its creation was believed to have failed.
+
+        Without `must_know`, the run is handled even if SageMaker does not answer: a refused launch is checked again.
+        """
+        try:
+            job = self._find_own_job(run)
+        except StateUnknown:
+            if must_know:
+                raise
+            return run
+        if job is None or job.status.is_terminal:
+            return run
+        return self._record_turn(run, JobObserved(self.clock(), job))
 
     def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
@@ -276,11 +297,8 @@ class Supervisor:
         run_id = self.runs.run_of(changed.job_name)
         if run_id is None or changed.state != "ALARM":
             return None
-        acts = policy_of(self._load(run_id), self.policies).on_alarm is OnAlarm.RESTART
-        level = Level.INTERVENE if acts else Level.WARN
-        finding = Finding(
-            Kind.ALARM, level, None, None, f"alarm {changed.alarm} went off: {changed.reason}", self.clock()
-        )
+        policy = policy_of(self._load(run_id), self.policies)
+        finding = make_alarm_finding(changed.alarm, changed.namespace, changed.reason, policy, at=self.clock())
         return self.on_findings(run_id, changed.job_name, (finding,))
 
     def adopt(self, job_name: str) -> Run | None:
@@ -289,7 +307,15 @@ class Supervisor:
             job, description = self.jobs.describe(job_name)
         except JobNotFound:
             return None  # an event about a job that has been deleted since
-        tags, at = self.jobs.tags(job.arn), self.clock()
+        try:
+            return self._adopt_described(job, description)
+        except RequestTooLarge as error:
+            self._ignore(job_name, refuse(job, str(error)), self.clock())
+            return None
+
+    def _adopt_described(self, job: Job, description: Mapping[str, Any]) -> Run | None:
+        """Adopt a job by its description, or continue the run that it belongs to."""
+        job_name, tags, at = job.name, self.jobs.tags(job.arn), self.clock()
         if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
             if is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
@@ -299,14 +325,18 @@ class Supervisor:
             return self.visit(namesake.id)  # adopted concurrently
         match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
             case AdoptionRefused() as refused:
-                new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
-                if new and refused.notice:
-                    self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
+                self._ignore(job_name, refused, at)
                 return None
             case Adopted() as adopted:
                 request = rebuild(description, tags, members=self.jobs.request_members())
                 self._save_adopted(adopted, request, at)
                 return self.visit(adopted.run.id)
+
+    def _ignore(self, job_name: str, refused: AdoptionRefused, at: datetime) -> None:
+        """Do not supervise the job, and send the notice about it once."""
+        new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
+        if new and refused.notice:
+            self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
 
     def _restore_record(
         self, claim: Claim, run: Run | None, job: Job, description: Mapping[str, Any], tags: Mapping[str, str]
@@ -346,8 +376,10 @@ class Supervisor:
 
     def _save_adopted(self, adopted: Adopted, request: dict[str, Any], at: datetime) -> None:
         """Save a new run with its request and its first timeline entry."""
-        request = with_signing_key(request, read_signing_key(request) or self.new_key())
-        run = replace(adopted.run, version=1, signing_key=read_signing_key(request))
+        own_key = read_signing_key(request)
+        request = with_signing_key(request, own_key or self.new_key())
+        key = read_signing_key(request)
+        run = replace(adopted.run, version=1, signing_key=key, requires_signature=bool(own_key))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=adopted.reason, finding="adopted"
         )
@@ -479,31 +511,37 @@ class Supervisor:
             return {}
 
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
-        """Create the job if the account's rate limit allows it; return the refusal, if any."""
-        if limited := self._check_rate_limit(run, action):
-            return limited
+        """Create the job if the account's rate limit allows it; return the refusal, if any.
+
+        The answer to an earlier try may have been lost: no refusal is believed before the name was described.
+        """
+        refusal = self._check_rate_limit(run, action) or self._request_launch(run, action)
+        return None if refusal and self._find_own_job(run) else refusal
+
+    def _request_launch(self, run: Run, action: CreateJob) -> CreateRefused | None:
+        """Call CreateTrainingJob; return its refusal, if any."""
         try:
             detection = self._read_thresholds(run)
             self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id, detection=detection))
         except JobExists:
-            return (
-                None
-                if self._is_ours(run, action)
-                else self._make_refusal(action, Refusal.INVALID, "another job has that name")
-            )
+            return self._make_refusal(action, Refusal.INVALID, "another job has that name")
         except CapacityRefused as error:
             return self._make_refusal(action, Refusal.CAPACITY, str(error))
         except RequestRefused as error:
             return self._make_refusal(action, Refusal.INVALID, str(error))
         return None
 
-    def _is_ours(self, run: Run, action: CreateJob) -> bool:
-        """Return whether the job has the run's key and tags: an earlier try of this launch succeeded."""
-        job, description = self.jobs.describe(action.job_name)
+    def _find_own_job(self, run: Run) -> Job | None:
+        """Return the job of the current attempt if it has the run's key and tags: its launch has succeeded."""
+        try:
+            job, description = self.jobs.describe(run.current.job_name)
+        except JobNotFound:
+            return None
         if not is_handed(description, run.signing_key):
-            return False
+            return None
         tags = self.jobs.tags(job.arn)
-        return (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(action.attempt))
+        is_ours = (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(run.current.number))
+        return job if is_ours else None
 
     def _check_rate_limit(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Request one launch from the account's rate limit; a repeated request counts once."""

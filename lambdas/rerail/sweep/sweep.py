@@ -23,8 +23,8 @@ from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
-from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, ReceivedHeartbeats, Runs, policy_of
-from rerail.supervisor.observe import observe
+from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, PausedPolicies, Queue, ReceivedHeartbeats, Runs, policy_of
+from rerail.supervisor.observe import may_have_lost_job, observe, observe_policy
 from rerail.sweep.describe_schedule import (
     EACH_MINUTE,
     OWN_MINUTE,
@@ -136,7 +136,7 @@ class Sweep:
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
-    policies: Policies
+    policies: PausedPolicies
     monitor: Monitor
     mailbox: Mailbox
     queue: Queue
@@ -163,7 +163,8 @@ class Sweep:
             raise first_error
         jobs = self.jobs.changed_since(at - LOOK_BACK) if changed.marks is None else changed.jobs
         unknown = self.runs.find_unknown_jobs([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
-        self.queue.wake([{"job": job} for job in sorted(unknown)], at=at)
+        lost = [run.current.job_name for _, run in runs if run and may_have_lost_job(run)]
+        self.queue.wake([{"job": job} for job in sorted({*unknown, *(name for name in lost if name in jobs)})], at=at)
         paused = self.pause.is_paused() if self.pause else None
         return self._with_shard_reports(replace(report, discovered=len(unknown), paused=paused), left, at)
 
@@ -382,8 +383,10 @@ class Sweep:
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
-            signals = observe(run, self.jobs, self.checkpoints, at=at, known=make_unchanged_job(run) if known else None)
+            known_job = make_unchanged_job(run) if known else None
+            signals = observe(run, self.jobs, self.checkpoints, at=at, known=known_job)
             monitored, unlisted = self._make_monitored(run, policy, signals, at)
+            signals = (*observe_policy(run, self.policies, at=at), *signals)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
             return RunCheck(name, True if run.pending else None, run=run, policy=policy)

@@ -20,6 +20,8 @@ from rerail_agent.checkpoints.store import compute_checksum
 from rerail_agent.checkpoints.trust import ManifestTrust
 from tests.agent.checkpoints.ranks import manifest
 
+pytestmark = pytest.mark.slow
+
 KEY, ANOTHER = "ab" * 32, "cd" * 32
 
 

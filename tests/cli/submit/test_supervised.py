@@ -19,7 +19,8 @@ from rerail.model.actions import CreateJob
 from rerail.model.errors import RequestRefused
 from rerail.model.metrics import MetricNames, make_definitions, select_names
 from rerail.model.policy import Policy
-from rerail.requests.relaunch import POLICY_TAG, make_request, read_checkpoint_uri, rebuild
+from rerail.model.signatures import VARIABLE
+from rerail.requests.relaunch import POLICY_TAG, make_request, read_checkpoint_uri, read_signing_key, rebuild
 from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
@@ -122,8 +123,20 @@ def test_a_request_is_not_changed_but_given_back():
     request = supervised(PLAIN, environment={"A": "b"})
     assert before == PLAIN
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/out/mnist-1/checkpoints/"}
-    assert request["Environment"] == {"A": "b"}
+    assert request["Environment"] == {"A": "b", VARIABLE: read_signing_key(request)}
     assert supervised(request) == request
+
+
+@pytest.mark.threat("T3")
+def test_every_job_is_given_a_key_of_its_own():
+    """So that its agent's first report is signed; a key of the job's own is kept, and it can be left out."""
+    keys = {read_signing_key(supervised(PLAIN)) for _ in range(3)}
+    assert len(keys) == 3 and "" not in keys
+    own = {**PLAIN, "Environment": {VARIABLE: "ab" * 32}}
+    assert read_signing_key(supervised(own)) == "ab" * 32
+    assert "Environment" not in supervised(PLAIN, signed=False)
+    full = {**PLAIN, "Environment": {f"V{number}": "" for number in range(98)}}
+    assert read_signing_key(supervised(full)) == ""
 
 
 def test_settings_of_the_job_itself_are_kept():
@@ -138,7 +151,7 @@ def test_settings_of_the_job_itself_are_kept():
     request = supervised(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
     assert request["CheckpointConfig"] == {"S3Uri": "s3://mine/a-1/", "LocalPath": "/ckpt"}
     assert request["AlgorithmSpecification"]["MetricDefinitions"] == own, "a step of ours would never be seen"
-    assert request["Environment"] == {"A": "mine", "B": "c"}
+    assert request["Environment"] == {"A": "mine", "B": "c", VARIABLE: read_signing_key(request)}
 
 
 def test_a_script_that_prints_other_lines_gets_no_definitions():
@@ -189,6 +202,8 @@ def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     """`PyTorch(**supervised(arguments))` and `supervised(PyTorch(**arguments))`."""
     arguments = {"role": "r", "tags": {"team": "vision"}, "environment": {"A": "b"}}
     answer = supervised(arguments, checkpoints="s3://bucket/a")
+    assert read_signing_key({"Environment": answer["environment"]})
+    arguments["environment"] = answer["environment"]
     estimator = SimpleNamespace(**arguments, metric_definitions=None, checkpoint_s3_uri=None)
     assert supervised(estimator, checkpoints="s3://bucket/a") is estimator
     assert answer == vars(estimator)

@@ -1,0 +1,191 @@
+"""CreateTrainingJob succeeded, its answer was lost, and what came next said otherwise: the job is found and watched."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.model.actions import Severity
+from rerail.model.errors import CallFailed, CapacityRefused, JobNotFound, RequestRefused, RerailError, StateUnknown
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
+from tests.fakes import DEFAULT, World
+
+CAPACITY = CapacityRefused("ResourceLimitExceeded: the limit is 1 instance, with current utilization of 1 instance")
+INVALID = RequestRefused("AccessDeniedException: not authorized to perform sagemaker:CreateTrainingJob")
+
+
+def pass_minutes(world: World, count: int) -> None:
+    """Let time pass; errors of calls go to the log, and the next sweep tries again."""
+    for _ in range(count):
+        with suppress(RerailError):
+            world.minutes(1)
+
+
+def lose_answer(world: World, monkeypatch, then: Exception) -> None:
+    """Have the first creation succeed without an answer, and each later one raise this error."""
+    create, calls = world.sagemaker.create, []
+
+    def answer(request):
+        calls.append(request)
+        if len(calls) == 1:
+            create(request)
+            raise CallFailed("read timeout")
+        raise then
+
+    monkeypatch.setattr(world.sagemaker, "create", answer)
+
+
+def hide(world: World, monkeypatch, name: str = "gpt-a002"):
+    """Have SageMaker not show the job yet; return what shows it."""
+    describe = world.sagemaker.describe
+
+    def blind(job_name):
+        if job_name == name:
+            raise JobNotFound(job_name)
+        return describe(job_name)
+
+    monkeypatch.setattr(world.sagemaker, "describe", blind)
+    return lambda: monkeypatch.setattr(world.sagemaker, "describe", describe)
+
+
+def command(world: World, verb: OperatorVerb) -> None:
+    world.supervisor().handle(CommandReceived(f"c-{verb}", "gpt", verb, "ann", ""))
+
+
+def has_page(world: World, title: str) -> bool:
+    return any(notice.severity is Severity.PAGE and notice.title == title for notice in world.bus.notices)
+
+
+@pytest.mark.parametrize("refusal", [CAPACITY, INVALID], ids=["capacity", "request"])
+def test_a_refusal_is_not_believed_while_the_job_lives(monkeypatch, refusal):
+    """It is watched, nobody is paged, and its own failure is handled."""
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, refusal)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 20)
+    assert (world.run().state, world.run().current.job_name) == (RunState.WATCHING, "gpt-a002")
+    assert not [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
+    monkeypatch.undo()
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    pass_minutes(world, 20)
+    assert world.sagemaker.live() == ["gpt-a003"]
+
+
+def test_the_rate_limit_does_not_hide_a_job(monkeypatch):
+    """Other runs have filled it since the lost answer, and an operator says stop: the job is stopped."""
+    world = World().with_saves()
+    limits = replace(DEFAULT.limits, account_relaunches=2)
+    world.policies.by_name["default"] = replace(DEFAULT, limits=limits)
+    lose_answer(world, monkeypatch, INVALID)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    while not world.sagemaker.live():
+        pass_minutes(world, 1)
+    for other in ("a-a002", "b-a002"):
+        world.rate_limit.admit(other, at=world.clock(), limit=2, window=limits.account_window)
+    pass_minutes(world, 1)
+    command(world, OperatorVerb.STOP)
+    pass_minutes(world, 30)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+@pytest.mark.parametrize("refusal", [CAPACITY, INVALID], ids=["capacity", "request"])
+@pytest.mark.parametrize("has_event", [True, False], ids=["event", "sweep"])
+def test_a_job_that_becomes_visible_after_the_refusal_is_taken_up(monkeypatch, refusal, has_event):
+    """Describe calls are eventually consistent. The job's event, or the sweep's list of changed jobs, shows it."""
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, refusal)
+    show = hide(world, monkeypatch)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 5)
+    assert world.run().state in (RunState.WAITING, RunState.HELD)
+    show()
+    if has_event:
+        world.supervisor().handle(JobStateChanged("gpt-a002"))
+    pass_minutes(world, 3)
+    assert (world.run().state, world.run().hold_reason) == (RunState.WATCHING, "")
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert not world.run().pages
+
+
+@pytest.mark.parametrize("refusal", [CAPACITY, INVALID], ids=["capacity", "request"])
+def test_a_stop_looks_before_it_ends_the_run(monkeypatch, refusal):
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, refusal)
+    show = hide(world, monkeypatch)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 5)
+    show()
+    command(world, OperatorVerb.STOP)
+    pass_minutes(world, 20)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+def test_a_job_of_a_stopped_run_is_stopped_when_it_becomes_visible(monkeypatch):
+    """The stop found no job: its event comes later."""
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, CAPACITY)
+    show = hide(world, monkeypatch)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 5)
+    command(world, OperatorVerb.STOP)
+    assert world.run().state is RunState.STOPPED
+    show()
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    pass_minutes(world, 3)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+    assert world.sagemaker.jobs["gpt-a002"].status is JobStatus.STOPPED
+
+
+def test_an_operators_hold_outlives_a_job_that_becomes_visible(monkeypatch):
+    """The operator is paged that it runs, and decides."""
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, CAPACITY)
+    show = hide(world, monkeypatch)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 5)
+    command(world, OperatorVerb.HOLD)
+    show()
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    pass_minutes(world, 3)
+    assert (world.run().state, world.run().current.may_be_live) == (RunState.HELD, True)
+    assert has_page(world, "gpt: its job runs, and it is held")
+    command(world, OperatorVerb.RELEASE)
+    pass_minutes(world, 2)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
+
+
+def test_a_refusal_waits_while_the_name_cannot_be_described(monkeypatch):
+    """Unknown is not absent: the launch stays pending, and the run is neither held nor deferred."""
+    world = World().with_saves()
+    lose_answer(world, monkeypatch, INVALID)
+    describe = world.sagemaker.describe
+
+    def throttled(job_name):
+        if job_name == "gpt-a002":
+            raise StateUnknown("DescribeTrainingJob: rate exceeded")
+        return describe(job_name)
+
+    world.sagemaker.fail("gpt", NODE_LOST)
+    monkeypatch.setattr(world.sagemaker, "describe", throttled)
+    pass_minutes(world, 10)
+    assert (world.run().state, len(world.run().pending)) == (RunState.STARTING, 1)
+    monkeypatch.setattr(world.sagemaker, "describe", describe)
+    pass_minutes(world, 3)
+    assert world.run().state is RunState.WATCHING
+
+
+def test_a_strangers_job_is_not_taken_for_a_lost_one(monkeypatch):
+    """Refused for capacity, and somebody takes the name meanwhile: it has no key of the run."""
+    world = World().with_saves()
+    world.sagemaker.no_capacity = 100
+    world.sagemaker.fail("gpt", NODE_LOST)
+    pass_minutes(world, 3)
+    world.sagemaker.submit("gpt-a002", policy=None)
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    pass_minutes(world, 3)
+    assert not world.run().current.exists
+    command(world, OperatorVerb.STOP)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, ["gpt-a002"])
