@@ -58,6 +58,7 @@ ENVIRONMENT = {
     "RERAIL_PAUSE_PARAMETER": "/rerail/switch",
     "RERAIL_QUARANTINE_FOLDERS": "{}",
     "RERAIL_MAILBOX": "mailbox",
+    "RERAIL_ACCOUNT": ACCOUNT,
 }
 START = datetime(2026, 11, 2, 3, 0, tzinfo=UTC)
 MINUTE, AGE, SAVE_EVERY_S = timedelta(minutes=1), timedelta(hours=48), 1800

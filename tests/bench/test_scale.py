@@ -51,6 +51,7 @@ def test_a_small_measurement_of_speed_runs(tmp_path: Path, run_module):
     assert len(run_module("bench.speed", *options)["sheets"]) == 3
 
 
+@pytest.mark.slow
 def test_reading_a_listing_takes_time_in_proportion_to_it(tmp_path: Path, run_module):
     """A small version: it fails if the time grows with the square of the listing."""
     options = ("--most", "2000", "--rounds", "2", "--evidence", str(tmp_path / "layouts.json"))
