@@ -10,7 +10,7 @@ AUDIT ?=
 PROGRAMS := agent app.py bench cli container lambdas local stacks tools
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof soak bench
+.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
@@ -78,6 +78,9 @@ proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, spe
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed
 	$(BIN)/python -m bench.soak
+
+mutants: $(VENV)/mutants.ready ## small changes of the code that decides, each of which a test must notice (an hour)
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")
 	$(BIN)/python -m bench.soak $(ARGS)

@@ -26,8 +26,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "check": ("check",),
     "docs": ("docs",),
     "audit": ("audit",),
+    "mutants": ("mutants",),
 }
-BUILT_ON = {"test": "demo", "check": "test", "audit": "demo"}
+BUILT_ON = {"test": "demo", "check": "test", "audit": "demo", "mutants": "test"}
 # PyTorch itself, and what only its CUDA builds need: installed with the build that is chosen.
 HARDWARE_PACKAGES = re.compile(r"(torch|triton|cuda|nvidia)\b")
 BUILD_BACKEND = "setuptools"

@@ -1,5 +1,6 @@
 """Budgets: failures charge them, proven progress and pardons give them back, and capacity costs time."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -37,6 +38,19 @@ def test_each_cause_has_its_own_account():
         "2026-01-31T12:00:00Z hardware: failure 2 since the last progress",
         "2026-01-31T12:00:00Z user_code: failure 1 since the last progress",
     )
+
+
+def test_the_whole_budget_remains_of_a_cause_that_was_never_charged():
+    policy = Policy(retries=Retries(hardware=3))
+    assert remaining_retries(Ledger(), policy)[Cause.HARDWARE] == 3
+    assert remaining_retries(failed(Ledger(), Cause.HARDWARE), policy)[Cause.HARDWARE] == 2
+
+
+def test_the_first_step_is_progress_and_clears_every_charge():
+    charged = failed(failed(Ledger(fallbacks=("ml.g5.xlarge",)), Cause.CAPACITY), Cause.HARDWARE)
+    charged = with_refund(replace(charged, fallbacks=("ml.g5.xlarge",)), newest_step=1, at=NOON)
+    assert (charged.charges, charged.charged_at, charged.fallbacks, charged.without_progress) == ({}, {}, (), 0)
+    assert charged.progress_step == 1
 
 
 def test_what_is_older_than_the_window_no_longer_counts():

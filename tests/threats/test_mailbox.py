@@ -1,5 +1,6 @@
 """Whoever may write into the mailbox, and does not know a run's key, cannot speak for the run."""
 
+import hmac
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -113,6 +114,15 @@ def test_a_signature_covers_every_byte_and_the_name(report, more):
         assert changed == text or not is_signed(changed, name=name, key=KEY)
     except BadMailboxObject as error:
         assert error.defect == "seal"
+
+
+@pytest.mark.threat("T1")
+def test_a_signature_is_that_of_earlier_versions():
+    """An agent in an image may be older than the supervisor: both compute the same HMAC of the name and the bytes."""
+    signed = sign(b'{"a":1}', name="runs/gpt/x.json", key=KEY)
+    text = b"runs/gpt/x.json\n" + b'{"a":1}'
+    assert signed == b'{"a":1,"seal":"%b"}' % hmac.new(KEY.encode(), text, "sha256").hexdigest().encode()
+    assert not is_signed(signed, name="runs/gpt/x.json", key="")
 
 
 @pytest.mark.threat("T1")

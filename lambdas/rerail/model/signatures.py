@@ -6,12 +6,8 @@ read it. A signature covers the object's name and all its bytes, so it is not va
 
 import hmac
 import re
-from typing import TYPE_CHECKING
 
 from rerail.model.errors import BadMailboxObject
-
-if TYPE_CHECKING:  # the agent imports this module, and needs neither
-    pass
 
 VARIABLE = "RERAIL_SEAL_KEY"
 UNSEALED = "seal"  # the defect of a message whose origin is not proven
