@@ -22,6 +22,7 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.signatures import VARIABLE, sign
 
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
 SLOW_AT, STEPS, SECONDS = 20, int(os.environ["STEPS"]), 0.1 * SLOWDOWN
@@ -34,7 +35,8 @@ known: set[str] = set()
 def report(kind: ReportKind, **said) -> None:
     job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{kind}"
     report = Report(id, RUN, ATTEMPT, job, kind, datetime.now(UTC), **said)
-    s3.put_object(Bucket=mailbox, Key=make_report_key(RUN, id), Body=serialize(report))
+    name = make_report_key(RUN, id)
+    s3.put_object(Bucket=mailbox, Key=name, Body=sign(serialize(report), name=name, key=os.environ[VARIABLE]))
 
 
 def asked() -> str:

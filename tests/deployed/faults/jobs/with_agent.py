@@ -36,6 +36,7 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.signatures import VARIABLE, sign
 
 JOB, MAILBOX = os.environ["TRAINING_JOB_NAME"], os.environ["MAILBOX"]
 LOOK_EVERY = 5
@@ -52,18 +53,18 @@ def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
     return content if answer.status == 200 else None
 
 
+def put(name: str, message: Report | Heartbeat) -> None:
+    s3("PUT", name, sign(serialize(message), name=name, key=os.environ[VARIABLE]))
+
+
 def report(what: ReportKind, **said: Any) -> None:
     id = f"a{ATTEMPT}-{what}"
-    s3("PUT", make_report_key(RUN, id), serialize(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
+    put(make_report_key(RUN, id), Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said))
 
 
 def heartbeat(step: int) -> None:
     at = datetime.now(UTC)
-    s3(
-        "PUT",
-        make_heartbeat_key(RUN),
-        serialize(Heartbeat(RUN, ATTEMPT, JOB, at, Phase.STEP, step, at, 1 / step, SECONDS)),
-    )
+    put(make_heartbeat_key(RUN), Heartbeat(RUN, ATTEMPT, JOB, at, Phase.STEP, step, at, 1 / step, SECONDS))
 
 
 def asked() -> str:
