@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import rerail
-from rerail.decisions.launch_checks import CHECKS
+from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, LaunchCheck, RunState
+from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
@@ -322,3 +323,15 @@ def test_a_policy_pauses_its_own_runs(world):
     under(world, mode=Mode.ACT)
     world.minutes(2)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
+
+
+def test_a_blocked_launch_waits_and_is_tried_at_each_tick(world):
+    """It waits until the time that the run has, or from now on."""
+    obstacle, at = (
+        Obstacle(LaunchCheck.RUN_COST, Consequence.WAIT, "too expensive", "raise it", Runbook.MONEY_SPENT),
+        world.clock(),
+    )
+    blocked = with_launch_blocked(replace(world.run(), wake_at=None), obstacle, at)
+    assert (blocked.state, blocked.blocked_by, blocked.wake_at) == (RunState.WAITING, LaunchCheck.RUN_COST, at)
+    later = at + timedelta(minutes=7)
+    assert with_launch_blocked(replace(world.run(), wake_at=later), obstacle, at).wake_at == later

@@ -76,7 +76,8 @@ def account(state_dir: Path, pace: Pace) -> Iterator[Account]:
 
     def check(aws: LocalAws) -> None:
         assert read_calls(calls), "the functions have called nothing, or nobody has noted it"
-        assert refusals(aws, calls) == [], "the functions called what their roles do not allow"
+        refused = refusals(aws, calls)
+        assert not refused, "the functions called what their roles do not allow:\n" + "\n".join(refused)
         assert Account(aws, pace).dead_letters() == []
 
     with joined(state_dir, start, check) as aws:

@@ -179,7 +179,8 @@ class Granted:
     def grants(self) -> list[Grant]:
         """Everything that is allowed, action by action and resource by resource; who may assume a role is no part."""
         found = []
-        for policy in self._of("AWS::IAM::Policy"):
+        # CDK puts what exceeds the size of an inline policy into managed ones.
+        for policy in (*self._of("AWS::IAM::Policy"), *self._of("AWS::IAM::ManagedPolicy")):
             for role in policy["Roles"]:
                 found += self._of_statements(self.roles[role["Ref"]], policy["PolicyDocument"])
         for resource in self._resources.values():

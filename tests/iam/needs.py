@@ -168,24 +168,23 @@ def _table(action: str, name: str, leading: list[str], place: Place) -> Iterator
 
 def _of_s3(call: Call, place: Place) -> Iterator[Need]:
     bucket = f"arn:aws:s3:::{call.asked['Bucket']}"
-    own: Keys = (("aws:resourceaccount", place.account),)
     if action := OF_BUCKET.get(call.operation):
-        yield Need(action, bucket, own)
+        yield Need(action, bucket)
         return
     if call.operation not in OF_OBJECT:
         raise ValueError(f"not known which permissions s3:{call.operation} needs")
     action = OF_OBJECT[call.operation]
-    yield Need(action, f"{bucket}/{call.asked['Key']}", own)
+    yield Need(action, f"{bucket}/{call.asked['Key']}")
     if call.operation in READS:
-        yield Need("s3:ListBucket", bucket, own)
+        yield Need("s3:ListBucket", bucket)
     if call.operation in COPIES:
         source = call.asked["CopySource"]
-        yield Need("s3:GetObject", f"arn:aws:s3:::{source['Bucket']}/{source['Key']}", own)
+        yield Need("s3:GetObject", f"arn:aws:s3:::{source['Bucket']}/{source['Key']}")
     if call.operation == "CopyObject" and call.asked.get("TaggingDirective") != "REPLACE":
-        yield Need("s3:GetObjectTagging", f"{bucket}/{call.asked['CopySource']['Key']}", own)
-        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}", own)
+        yield Need("s3:GetObjectTagging", f"{bucket}/{call.asked['CopySource']['Key']}")
+        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
     if call.asked.get("Tagging"):
-        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}", own)
+        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
     if call.operation == "GetObject" or call.operation in COPIES:
         yield from place.with_key("s3", bucket, "Decrypt")
     if action == "s3:PutObject":

@@ -4,6 +4,7 @@ import hmac
 import json
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.decide import decide
+from rerail.decisions.on_report import redact_report
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Notify, Severity
 from rerail.model.errors import BadMailboxObject
@@ -18,6 +20,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness
 from rerail.model.mailbox import (
     CommandKind,
+    Report,
     ReportKind,
     make_command_key,
     make_heartbeat_key,
@@ -31,7 +34,7 @@ from rerail.model.run import Run, RunState
 from rerail.model.signals import AgentReported
 from rerail.model.signatures import VARIABLE, is_signed, sign
 from tests.core.strategies import reports
-from tests.fakes import BUCKET, DEFAULT, KEY, Agent, World
+from tests.fakes import BUCKET, DEFAULT, KEY, MIDNIGHT, Agent, World
 from tests.threats.conftest import ANOTHER
 
 MINUTE = timedelta(minutes=1)
@@ -336,3 +339,40 @@ def test_a_finding_that_is_reported_again_is_acted_on_once(world, agent):
     assert stopped.state in (RunState.SAVING, RunState.STOPPING)
     agent.finds(RUINED)
     assert world.run() == stopped
+
+
+def make_reported(world: World, *, key: str = KEY, **facts: Any) -> AgentReported:
+    """Return a report of the current job as the supervisor reads it."""
+    report = Report("r1", "gpt", 1, "gpt", facts.pop("kind"), world.clock(), **facts)
+    return AgentReported(world.clock(), replace(report, is_signed=bool(key)))
+
+
+def test_an_unsigned_crash_is_shown_with_its_reason(world):
+    decision = decide(world.run(), make_reported(world, key="", kind=ReportKind.CRASHED, reason="NaN at 7"), DEFAULT)
+    (notice,) = [action for action in decision.actions if isinstance(action, Notify)]
+    assert "an unsigned report of gpt says: crashed: NaN at 7" in notice.body
+    assert notice.key == "gpt/unsigned-crashed" and decision.finding == "unsigned_report"
+    again = decide(decision.run, make_reported(world, key="", kind=ReportKind.CRASHED, reason="other"), DEFAULT)
+    assert not again.actions
+
+
+@pytest.mark.threat("T17")
+def test_an_agents_report_is_recorded_without_secrets():
+    """A traceback in a report may quote the environment."""
+    finding = Finding(Kind.NON_FINITE, Level.INTERVENE, 7, 7, "loss nan, token hunter22xyz")
+    report = Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, MIDNIGHT, findings=(finding,))
+    report = replace(report, reason="wrote hunter22xyz", evidence="Traceback: hunter22xyz")
+    redacted = redact_report(report, ["hunter22xyz"])
+    assert "hunter22xyz" not in str(redacted)
+    assert redacted.findings[0] == replace(finding, evidence="loss nan, token [hidden]")
+    assert (redacted.reason, redacted.evidence) == ("wrote [hidden]", "Traceback: [hidden]")
+
+
+@pytest.mark.parametrize("hours", [-100, 100])
+def test_the_times_of_findings_are_limited_to_the_attempt(world, hours):
+    """The clock of a job may be wrong by days: an incident begins within its attempt."""
+    began, wrong = world.run().current.training_started_at, world.clock() + timedelta(hours=hours)
+    finding = replace(RUINED, at=wrong, onset_at=wrong)
+    decision = decide(world.run(), make_reported(world, kind=ReportKind.FINDINGS, findings=(finding,)), DEFAULT)
+    incident = decision.run.open_incident
+    assert incident and incident.happened_at == (began if hours < 0 else world.clock())
