@@ -44,6 +44,11 @@ KNOWN: dict[str, str] = {
     "a8b0e377e5a644f7455f5fc0723089aeefa4b860": "a key in a test of redaction",
     "083d0a90c63e2990760ad43406db008c291b477c": "a password in a test of redaction",
     "1ebf0ce1819869fb13e5c5fa94c3bb63d3759ad7": "a token in a test of redaction",
+    "f8589b0a62de06b0de9383ddbc1033c270b2735b": "a URL with a password in a test of redaction",
+    "be4fc4886bd949b369d5e092eb87494f12e57e5b": "the header of a key in a test of redaction",
+    "74c468962538c0bddc12417e58938beba1c30dfe": "a synthetic webhook in a test of redaction",
+    "8b96cf052529e21d4050ed48a89afbb39c709066": "a password in a test of redaction",
+    "36cb589f74157b45811a690c58b434095f48e9fa": "a password in a test of redaction",
     "cb4745ca40fe7502c9b5b71d21cf84470586b640": "a word that redaction leaves as it is",
     "6355d9a081cfbba78240235ce440cc86942614d7": "the word that replaces a secret",
 }
