@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ from cli.deploy.assembly import synthesize
 from cli.deploy.changes import find_refused
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
+from local import deploy
 from local.deploy import LOCAL_SCOPE
 from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
 from rerail.aws.sagemaker import SageMakerJobs
+from rerail.model.run import Run, RunState
 from rerail.requests.relaunch import POLICY_TAG, rebuild
 from tests.deployed.jobs import BUCKET, ROOT, Account, apart, rerail
 
@@ -162,6 +166,72 @@ def test_a_later_update_forgets_nobody_who_is_paged(first: dict[str, Any], surro
     planned = json.loads(answer.stdout)
     assert planned["action"] == "planned"
     assert [resource for resource in planned["resources"] if resource["kind"] == "AWS::SNS::Subscription"] == []
+
+
+def make_next_version(folder: Path) -> Path:
+    """Return a copy of the deployed files whose functions write a field that this version does not know."""
+    folder.mkdir()
+    for name in deploy.INPUTS:
+        source, target = ROOT / name, folder / name
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+    patches = {
+        "model/run.py": ('    hold_reason: str = ""', '    hold_reason: str = ""\n    noted_next: str = ""'),
+        "decisions/decide.py": (
+            "    return decision\n",
+            '    return replace(decision, run=replace(decision.run, noted_next="kept"))\n',
+        ),
+    }
+    for name, (before, after) in patches.items():
+        file = folder / "lambdas" / "rerail" / name
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+    return folder
+
+
+def deploy_version(aws: LocalAws, root: Path, cache: Path) -> None:
+    """Deploy the functions of another version into the stack, as `cdk deploy` of that version would."""
+    context = {**LOCAL_SCOPE, "trainingRoleArns": [ROLE], "pageEmail": PAGED}
+    assembly = deploy.synthesize(root, cache, context=context, validate=False)
+    aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
+
+
+def fail_without_capacity(account: Account, name: str, job: str) -> None:
+    """Kill the job, and refuse its successor until capacity returns: the run stays in the middle of a recovery."""
+    account.inject("resource_limit", Count=10_000, TrainingJobName=name)
+    account.inject("kill", TrainingJobName=job)
+    account.run_in(name, "waiting")
+
+
+def test_a_run_in_recovery_survives_an_upgrade_and_a_rollback(
+    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str], pace: Pace, tmp_path: Path
+):
+    """Each version finishes the recovery that the other began, and no field of the newer one is lost."""
+    account, name = Account(LocalAws.attach(empty.state_dir), pace), "between-versions"
+    account.set_up_for_tests()
+    account.submit(name, steps=1_000_000)
+    account.has_saved(name, steps=20)
+
+    def recover(number: int, root: Path) -> Run:
+        """Deploy the version in the middle of the recovery; return the run with its next attempt in training."""
+        fail_without_capacity(account, name, account.runs.load(name).current.job_name)
+        deploy_version(account.aws, root, tmp_path / "assemblies")
+        account.inject("resource_limit", Count=0, TrainingJobName=name)
+
+        def find_trained() -> Run | None:
+            run = account.runs.load(name)
+            return run if (run.current.number, run.state) == (number, RunState.WATCHING) else None
+
+        return account.wait(f"attempt {number}", find_trained)
+
+    upgraded = recover(2, make_next_version(tmp_path / "next"))
+    assert "noted_next" in upgraded.newer_fields and upgraded.current.resumed_from_step >= 20
+    rolled_back = recover(3, ROOT)
+    assert "noted_next" in rolled_back.newer_fields
+    assert rolled_back.current.resumed_from_step >= upgraded.current.resumed_from_step
+    assert rerail(surroundings, "stop", name, "--local").returncode == 0
+    account.run_in(name, "stopped")
+    assert account.dead_letters() == []
 
 
 def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: LocalAws):
