@@ -53,6 +53,12 @@ def test_the_first_step_is_progress_and_clears_every_charge():
     assert charged.progress_step == 1
 
 
+def test_a_release_clears_every_charge():
+    charged = replace(failed(Ledger(), Cause.HARDWARE), fallbacks=("ml.g5.xlarge",), starts=(NOON,))
+    fresh = with_fresh_budgets(charged, who="ops", at=NOON)
+    assert (fresh.charges, fresh.charged_at, fresh.fallbacks, fresh.starts) == ({}, {}, (), ())
+
+
 def test_what_is_older_than_the_window_no_longer_counts():
     """Two nodes lost on Monday say nothing of Wednesday; a window of 0 forgets nothing."""
     monday, wednesday = NOON, NOON + timedelta(hours=48)

@@ -63,7 +63,8 @@ def test_a_blocked_launch_gets_the_time_of_its_next_try():
     launches, _ = asked(launches, "b", 10)
     answer = asked(launches, "c", 20)[1]
     assert (answer.granted, answer.until) == (False, NOON + HOUR)
-    assert asked(launches, "c", 61)[1].granted
+    assert not asked(launches, "c", 59)[1].granted
+    assert asked(launches, "c", 60)[1].granted, "at the time that it was given"
 
 
 def test_a_limit_of_zero_admits_every_launch():

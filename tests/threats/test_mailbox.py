@@ -368,11 +368,12 @@ def test_an_agents_report_is_recorded_without_secrets():
     assert (redacted.reason, redacted.evidence) == ("wrote [hidden]", "Traceback: [hidden]")
 
 
+@pytest.mark.parametrize("field", ["at", "onset_at"])
 @pytest.mark.parametrize("hours", [-100, 100])
-def test_the_times_of_findings_are_limited_to_the_attempt(world, hours):
+def test_the_times_of_findings_are_limited_to_the_attempt(world, hours, field):
     """The clock of a job may be wrong by days: an incident begins within its attempt."""
     began, wrong = world.run().current.training_started_at, world.clock() + timedelta(hours=hours)
-    finding = replace(RUINED, at=wrong, onset_at=wrong)
+    finding = replace(RUINED, **{field: wrong})
     decision = decide(world.run(), make_reported(world, kind=ReportKind.FINDINGS, findings=(finding,)), DEFAULT)
     incident = decision.run.open_incident
     assert incident and incident.happened_at == (began if hours < 0 else world.clock())
