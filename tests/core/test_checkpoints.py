@@ -163,3 +163,9 @@ def test_of_two_saves_of_one_step_the_later_counts():
 def test_no_checkpoint_is_step_zero():
     """Nobody looked, nothing found and nothing usable all mean the same to a budget: no progress."""
     assert find_newest_step(None) == find_newest_step([]) == find_newest_step([a_checkpoint(9, missing=("x",))]) == 0
+
+
+def test_before_a_step_does_not_include_it():
+    saved = [Checkpoint(f"s3://b/step-{step}/", step, 1, datetime(2026, 1, 31, tzinfo=UTC)) for step in (90, 100)]
+    assert find_newest_usable(saved).step == 100
+    assert find_newest_usable(saved, before_step=100).step == 90

@@ -234,3 +234,13 @@ def test_the_one_to_resume_from_is_whole_and_clean_before_it_is_new(saves):
     clean = [step for step, h, whole in saves if whole and h is Health.CLEAN]
     suspect = [step for step, h, whole in saves if whole and h is Health.SUSPECT]
     assert (found.step if found else None) == max(clean, default=max(suspect, default=None))
+
+
+@pytest.mark.parametrize(
+    ("step", "health"), [(499, Health.CLEAN), (500, Health.QUARANTINED), (501, Health.QUARANTINED)]
+)
+def test_a_rollback_quarantines_what_was_saved_at_the_onset(world, step, health):
+    """The loss of the onset's own step is already wrong."""
+    run = world.run()
+    run = replace(run, attempts=(replace(run.current, onset_step=500),))
+    assert assess_health(run, save(step))[0] is health
