@@ -479,3 +479,18 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     assert "checkpoint-500/optimizer.pt" in left(s3)
     S3Checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"another"
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["whole", "in parts"])
+def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
+    """S3 refuses the copy if the job has written over the object meanwhile, which the fake S3 does not check."""
+    copies = []
+    for operation in ("CopyObject", "UploadPartCopy"):
+        s3.meta.events.register(f"before-parameter-build.s3.{operation}", lambda params, **_: copies.append(params))
+    trainer_saves(s3, 400, 500)
+    upload_in_parts(s3, "checkpoint-500/pytorch_model.bin", *[b"x" * 6 * KiB] * parts)
+    etag = s3.head_object(Bucket="bucket", Key=f"{FOLDER}checkpoint-500/pytorch_model.bin")["ETag"]
+    S3Checkpoints().quarantine(action(), allow)
+    of_model = [copy for copy in copies if "pytorch_model.bin" in str(copy["CopySource"])]
+    assert len(of_model) == parts and {copy["CopySourceIfMatch"] for copy in of_model} == {etag}
+    assert all(copy.get("CopySourceIfMatch") for copy in copies)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import rerail
+from rerail.decisions.launch import choose_resume_step_again
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
+from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
@@ -335,3 +337,13 @@ def test_a_blocked_launch_waits_and_is_tried_at_each_tick(world):
     assert (blocked.state, blocked.blocked_by, blocked.wake_at) == (RunState.WAITING, LaunchCheck.RUN_COST, at)
     later = at + timedelta(minutes=7)
     assert with_launch_blocked(replace(world.run(), wake_at=later), obstacle, at).wake_at == later
+
+
+def test_a_checkpoint_that_is_chosen_again_is_never_newer(world):
+    """What was saved after the first choice may be what the run was rolled back from."""
+    run = world.run()
+    run = replace(run, attempts=(replace(run.current, resumed_from_step=300),))
+    saved = [Checkpoint(f"s3://b/step-{step}/", step, 1, world.clock()) for step in (100, 200, 400)]
+    chosen, note = choose_resume_step_again(run, saved)
+    assert chosen.current.resumed_from_step == 200 and "step 300 cannot be resumed from" in note
+    assert choose_resume_step_again(run, saved[2:])[0].current.resumed_from_step is None

@@ -5,17 +5,19 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.decisions.decision import Decision
+from rerail.decisions.open_pages import with_pages
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
-from rerail.model.actions import Notify, Severity
+from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
-from rerail.model.run import JobStatus, RunState
+from rerail.model.run import JobStatus, OpenPage, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import OperatorVerb
+from rerail.model.signals import OperatorVerb, Tick
 from tests.core.failures import NODE_LOST, OOM
-from tests.fakes import World
+from tests.fakes import DEFAULT, World
 
 HOUR = timedelta(hours=1)
 
@@ -285,3 +287,16 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
     monkeypatch.undo()
     world.minutes(2)
     assert [notice.severity for notice in world.bus.notices] == [Severity.PAGE, Severity.CLEAR]
+
+
+def test_a_page_that_is_still_to_be_sent_is_not_repeated(world):
+    """Its first sending is pending, since the bus has refused it for hours."""
+    at, notice = (
+        world.clock(),
+        Notify(Severity.PAGE, "gpt: blind", "no metrics", "gpt/blind", until=ClearedBy.RECOVERED),
+    )
+    page = OpenPage(notice, 1, at - 2 * DEFAULT.notices.refire)
+    sent = replace(world.run(), pages=(page,))
+    assert notice in with_pages(sent, Decision(sent), Tick(at), DEFAULT).actions
+    unsent = replace(sent, pending=(notice,))
+    assert notice not in with_pages(unsent, Decision(unsent), Tick(at), DEFAULT).actions
