@@ -1,9 +1,11 @@
 """The detectors that read the loss: what each of them must say, and where it must be silent."""
 
+import math
 import random
 
 import pytest
 
+from rerail.detection.detectors import Detectors
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
@@ -157,3 +159,16 @@ def test_a_jump_of_the_gradient_norm_warns_once() -> None:
     assert said(rows, Kind.GRAD_NORM) == []
     found = said(rows, Kind.GRAD_NORM, detection=Thresholds(grad_norm=True))
     assert [(row, f.level) for row, f in found] == [(100, Level.WARN)]
+
+
+@pytest.mark.parametrize(("share", "warnings"), [(0.7, 2), (0.3, 1)])
+def test_a_spike_is_over_below_half_of_what_is_allowed(share: float, warnings: int) -> None:
+    """Between half and all of it the loss has not recovered: a second warning says so some rows later."""
+    detectors, found = Detectors(), []
+    for sample in samples(lifted(falling(301), 300, 300, times=1.5)):
+        found += detectors.run(sample, DETECTION)
+    spike = detectors.loss_spike
+    loss = math.exp(spike.expected + share * spike.allowed)
+    for row in range(DETECTION.spike_again_rows):
+        found += detectors.run(Sample(step=302 + row, loss=loss), DETECTION)
+    assert [finding.kind for finding in found].count(Kind.LOSS_SPIKE) == warnings
