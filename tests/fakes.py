@@ -548,7 +548,7 @@ class World:
 class Agent:
     """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor.
 
-    Without a signing key it is somebody who may write into the mailbox and knows the run's name, job and attempt."""
+    Without a signing key it is a writer of the mailbox that knows the run's name, job and attempt."""
 
     world: World
     run: str = "gpt"

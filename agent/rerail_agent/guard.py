@@ -54,8 +54,8 @@ if hasattr(os, "register_at_fork"):
 Save = Callable[[str], str | os.PathLike[str] | None]
 LAST_REPORTS_S = 5.0
 HELLO_HEARTBEATS = (2, 10)  # heartbeats with another hello report: the first one may come before the run is known
-# Heartbeats after a finding with which it is reported again while it is open, and the interval after those: what tells
-# the supervisor of a report may be lost.
+# An open finding is reported again after these numbers of heartbeats, and then at this interval: its report, or the
+# event about it, may be lost.
 FINDING_HEARTBEATS, FINDING_INTERVAL = (2, 10), 60
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from rerail.model.bucket_owner import make_owner_parameters
+from rerail.model.bucket_owner import add_bucket_owner
 from rerail.model.mailbox import SIZE_LIMIT
 from rerail.model.signatures import sign
 from rerail_agent.identity import Identity
@@ -109,8 +109,8 @@ class MailboxBucket:
 def make_s3_client(region: str, account: str, *, attempts: int) -> Any:
     """Return a client whose calls S3 refuses if a bucket belongs to another account than this, where one is given."""
 
-    def add_bucket_owner(params: dict[str, Any], model: Any, **_: Any) -> None:
-        params.update(make_owner_parameters(model.input_shape.members if model.input_shape else (), account))
+    def add_owner(params: dict[str, Any], model: Any, **_: Any) -> None:
+        add_bucket_owner(params, model, account)
 
     with _importing:
         import boto3
@@ -121,7 +121,7 @@ def make_s3_client(region: str, account: str, *, attempts: int) -> Any:
             # A local AWS has one host name for all buckets.
             config = config.merge(Config(s3={"addressing_style": "path"}))
         client = boto3.session.Session(region_name=region or None).client("s3", config=config)
-    client.meta.events.register("before-parameter-build.s3", add_bucket_owner)
+    client.meta.events.register("before-parameter-build.s3", add_owner)
     return client
 
 

@@ -227,7 +227,7 @@ class _Deployment(_Step):
     def _choose_scope(self, context: dict[str, Any]) -> None:
         """Ask for roles and buckets that neither cdk.json nor -c names, with those of tagged jobs as a proposal.
 
-        There is no default: a deployment without a person who agrees allows nothing that was not written down.
+        They have no default: without a terminal, the proposal cannot be confirmed, and the deployment fails.
         """
         written = choices.read_context()
         missing = [name for name in choices.SCOPE if not (context.get(name) or written.get(name))]

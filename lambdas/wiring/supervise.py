@@ -24,7 +24,7 @@ MESSAGE_MS = 25_000
 
 
 class NoTimeLeft(Exception):
-    """The invocation is nearly over: the message is delivered again."""
+    """The invocation ends soon; SQS delivers the message again."""
 
 
 def check_time(context: Any) -> None:

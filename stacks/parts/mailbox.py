@@ -37,7 +37,7 @@ class JobMailbox(Construct):
         self.bucket = closed_bucket(self, name=name, rule="OldMail", kept=KEPT)
         _announce_to_event_bridge(self.bucket)
         self._let_nobody_take_mail_away()
-        self._let_nobody_overwrite_reports()
+        self._deny_overwriting_reports()
         reason = "Messages of a few hundred bytes, gone after 30 days; each says which job wrote it, and when."
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
 
@@ -67,8 +67,8 @@ class JobMailbox(Construct):
             )
         )
 
-    def _let_nobody_overwrite_reports(self) -> None:
-        """A report is written once: who may write into the bucket could otherwise replace it before it is read.
+    def _deny_overwriting_reports(self) -> None:
+        """Deny writes to existing reports: a role that may write into the bucket could replace one before it is read.
 
         Agents of the previous version write names without a nonce, and write them unconditionally.
         """

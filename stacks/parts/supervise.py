@@ -26,7 +26,7 @@ BATCH = 10
 # A thousand simultaneous failures must not cause a thousand CreateTrainingJob calls a second. Invocations that wait for
 # that throttle must leave others for the remaining runs. A new account may run ten functions at once.
 CONCURRENCY = 8
-# Lambda's minimum. Whoever may write into the mailbox can cause any number of these.
+# Lambda's minimum. Every role that may write into the mailbox can cause any number of reports.
 REPORT_CONCURRENCY = 2
 
 

@@ -390,7 +390,7 @@ def test_a_report_is_written_once_under_a_name_that_cannot_be_taken(bucket: Buck
 
 @pytest.mark.threat("T8")
 def test_a_finding_is_reported_again_while_it_is_open(bucket: Bucket, new_guard):
-    """The first report was lost, whatever the way: the loss stays bad, and the supervisor hears of it."""
+    """The first report was lost: the loss stays bad, and a later report reaches the supervisor."""
     guard = new_guard(bucket, RERAIL_HEARTBEAT_SECONDS="0.05")
     for step in range(1, 200):
         guard.step(step=step, loss=2.0 if step < 150 else float("nan"))

@@ -48,7 +48,7 @@ def our_own_clients() -> Iterator[None]:
 
 
 def forget_clients() -> None:
-    """The next call makes its client anew, for buckets of this account; each call to S3 has to say so."""
+    """Let the next call make a new client, for buckets of this account; each call to S3 has to name it."""
     clients.client.cache_clear()
     clients._session.cache_clear()
     clients.set_bucket_owner(ACCOUNT)

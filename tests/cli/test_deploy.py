@@ -128,7 +128,7 @@ class TaggedJobs:
 
 @pytest.mark.threat("T21")
 def test_a_deployment_without_a_terminal_names_what_tagged_jobs_use(unchosen, capsys):
-    """Nobody has agreed to any role or bucket, so nothing is deployed; the error has the values."""
+    """No role or bucket was confirmed, so nothing is deployed; the error has the values."""
     deployment = _Deployment(TaggedJobs(), as_json=False, yes=True, plan=False)
     with pytest.raises(typer.Exit):
         deployment._choose_scope({})

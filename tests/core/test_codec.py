@@ -244,7 +244,7 @@ def test_fields_of_a_newer_version_survive_a_decision():
 
 
 def test_fields_of_a_newer_version_are_bounded_and_never_replace_known_ones():
-    """A field that is too large is lost, as before; one that is called like the carrier is ignored."""
+    """A field that is too large is dropped; one with the name of the field that carries the others is ignored."""
     newer = {**json.loads(dumps(FULL)), "small": 1, "large": "x" * 30_000, "newer_fields": '{"id": "other"}'}
     run = loads(Run, json.dumps(newer))
     written = json.loads(dumps(run))

@@ -31,7 +31,7 @@ def run(world: World) -> Run:
 
 
 def test_a_deleted_job_holds_its_run_and_pages(run: Run) -> None:
-    """Nobody knows whether it is to go on, so no other job is launched."""
+    """It is not known whether the run is to continue, so no other job is launched."""
     at = run.ledger.starts[-1] + NEW_JOB_GRACE
     decision = decide(run, JobGone(at, "gpt-a002"), DEFAULT)
     assert (decision.run.state, decision.run.current.ended_at) == (RunState.HELD, at)

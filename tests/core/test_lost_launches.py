@@ -61,7 +61,7 @@ def has_page(world: World, title: str) -> bool:
 
 @pytest.mark.parametrize("refusal", [CAPACITY, INVALID], ids=["capacity", "request"])
 def test_a_refusal_is_not_believed_while_the_job_lives(monkeypatch, refusal):
-    """It is watched, nobody is paged, and its own failure is handled."""
+    """It is watched, no page is sent, and its own failure is handled."""
     world = World().with_saves()
     lose_answer(world, monkeypatch, refusal)
     world.sagemaker.fail("gpt", NODE_LOST)
@@ -178,7 +178,7 @@ def test_a_refusal_waits_while_the_name_cannot_be_described(monkeypatch):
 
 
 def test_a_strangers_job_is_not_taken_for_a_lost_one(monkeypatch):
-    """Refused for capacity, and somebody takes the name meanwhile: it has no key of the run."""
+    """The launch was refused for capacity, and another job took the name meanwhile: it has no key of the run."""
     world = World().with_saves()
     world.sagemaker.no_capacity = 100
     world.sagemaker.fail("gpt", NODE_LOST)

@@ -34,7 +34,7 @@ class UnsafeValue(ValueError):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickles `.metadata` of torch.distributed.checkpoint, and nothing else."""
+    """An unpickler for `.metadata` of torch.distributed.checkpoint that refuses all other types."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in METADATA_TYPES.get(module, ()):

@@ -1,4 +1,4 @@
-"""Which checkpoints a job may load: those that its run has signed, and unsigned ones from before the first of them."""
+"""Decide which checkpoints a job may load: those that its run has signed, and unsigned ones from before the first."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ UNTRUSTED = "its manifest is not signed with the run's key"
 
 @dataclass(frozen=True, slots=True)
 class ManifestTrust:
-    """What this job can tell about who wrote a manifest; without a key nothing, so it trusts all of them."""
+    """The rule by which a job trusts manifests; without a key it trusts all of them."""
 
     has_key: bool
     run: str

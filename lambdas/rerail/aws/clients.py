@@ -7,7 +7,7 @@ import boto3
 from botocore.config import Config
 
 from rerail.aws.validation import install_validation
-from rerail.model.bucket_owner import make_owner_parameters
+from rerail.model.bucket_owner import add_bucket_owner
 
 # The control plane of SageMaker throttles at one or two calls a second: adaptive mode slows down instead of failing.
 CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout=3, read_timeout=20)
@@ -39,7 +39,7 @@ def client(service: str) -> Any:
 
 
 def _add_bucket_owner(params: dict[str, Any], model: Any, **_: Any) -> None:
-    params.update(make_owner_parameters(model.input_shape.members if model.input_shape else (), _bucket_owner))
+    add_bucket_owner(params, model, _bucket_owner)
 
 
 def client_as(config: Config, service: str, **where: str) -> Any:

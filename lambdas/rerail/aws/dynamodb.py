@@ -174,7 +174,7 @@ def run_doc(run: Run) -> dict[str, Any]:
 def _make_entry_doc(entry: TimelineEntry) -> dict[str, Any]:
     """Return the entry as an attribute; one that is too large loses its signal and its facts, then its actions.
 
-    A signal has all checkpoints of a folder, as many as its owner likes. The decision must be recorded all the same.
+    A signal may list all checkpoints of a large folder. The decision is recorded in any case.
     """
     bare = replace(entry, signal={}, inputs={}, reason=entry.reason[:MAX_REASON_CHARS])
     docs = (make_doc(dumps(variant)) for variant in (entry, bare, replace(bare, actions=())))

@@ -37,7 +37,7 @@ def record(cls: type[T], item: Mapping[str, Any]) -> T:
 
 
 def read_text(item: Mapping[str, Any], name: str) -> str:
-    """Return the text of an item, compressed or not; `name` is what it is called in the BadRecord that is raised."""
+    """Return the text of an item, compressed or not; raise BadRecord, with the kind `name`, if it cannot be read."""
     try:
         doc = item["doc"]
         return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])

@@ -38,7 +38,7 @@ from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved
 
 TIMEOUT_STATUSES = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
-# Nothing of this is done for a run that is held.
+# The pending actions that are withdrawn when a run is held.
 WITHDRAWN = (CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
 UNLISTED, DEFECT = "its checkpoints cannot be listed", "unlisted"
 NEW_JOB_GRACE = timedelta(minutes=5)
@@ -139,7 +139,8 @@ def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -
 def _on_lost_job(run: Run, seen: JobObserved) -> Decision:
     """Decide on a live job of an ended run whose creation was believed to have failed.
 
-    A stopped run's job is stopped. A hold by Rerail ends, since it was for want of this job; one by an operator stays.
+    A stopped run's job is stopped. A hold by Rerail ends, since its reason was that this job did not exist; a hold by
+    an operator stays.
     """
     what = f"{run.current.job_name} exists after all: the answer to its creation was lost"
     if run.state is not RunState.HELD:

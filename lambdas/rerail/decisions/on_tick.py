@@ -1,4 +1,4 @@
-"""Decide on what is due at a point in time: expired proposals, deferred stops, launches, deadlines, open gaps."""
+"""Decide on what is due at a point in time: expired proposals, deferred stops, launches, deadlines."""
 
 from dataclasses import replace
 from datetime import datetime

@@ -1,14 +1,15 @@
 """The account that has to own the bucket of a call to S3: a bucket's name may belong to any account."""
 
-from collections.abc import Collection
+from typing import Any
 
 # Of a bucket that is written or read, and of the source of a copy.
 OWNER_PARAMETERS = ("ExpectedBucketOwner", "ExpectedSourceBucketOwner")
 
 
-def make_owner_parameters(accepted: Collection[str], account: str) -> dict[str, str]:
-    """Return the parameters with which S3 refuses a call to a bucket of another account.
+def add_bucket_owner(params: dict[str, Any], model: Any, account: str) -> None:
+    """Add the parameters with which S3 refuses a call to a bucket of another account; without an account, add none.
 
-    `accepted` are the operation's parameters. Without an account, return none.
+    `params` and `model` are those of botocore's event `before-parameter-build.s3`.
     """
-    return {name: account for name in OWNER_PARAMETERS if account and name in accepted}
+    accepted = model.input_shape.members if model.input_shape else ()
+    params.update({name: account for name in OWNER_PARAMETERS if account and name in accepted})

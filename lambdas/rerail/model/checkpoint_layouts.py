@@ -252,7 +252,7 @@ def _with_resolved_layout(siblings: Sequence[LayoutCheckpoint]) -> Sequence[Layo
 
 
 class _Siblings:
-    """What siblings have in common: read once, so that each of them is compared with all others in constant time."""
+    """The common properties of siblings, read once: each is compared with all others in constant time."""
 
     def __init__(self, checkpoints: Sequence[LayoutCheckpoint]) -> None:
         self.count = len(checkpoints)

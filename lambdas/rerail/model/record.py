@@ -1,4 +1,4 @@
-"""The base of stored records: what a newer version has written survives being written by this one."""
+"""The base of stored records: this version keeps the fields that a newer version has written."""
 
 from dataclasses import dataclass
 

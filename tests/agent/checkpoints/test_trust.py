@@ -89,7 +89,7 @@ def change_files(folder: Path, **files: bytes) -> None:
 @pytest.mark.threat("T25")
 @pytest.mark.parametrize("where", ["metadata", "value"])
 def test_a_checkpoint_runs_no_code(tmp_path: Path, where: str) -> None:
-    """Neither its index nor a plain value, whoever wrote it, and also in a run without a key."""
+    """Neither its index nor a plain value runs code, also in a run without a key."""
     mark, root = tmp_path / "ran", tmp_path / "checkpoints"
     if where == "value":
         said = save(root, 10, evil=Payload(mark))
