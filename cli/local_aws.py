@@ -1,4 +1,4 @@
-"""`rerail local`: the local AWS of this checkout, started and ended by hand."""
+"""`rerail local`: the local AWS, started and ended by hand."""
 
 import json
 
@@ -7,6 +7,7 @@ import typer
 from cli import place
 from cli.lean_values import LeanCommand
 from cli.place import AsJson
+from cli.project import IS_CHECKOUT, find_policies
 
 app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
 
@@ -20,10 +21,13 @@ def up(
     from local.stack import LocalAws, LocalAwsError
 
     try:
-        aws = LocalAws(place.LOCAL_STATE, scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
+        policies = None if IS_CHECKOUT else find_policies()
+        aws = LocalAws(
+            place.LOCAL_STATE, scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES, policies=policies
+        )
         aws.start(lambda line: say(line, as_json), detached=True)
     except LocalAwsError as error:
-        place.fail(str(error), "`rerail local down` ends a running one")
+        place.fail(str(error), "remove the cause named above, then try again")
     if as_json:
         facts = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
         typer.echo(json.dumps(facts, indent=2))

@@ -10,9 +10,9 @@ import typer
 
 from cli import place
 from cli.place import Place
+from cli.project import find_policies
 from rerail.model.run import Run, RunState, make_run_id
 
-POLICIES = place.ROOT / "policies"
 # A shell that waits for a completion seems to hang.
 COMPLETED_WITHIN_S = 2.0
 MOST = 100
@@ -35,7 +35,7 @@ def complete_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[
 
 
 def complete_policies(incomplete: str) -> list[str]:
-    """Policies of this checkout that begin so."""
+    """Policies of this project that begin so."""
     return [name for name in list_policy_names() if name.startswith(incomplete)]
 
 
@@ -91,8 +91,8 @@ def list_run_names(where: Place, prefix: str) -> Iterator[str]:
 
 
 def list_policy_names() -> list[str]:
-    """The policies of this checkout."""
-    return sorted(file.stem for file in POLICIES.glob("*.toml"))
+    """The policies of this project."""
+    return sorted(file.stem for file in find_policies().glob("*.toml"))
 
 
 def _quick_place(*, local: bool) -> Place:

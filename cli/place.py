@@ -1,28 +1,28 @@
-"""Where a command looks: the account of your AWS credentials, or the local AWS of this checkout."""
+"""Where a command looks: the account of your AWS credentials, or the local AWS on this machine."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from cli.project import IS_CHECKOUT, ROOT, find_state_folder
 
 # Each `--help` imports this module, so what only a call needs is imported by the call.
 if TYPE_CHECKING:
     from rerail.aws.dynamodb import DynamoRuns
 
-ROOT = Path(__file__).resolve().parent.parent
 # Where the local AWS keeps its files; another folder makes another local AWS.
-LOCAL_STATE = Path(os.environ.get("RERAIL_LOCAL_STATE", ROOT / ".local"))
-SYNTHESES = ROOT / ".local" / "assemblies"
+LOCAL_STATE = find_state_folder()
+SYNTHESES = (ROOT / ".local" if IS_CHECKOUT else LOCAL_STATE) / "assemblies"
 # What people gave is quoted in errors, and may be of any length.
 PROBLEM_LIMIT = 1_500
 # A StackSet names the stacks of its accounts otherwise.
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
-Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of this checkout, not at your account.")]
+Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS on this machine, not at your account.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 
 

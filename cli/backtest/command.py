@@ -18,11 +18,11 @@ from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import complete_policies
 from cli.place import Local
+from cli.project import find_policies
 from rerail.model.errors import PolicyError
 from rerail.model.policy import parse_policy
 from rerail.model.thresholds import Thresholds
 
-POLICIES = place.ROOT / "policies"
 NARROWEST = 120
 Item = TypeVar("Item")
 
@@ -84,8 +84,8 @@ def backtest(
 
 
 def _detection(name: str) -> Thresholds:
-    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
-    known = ", ".join(sorted(file.stem for file in POLICIES.glob("*.toml")))
+    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
+    known = ", ".join(sorted(file.stem for file in find_policies().glob("*.toml")))
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

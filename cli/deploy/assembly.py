@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 from cli import place
 from cli.deploy.permissions import read_reasons
 from cli.deploy.target import Target
+from cli.project import IS_CHECKOUT, ROOT, find_policies, read_choices
 from local import deploy
 
 
@@ -96,5 +97,6 @@ def _bucket(target: Target, destination: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def synthesize(context: Mapping[str, Any]) -> Path:
-    """Return the folder of the assembly, with these values instead of cdk.json's; raise DeployError on failure."""
-    return deploy.synthesize(place.ROOT, place.SYNTHESES, context=context)
+    """Return the folder of the assembly, with these values instead of the file's; raise DeployError on failure."""
+    chosen = dict(context) if IS_CHECKOUT else {**read_choices(), **context, "policiesFolder": str(find_policies())}
+    return deploy.synthesize(ROOT, place.SYNTHESES, context=chosen)

@@ -1,4 +1,4 @@
-"""What an account chooses: the context of cdk.json, values given with -c, and who is paged."""
+"""What an account chooses: the context of its file, values given with -c, and who is paged."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.deploy.target import Target
+from cli.project import CHOICES, read_choices, write_own_files
 from local.deploy import LOCAL_SCOPE
 from rerail.model.checkpoints import split_uri
 from rerail.requests.relaunch import POLICY_TAG, read_checkpoint_uri
 
-FILE = place.ROOT / "cdk.json"
 PAGE = "pageEmail"
 # What an account has to choose, and what it is asked.
 SCOPE = {
@@ -24,28 +24,23 @@ SCOPE = {
 ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;]+")
 
 
-def read(given: Sequence[str], file: Path = FILE) -> dict[str, Any]:
-    """Return the values given as `name=value`; exit with an error for a name that cdk.json does not have."""
-    known = read_context(file)
+def read(given: Sequence[str], file: Path = CHOICES) -> dict[str, Any]:
+    """Return the values given as `name=value`; exit with an error for a name that the file does not have."""
+    known = read_choices(file)
     chosen: dict[str, Any] = {}
     for choice in given:
         name, equals, value = choice.partition("=")
         if not equals:
             place.fail(f"-c {choice}: there is no value", f"write -c {choice}=VALUE")
         if name not in known:
-            place.fail(f"-c {name}: there is no such choice", f"cdk.json has: {', '.join(sorted(known))}")
+            place.fail(f"-c {name}: there is no such choice", f"{file.name} has: {', '.join(sorted(known))}")
         chosen[name] = value
     return chosen
 
 
-def read_context(file: Path = FILE) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))["context"]
-    return found
-
-
 def with_example_scope() -> dict[str, Any]:
     """Return wide values for what cdk.json leaves open, for templates that are looked at and not deployed."""
-    written = read_context()
+    written = read_choices()
     return {name: value for name, value in LOCAL_SCOPE.items() if not written.get(name)}
 
 
@@ -85,8 +80,9 @@ def check(address: str) -> None:
         place.fail(f"{address!r} is not an e-mail address", "write one such as on-call@example.com")
 
 
-def remember(value: str | list[str], file: Path = FILE, *, name: str = PAGE) -> None:
+def remember(value: str | list[str], file: Path = CHOICES, *, name: str = PAGE) -> None:
     """Write a choice into cdk.json, and leave its other text unchanged."""
+    write_own_files()
     text = file.read_text(encoding="utf-8")
     written = json.dumps(value)
     changed, times = re.subn(rf'("{name}"\s*:\s*)("[^"]*"|\[[^\]]*\])', lambda match: match[1] + written, text)

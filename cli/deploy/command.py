@@ -18,6 +18,7 @@ from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
 from cli.place import AsJson, Local
+from cli.project import CHOICES, read_choices
 from local import deploy as emulated
 from local.deploy import LOCAL_SCOPE, DeployError
 
@@ -25,7 +26,9 @@ STACK = "Rerail"  # as the app calls it
 
 Profile = Annotated[str, typer.Option("--profile", help="The AWS profile to use.")]
 Region = Annotated[str, typer.Option("--region", help="The region; that of the profile or of AWS_REGION otherwise.")]
-Given = Annotated[list[str], typer.Option("-c", "--context", help="name=value: wins over cdk.json, for this time.")]
+Given = Annotated[
+    list[str], typer.Option("-c", "--context", help="name=value: wins over the file of choices, this once.")
+]
 LOCAL_PAUSE_S = 0.1
 # What a first deployment, or a removal, may end in. Such a stack can only be deleted.
 FAILED = (
@@ -212,14 +215,14 @@ class _Deployment(_Step):
         somebody only because a checkout does not know of them."""
         if choices.PAGE in context:
             return str(context[choices.PAGE])
-        written = str(choices.read_context().get(choices.PAGE) or "")
+        written = str(read_choices().get(choices.PAGE) or "")
         address = written or choices.find_page_address(old)
         if not address and self.asks:
             address = typer.prompt("Who is paged (e-mail; empty for no one)", default="", show_default=False).strip()
             if address:
                 choices.check(address)
                 choices.remember(address)
-                self.console.print(f"written into {choices.FILE.name}: commit it, and every later deployment knows")
+                self.console.print(f"written into {CHOICES.name}: commit it, and every later deployment knows")
         if address and not written:
             context[choices.PAGE] = address
         return address
@@ -229,7 +232,7 @@ class _Deployment(_Step):
 
         They have no default: without a terminal, the proposal cannot be confirmed, and the deployment fails.
         """
-        written = choices.read_context()
+        written = read_choices()
         missing = [name for name in choices.SCOPE if not (context.get(name) or written.get(name))]
         if missing and self.target.is_local:
             context.update({name: LOCAL_SCOPE[name] for name in missing})
@@ -239,11 +242,11 @@ class _Deployment(_Step):
             found = ",".join(proposed[name])
             if not self.asks:
                 tagged = f" -c {name}={found}, which your tagged jobs use" if found else f" -c {name}=..."
-                place.fail(f"{name} is not set", f"write a list into {choices.FILE.name}, or add{tagged}")
+                place.fail(f"{name} is not set", f"write a list into {CHOICES.name}, or add{tagged}")
             answer = typer.prompt(choices.SCOPE[name], default=found or None)
             context[name] = [part.strip() for part in answer.split(",") if part.strip()]
             choices.remember(context[name], name=name)
-            self.console.print(f"written into {choices.FILE.name}: commit it, and every later deployment knows")
+            self.console.print(f"written into {CHOICES.name}: commit it, and every later deployment knows")
 
     def _bootstrapped(self) -> bool:
         """Whether the CDK's bucket is here; it is made unless this is a plan."""

@@ -15,6 +15,7 @@ from cli.deploy import permissions, screen
 from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.formation import Formation
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
+from cli.project import CHOICES
 
 ASSETS, HUB, STACK_SET = "RerailOrganizationAssets", "RerailOrganization", "Rerail"
 REGIONS = "organizationRegions"
@@ -54,7 +55,7 @@ def _regions(folder: Path) -> list[str]:
     template = folder / f"{HUB}.template.json"
     if not template.exists():
         place.fail(
-            "cdk.json names no organizational unit",
+            f"{CHOICES.name} names no organizational unit",
             "set organizationId, organizationalUnits and organizationRegions there (docs/organization.md)",
         )
     (members,) = json.loads(template.read_text())["Resources"].values()

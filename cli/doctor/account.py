@@ -13,6 +13,7 @@ from cli.doctor import code
 from cli.doctor.check import Check, Question, broken, ok, unknown, warn
 from cli.doctor.deployment import OUTPUTS, Deployment
 from cli.place import now
+from cli.project import CHOICES
 from rerail.supervisor.pause import parse_pause
 
 LOOK_BACK = timedelta(minutes=10)
@@ -188,7 +189,7 @@ def people(deployment: Deployment) -> Check:
     if not reached and not deployment.list_resources("AWS::Events::ApiDestination"):
         return warn(
             "pages reach no one: the topic has no subscriber",
-            "set pageEmail, chat, pagerDutySecret or webhookUrl in cdk.json and deploy",
+            f"set pageEmail, chat, pagerDutySecret or webhookUrl in {CHOICES.name} and deploy",
         )
     return ok(f"{reached} subscribers are paged")
 
@@ -203,7 +204,7 @@ def receivers(deployment: Deployment) -> Check | None:
         if state != "AUTHORIZED":
             return broken(
                 f"the connection {name} is {state}: its notices are not delivered",
-                "look at its secret (pagerDutySecret, webhookSecret in cdk.json), and deploy again",
+                f"look at its secret (pagerDutySecret, webhookSecret in {CHOICES.name}), and deploy again",
             )
     return ok(f"{', '.join(names)} may be used")
 
@@ -232,7 +233,7 @@ def training_roles(deployment: Deployment) -> Check:
     if not matching:
         return broken(
             f"none of the account's {len(roles)} SageMaker roles matches {' or '.join(allowed)}",
-            "add the training roles to trainingRoleArns in cdk.json and deploy: no job can be relaunched without",
+            f"add the training roles to trainingRoleArns in {CHOICES.name} and deploy: else no job is relaunched",
         )
     more = f" and {len(matching) - NAMED} more" if len(matching) > NAMED else ""
     return ok(f"{', '.join(matching[:NAMED])}{more} may be handed to SageMaker")

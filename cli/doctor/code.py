@@ -5,7 +5,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from cli.place import ROOT
+from cli.project import ROOT
 
 LAMBDAS = ROOT / "lambdas"
 LARGEST = 64 * 1024 * 1024

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.storage import find_bucket_key
 from cli.doctor.subject import Subject
+from cli.project import CHOICES
 from cli.trouble import is_missing
 from rerail.model.mailbox import make_command_key, make_heartbeat_key, make_report_key
 
@@ -57,7 +58,7 @@ def role_is_passed(subject: Subject) -> Check | None:
     if _refused(answer["EvaluationResults"]):
         return broken(
             f"Rerail may not hand {subject.role} to SageMaker: no job can be relaunched",
-            "add it to trainingRoleArns in cdk.json, and deploy",
+            f"add it to trainingRoleArns in {CHOICES.name}, and deploy",
         )
     return ok("Rerail may hand it to SageMaker")
 
@@ -104,7 +105,7 @@ def supervisor_reads(subject: Subject) -> Check | None:
         ("s3:GetObject",),
         f"{subject.bucket}/{subject.prefix}step-000000001/manifest.json",
         refused="Rerail cannot read the checkpoints: it would resume from none",
-        remedy=f"add {subject.bucket} to checkpointBuckets in cdk.json, and deploy",
+        remedy=f"add {subject.bucket} to checkpointBuckets in {CHOICES.name}, and deploy",
         fine="Rerail may read the checkpoints",
     )
 
@@ -121,7 +122,7 @@ def supervisor_decrypts(subject: Subject) -> Check | None:
     if _refused(answer["EvaluationResults"]):
         return warn(
             f"Rerail's own policies do not let it use the bucket's key {key}: it may not read the checkpoints",
-            "add the key to checkpointKeyArns in cdk.json and deploy, if the key's policy does not allow it",
+            f"add the key to checkpointKeyArns in {CHOICES.name} and deploy, if the key's policy does not allow it",
         )
     return ok("Rerail may use the bucket's key")
 

@@ -13,11 +13,12 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.lean_values import LeanCommand
-from cli.names import POLICIES, complete_policies, find_near, list_policy_names
+from cli.names import complete_policies, find_near, list_policy_names
 from cli.place import AsJson, Local
 from cli.policies.check import check_file
 from cli.policies.deployed import Stands, compare_policies, read_deployed_texts
 from cli.policies.words import list_rows
+from cli.project import find_policies
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -112,7 +113,7 @@ def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str
 
 
 def _filed(name: str) -> tuple[str, str]:
-    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
+    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
     try:
         return file.read_text(encoding="utf-8"), str(file)
     except (OSError, UnicodeDecodeError):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cli.names import POLICIES
 from cli.place import Place
 from cli.policies.words import list_rows
+from cli.project import find_policies
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -32,8 +32,9 @@ class Compared:
     mode: str = ""
 
 
-def compare_policies(where: Place, folder: Path = POLICIES) -> list[Compared]:
+def compare_policies(where: Place, folder: Path | None = None) -> list[Compared]:
     """Every policy that is deployed, or has a file."""
+    folder = folder or find_policies()
     there, here = read_deployed_texts(where), {file.stem: file for file in folder.glob("*.toml")}
     return [_compared(name, there.get(name), here.get(name)) for name in sorted(there.keys() | here.keys())]
 

@@ -15,9 +15,10 @@ from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import complete_policies
 from cli.parallel import spread
+from cli.project import find_policies
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.months import POLICIES, SimulationResult, SimulationTask, simulate
+from cli.simulate.months import SimulationResult, SimulationTask, simulate
 from cli.simulate.report import ReportRow
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import WAYS
@@ -157,8 +158,8 @@ def _assumed(given: list[str]) -> Assumptions:
 
 
 def _policy(name: str) -> Policy:
-    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
-    known = ", ".join(sorted(file.stem for file in POLICIES.glob("*.toml")))
+    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
+    known = ", ".join(sorted(file.stem for file in find_policies().glob("*.toml")))
     try:
         return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
     except (OSError, UnicodeDecodeError) as error:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from cli.project import find_policies
 from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.people import OnCall
@@ -11,8 +11,6 @@ from cli.simulate.supervised import Supervised
 from cli.simulate.ways import Way
 from cli.simulate.world import RunObserver, SimulatedRun
 from rerail.model.policy import Policy, parse_policy
-
-POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class SimulationResult:
 
 
 def read_policy(name: str = "default") -> Policy:
-    return parse_policy((POLICIES / f"{name}.toml").read_text(encoding="utf-8"), name=name)
+    return parse_policy((find_policies() / f"{name}.toml").read_text(encoding="utf-8"), name=name)
 
 
 def simulate(task: SimulationTask) -> SimulationResult:

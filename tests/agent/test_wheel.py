@@ -30,10 +30,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as from a clone, which has the agent and the core at their places."""
     folder = tmp_path_factory.mktemp("clone")
     for part in ("agent", "lambdas/rerail"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("LICENSE", "NOTICE"):
+        shutil.copy2(ROOT / name, folder)
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
     python("-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(folder / "agent"))
-    assert not (folder / "agent" / "build").exists()
     (built,) = folder.glob("*.whl")
     return built
 
@@ -43,7 +44,7 @@ def test_the_wheel_has_the_agent_and_the_core_that_thinks(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     agent = {str(path.relative_to(ROOT / "agent")) for path in (ROOT / "agent/rerail_agent").rglob("*.py")}
     assert agent <= names
-    assert {"rerail/model/mailbox.py", "rerail/detection/detectors.py"} <= names
+    assert {"rerail/model/mailbox.py", "rerail/detection/detectors.py", "rerail/requests/supervised.py"} <= names
     assert not [name for name in names if name.startswith(("rerail/aws", "train", "launch"))]
 
 

@@ -9,7 +9,7 @@ import typer
 
 from cli.deploy import cdk, choices
 from cli.deploy.command import _Deployment
-from cli.place import ROOT
+from cli.project import ROOT, read_choices
 
 CDK_JSON = """{
   "app": "python app.py",
@@ -33,7 +33,7 @@ def test_the_address_is_written_where_the_next_deployment_looks(file):
     """One value changes; every other character of the file stays, and so do people's comments on it in git."""
     choices.remember("on-call@example.com", file)
     assert file.read_text() == CDK_JSON.replace('"pageEmail": ""', '"pageEmail": "on-call@example.com"')
-    assert choices.read_context(file)["pageEmail"] == "on-call@example.com"
+    assert read_choices(file)["pageEmail"] == "on-call@example.com"
 
 
 def test_an_address_is_checked_before_it_is_written():
@@ -102,7 +102,7 @@ def unchosen(tmp_path, monkeypatch):
     """A cdk.json as it is delivered: it names neither roles nor buckets."""
     file = tmp_path / "cdk.json"
     file.write_text('{"context": {"trainingRoleArns": [], "checkpointBuckets": [], "pageEmail": ""}}')
-    monkeypatch.setattr(choices.read_context, "__defaults__", (file,))
+    monkeypatch.setattr(read_choices, "__defaults__", (file,))
     monkeypatch.setattr(choices.remember, "__defaults__", (file,))
     return file
 

@@ -11,9 +11,10 @@ from typer.testing import CliRunner, Result
 
 from cli import place
 from cli.main import app
-from cli.names import POLICIES, list_policy_names
+from cli.names import list_policy_names
 from cli.policies.odd import QUESTIONS, find_oddities
 from cli.policies.words import list_rows, write_duration
+from cli.project import find_policies
 from rerail.model.policy import Policy, parse_policy, to_toml
 from tests.cli.cloud import Cloud, Deployed
 
@@ -29,7 +30,7 @@ def written(folder: Path, text: str, name: str = "mine") -> Path:
 
 
 def test_the_policies_of_this_project_are_sound_and_not_odd():
-    answer = call("check", *map(str, sorted(POLICIES.glob("*.toml"))))
+    answer = call("check", *map(str, sorted(find_policies().glob("*.toml"))))
     assert answer.exit_code == 0
     assert "odd" not in answer.stdout
     assert answer.stdout.count(": ok") == len(list_policy_names())
@@ -107,7 +108,7 @@ def test_an_odd_setting_is_reported_and_does_not_fail(tmp_path, text):
 @pytest.fixture
 def deployed(monkeypatch):
     """The files, one of them changed, one not deployed, and one that no file knows."""
-    texts = {name: (POLICIES / f"{name}.toml").read_text() for name in list_policy_names() if name != "observe"}
+    texts = {name: (find_policies() / f"{name}.toml").read_text() for name in list_policy_names() if name != "observe"}
     texts["large"] += "\n[prices]\n"
     parsed = {name: to_toml(parse_policy(text, name=name)) for name, text in texts.items()}
     parsed["default"] = parsed["default"].replace("attempts = 50", "attempts = 49")

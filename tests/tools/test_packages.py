@@ -32,7 +32,7 @@ def test_a_group_installs_what_its_extras_pin(group: str) -> None:
     """In exactly that version; `make lock` was run after the last change of a pin."""
     pins = locked(group)
     for extra in [extra for name in chain(group) for extra in GROUPS[name]]:
-        for package in PROJECT["optional-dependencies"][extra]:
+        for package in (line for line in PROJECT["optional-dependencies"][extra] if not line.startswith("rerail[")):
             name, version = re.sub(r"\[.*\]", "", package).split("==")
             if not HARDWARE_PACKAGES.match(name):
                 assert pins[name.lower()] == version

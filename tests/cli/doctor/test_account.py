@@ -12,8 +12,8 @@ import pytest
 from cli.doctor import account, code
 from cli.doctor.check import Check, CheckStatus, ask, find_worst
 from cli.doctor.deployment import Deployment
-from cli.names import POLICIES
 from cli.place import now
+from cli.project import find_policies
 from rerail.model.policy import parse_policy, to_toml
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
@@ -41,7 +41,7 @@ RESOURCES = [
 def deployed_texts() -> list[dict[str, str]]:
     return [
         {"Name": f"/rerail/policies/{file.stem}", "Value": to_toml(parse_policy(file.read_text(), name=file.stem))}
-        for file in POLICIES.glob("*.toml")
+        for file in find_policies().glob("*.toml")
     ]
 
 

@@ -1,0 +1,64 @@
+"""Where the command line finds what it deploys and what an account chooses, and where it keeps its local state.
+
+A checkout has its choices in cdk.json and its policies in policies/. An installed command reads
+`rerail-deploy.json` of the folder in which it is called, and the policies that this file names; without that file,
+what came with the package.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+# The code and the files that came with it.
+ROOT = Path(__file__).resolve().parent.parent
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
+SHIPPED_CHOICES = ROOT / "cdk.json"
+CHOICES = SHIPPED_CHOICES if IS_CHECKOUT else Path.cwd() / "rerail-deploy.json"
+OWN_POLICIES = "rerail-policies"
+
+
+def find_state_folder() -> Path:
+    """Return the folder of local state: RERAIL_LOCAL_STATE, the checkout's .local, or the user's data folder."""
+    if chosen := os.environ.get("RERAIL_LOCAL_STATE"):
+        return Path(chosen)
+    if IS_CHECKOUT:
+        return ROOT / ".local"
+    from platformdirs import user_data_path
+
+    return user_data_path("rerail", appauthor=False)
+
+
+def read_choices(file: Path = CHOICES) -> dict[str, Any]:
+    """Return the context of the account's choices, or of those that came with the package where there is no file.
+
+    Exit with an error if the file cannot be read."""
+    import json
+
+    try:
+        text = (file if file.is_file() else SHIPPED_CHOICES).read_text(encoding="utf-8")
+        context: dict[str, Any] = json.loads(text)["context"]
+        return dict(context)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        from cli import place
+
+        place.fail(f"{file}: no JSON object `context` can be read: {error}", "correct the file, or move it away")
+
+
+def find_policies() -> Path:
+    """Return the folder of policy files that the choices name."""
+    folder = CHOICES.parent / str(read_choices().get("policiesFolder", "policies"))
+    return folder if IS_CHECKOUT or (CHOICES.is_file() and folder.is_dir()) else ROOT / "policies"
+
+
+def write_own_files() -> list[Path]:
+    """Create the choices and the policies of an installed command where they are missing; return what was created."""
+    import shutil  # imports four compression libraries, and each `--help` imports this module
+
+    if CHOICES.is_file():
+        return []
+    shipped = SHIPPED_CHOICES.read_text(encoding="utf-8")
+    policies = CHOICES.parent / OWN_POLICIES
+    if not policies.exists():
+        shutil.copytree(ROOT / "policies", policies)
+    CHOICES.write_text(shipped.replace('"policiesFolder": "policies"', f'"policiesFolder": "{OWN_POLICIES}"'))
+    return [CHOICES, policies]
