@@ -10,7 +10,7 @@ AUDIT ?=
 PROGRAMS := agent app.py bench cli container lambdas local stacks tools
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof mutants soak bench
+.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom release proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
@@ -66,6 +66,9 @@ audit: $(VENV)/audit.ready ## known weaknesses, secrets, licences and vulnerabil
 	$(BIN)/python -m tools.secret_scan
 	$(BIN)/python -m tools.sbom
 	$(BIN)/pip-audit --skip-editable --progress-spinner off --timeout 30 $(AUDIT)
+
+release: $(VENV)/audit.ready ## wheels, source distributions, template without the CDK, SBOM, checksums, into .local/release
+	$(BIN)/python -m tools.release
 
 sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped and what is installed, into .local/sbom
 	$(BIN)/python -m tools.sbom
