@@ -79,6 +79,25 @@ def test_the_reason_is_a_short_text_or_empty(reason, kept):
     assert read(reason=reason).reason == kept
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "kept"),
+    [
+        *[("stall_s", value, value) for value in (0, 0.5, 86_399.5)],
+        *[("write_s", value, None) for value in (-0.5, 86_400, True, "1", None)],
+        ("write_s", 12, 12.0),
+        *[("restart", value, value) for value in (1, 2)],
+        *[("restart", value, 0) for value in (0, -1, True, 1.5, "2")],
+        *[("consumed_samples", value, value) for value in (1, 480)],
+        *[("consumed_samples", value, None) for value in (0, -1, True, 1.5)],
+        *[(field, 0, 0) for field in ("step", "attempt")],
+    ],
+)
+def test_a_number_outside_of_its_range_counts_as_unknown(field, value, kept):
+    """What only informs people or bounds a window never makes a checkpoint unusable."""
+    found = getattr(read(**{field: value}), field)
+    assert (found, type(found)) == (kept, type(kept) if field not in ("stall_s", "write_s") or kept is None else float)
+
+
 def test_health_is_clean_by_default():
     """A manifest without the field counts as clean; one that says suspect is not resumed from."""
     without = {name: value for name, value in MANIFEST.items() if name != "health"}
