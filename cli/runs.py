@@ -17,7 +17,7 @@ from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, now
 from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
-from rerail.accounting.goodput import Account, make_account
+from rerail.accounting.goodput import RECENT, Account, find_incident_dollars, find_recent_share, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
@@ -66,8 +66,8 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     console.print(f"failures it can still afford: {format_budgets(record, policy)}", highlight=False)
     console.print(make_attempts_table(record))
     if record.incidents:
-        console.print(make_incidents_table(record))
-    console.print(make_time_table(make_account(record, now(), policy)))
+        console.print(make_incidents_table(record, policy))
+    console.print(make_time_table(make_account(record, now(), policy), find_recent_share(record, now())))
     console.print(make_timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
@@ -90,9 +90,9 @@ def make_headline(incident_report: IncidentReport) -> Panel:
     return Panel(rows, title=escape(incident_report.headline), title_align="left", border_style=style)
 
 
-def make_incidents_table(run: Run) -> Table:
+def make_incidents_table(run: Run, policy: Policy) -> Table:
     """Return a row for each incident: time to detect (MTTD), time to recover (MTTR) and cost."""
-    table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "done", "came to", title="incidents")
+    table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "cost", "done", "came to", title="incidents")
     for incident in run.incidents:
         came = "recovered" if incident.recovered else escape(incident.resolution) or "[yellow]not recovered yet[/]"
         table.add_row(
@@ -104,13 +104,18 @@ def make_incidents_table(run: Run) -> Table:
             if incident.recovered and incident.closed_at
             else "",
             format_step(incident.lost_steps),
+            _format_dollars(find_incident_dollars(run, incident, now(), policy.prices)),
             ", ".join(dict.fromkeys(incident.actions)),
             came,
         )
     return table
 
 
-def make_time_table(account: Account) -> Table:
+def _format_dollars(amount: float | None) -> str:
+    return "" if amount is None else format_dollars(amount)
+
+
+def make_time_table(account: Account, recent: float | None) -> Table:
     """Return goodput, and badput by kind."""
     table = Table("", "share", "time", title="where the time went")
     if not account.wall_s:
@@ -120,6 +125,8 @@ def make_time_table(account: Account) -> Table:
         f"{account.goodput_s / account.wall_s:.1%}",
         format_duration(timedelta(seconds=account.goodput_s)),
     )
+    if recent is not None and account.wall_s > RECENT.total_seconds():
+        table.add_row(f"  of the last {RECENT.total_seconds() / 3600:.0f} h", f"{recent:.1%}", "")
     for kind, seconds in sorted(account.badput_s.items(), key=lambda item: -item[1]):
         if seconds:
             table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
@@ -140,6 +147,7 @@ def make_plain_run(
         "runbook": incident_report.runbook,
         "account": {
             "goodput": spent.share,
+            "goodput_24h": find_recent_share(run, now()),
             "goodput_s": spent.goodput_s,
             "badput_s": {str(kind): seconds for kind, seconds in spent.badput_s.items()},
             "dollars": spent.dollars,
@@ -150,19 +158,20 @@ def make_plain_run(
             "mttr_s": spent.mttr_s,
         },
         "budgets": {str(cause): count for cause, count in remaining_retries(run.ledger, policy).items()},
-        "incidents": [_plain_incident(incident) for incident in run.incidents],
+        "incidents": [_plain_incident(run, incident, policy) for incident in run.incidents],
         "run": to_plain(replace(run, signing_key="")),  # what it is for ends where others read it
         "timeline": [to_plain(entry) for entry in timeline],
     }
 
 
-def _plain_incident(incident: Incident) -> dict[str, Any]:
+def _plain_incident(run: Run, incident: Incident, policy: Policy) -> dict[str, Any]:
     ended = incident.closed_at if incident.recovered else None
     return {
         **to_plain(incident),
         "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
         "mttr_s": (ended - incident.happened_at).total_seconds() if ended else None,
         "lost_steps": incident.lost_steps,
+        "dollars": find_incident_dollars(run, incident, now(), policy.prices),
     }
 
 

@@ -26,7 +26,7 @@ def test_the_lowest_rate_may_be_reached_and_not_passed(factor, least, taken):
     assert isinstance(plan_rollback(run_at(), 1_000, saves(800), policy), RollbackPlan) is taken
 
 
-def test_a_plan_says_how_far_back_and_what_it_changes():
+def test_a_plan_names_its_distance_and_its_changes():
     """In the words that the notice and the timeline show."""
     plans, hold = take_all_rungs(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
     assert [plan.why for plan in plans] == [

@@ -7,7 +7,7 @@ time.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rerail.accounting import costs as money
 from rerail.accounting.on_call_times import estimate_unattended
@@ -15,7 +15,10 @@ from rerail.accounting.wall_time import Badput as Badput  # re-exported for the 
 from rerail.accounting.wall_time import split_wall_time
 from rerail.model.policy import Policy
 from rerail.model.prices import find_price
-from rerail.model.run import Attempt, Incident, Run
+from rerail.model.run import Attempt, Incident, Run, RunState
+
+# What "recently" means where goodput is shown: a run of weeks must not hide a bad night.
+RECENT = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,59 @@ def make_account(run: Run, at: datetime, policy: Policy) -> Account:
     """Return the run's account until `at`; for one record, seconds, dollars and counts never decrease over time."""
     time = split_wall_time(run, at)
     costs = [_cost_until(attempt, at, policy.prices) for attempt in run.attempts]
-    wasted = [time.wasted[attempt.number] for attempt in run.attempts]
     orders = [order for attempt in run.attempts for order in attempt.in_place_restarts]
     account = Account(
         goodput_s=time.goodput_s,
         badput_s=time.badput_s,
         dollars=_sum(costs),
-        lost_dollars=_sum(None if cost is None else cost * share for cost, share in zip(costs, wasted, strict=True)),
+        lost_dollars=_sum_lost_dollars(run, at, policy.prices),
         relaunches=sum(_is_past(attempt.created_at, at) for attempt in run.attempts[1:]),
         restarts=sum(_is_past(order.restarted_at, at) for order in orders),
     )
     return _with_incidents(account, run, at, policy.prices)
+
+
+def find_recent_share(run: Run, at: datetime, window: timedelta = RECENT) -> float | None:
+    """Return the share of goodput in the wall time of the window before `at`; None if the run did not run in it."""
+    now, before = split_wall_time(run, at), split_wall_time(run, at - window)
+    goodput_s = now.goodput_s - before.goodput_s
+    wall_s = goodput_s + sum(now.badput_s.values()) - sum(before.badput_s.values())
+    # A year of seconds as floats leaves a remainder in a window in which nothing ran.
+    return min(1.0, max(0.0, goodput_s / wall_s)) if wall_s > 1e-3 else None
+
+
+def find_incident_dollars(run: Run, incident: Incident, at: datetime, prices: Mapping[str, float]) -> float | None:
+    """Return the cost of machine time without progress because of an incident; None if a price is unknown.
+
+    It is the difference between two accounts: one of the record until the incident began, one until it was resolved.
+    So it includes the steps that were trained again, and not the time for which nothing was billed.
+    """
+    before = _cut_off(run, incident.happened_at, incidents=incident.number - 1)
+    ended = incident.closed_at
+    after = _cut_off(run, ended, incidents=incident.number) if ended and ended < at else run
+    spent = _sum_lost_dollars(after, min(ended or at, at), prices)
+    spent_before = _sum_lost_dollars(before, min(incident.happened_at, at), prices)
+    return None if spent is None or spent_before is None else max(0.0, spent - spent_before)
+
+
+def _cut_off(run: Run, at: datetime, *, incidents: int) -> Run:
+    """Return the record as far as it tells of what was before `at`, with the incidents up to this number."""
+    attempts = [attempt for attempt in run.attempts if _is_past(attempt.created_at, at)] or [run.attempts[0]]
+    restarts = [order for order in attempts[-1].in_place_restarts if order.asked_at < at]
+    return replace(
+        run,
+        state=RunState.WATCHING,
+        attempts=(*attempts[:-1], replace(attempts[-1], in_place_restarts=tuple(restarts))),
+        incidents=tuple(known for known in run.incidents if known.number <= incidents),
+        stop=None,
+        proposal=None,
+    )
+
+
+def _sum_lost_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
+    wasted = split_wall_time(run, at).wasted
+    costs = [(attempt.number, _cost_until(attempt, at, prices)) for attempt in run.attempts]
+    return _sum([None if cost is None else cost * wasted[number] for number, cost in costs])
 
 
 def sum_accounts(accounts: Iterable[Account]) -> Account:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rerail.accounting.goodput import make_account
+from rerail.accounting.goodput import RECENT, find_recent_share, make_account
 from rerail.accounting.on_call_times import CRASH, DIVERGED
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_time_of_step
@@ -33,6 +33,9 @@ def list_costs(known: Facts) -> Iterator[CostLine]:
         yield CostLine("of that lost", _format_cost(account.lost_dollars), "paid for time without progress")
     if account.share is not None:
         yield CostLine(GOODPUT, f"{account.share:.1%}", "of the time since the run began")
+    recent = find_recent_share(known.run, known.at)
+    if recent is not None and account.wall_s > RECENT.total_seconds():
+        yield CostLine("goodput, last 24 h", f"{recent:.1%}", "of the last day")
     lost_steps = [steps for incident in known.run.incidents if (steps := incident.lost_steps)]
     if lost_steps:
         yield CostLine("steps trained again", f"{sum(lost_steps):,}", "between the checkpoint and the last step")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from rerail.accounting.goodput import find_incident_dollars
 from rerail.incident_report.costs import CostLine, format_length, list_costs, list_time_shares
 from rerail.incident_report.curves import (
     EVERYTHING,
@@ -21,6 +22,7 @@ from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.marks import CurveMark, format_kind, list_marks
 from rerail.incident_report.recommendations import list_recommendations
 from rerail.incident_report.summary import Urgency, make_summary
+from rerail.model.formatting import format_dollars
 from rerail.model.run import Attempt, Incident, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
@@ -61,6 +63,7 @@ class IncidentSection:
     """One incident with its evidence."""
 
     incident: Incident
+    cost: str = ""  # of machine time without progress; "" if a price is not known
     decisions: tuple[TimelineEntry, ...] = ()
     failure_reason: str = ""  # as reported by SageMaker
     stacks: tuple[str, ...] = ()  # stack traces of the training processes, as reported by the agent
@@ -199,8 +202,10 @@ def _make_section(known: Facts, incident: Incident) -> IncidentSection:
         if incident.happened_at <= entry.at <= end and (entry.inputs or entry.actions) and entry.reason
     ]
     attempt = known.run.attempts[min(incident.attempt, len(known.run.attempts)) - 1]
+    dollars = find_incident_dollars(known.run, incident, known.at, known.policy.prices)
     return IncidentSection(
         incident,
+        "" if dollars is None else format_dollars(dollars),
         tuple(decisions[:DECISION_LIMIT]),
         attempt.failure_reason,
         tuple(_list_stacks(known, incident, end))[:STACK_LIMIT],

@@ -29,3 +29,5 @@ class Notice:
     job: str = ""  # its SageMaker training job
     step: int | None = None  # its last known training step
     dollars: float | None = None  # cost of the run so far; None if a price is not known
+    # What the open incident, or the one that an all-clear ends, has cost so far; None without one or without a price.
+    incident_dollars: float | None = None

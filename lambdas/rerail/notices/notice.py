@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rerail.accounting.costs import sum_attempt_dollars
+from rerail.accounting.goodput import find_incident_dollars
 from rerail.model.actions import Notify
 from rerail.model.codec import BadRecord, from_plain
 from rerail.model.mailbox import EARLIEST, LATEST
@@ -21,7 +22,7 @@ _NUMBER, _AMOUNT = (int, type(None)), (int, float, type(None))
 _FIELD_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("run", "title", "body", "key", "thread", "did", "todo", "clears", "state", "job"), str),
     **dict.fromkeys(("attempt", "step"), _NUMBER),
-    "dollars": _AMOUNT,
+    **dict.fromkeys(("dollars", "incident_dollars"), _AMOUNT),
 }
 _TYPE_NAMES: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number or null", _AMOUNT: "a number or null"}
 
@@ -39,7 +40,14 @@ def make_run_notice(notice: Notify, run: Run, *, at: datetime, policy: Policy) -
         job=attempt.job_name,
         step=attempt.last_step,
         dollars=find_cost(run, at, policy),
+        incident_dollars=_find_incident_cost(run, notice, at, policy),
     )
+
+
+def _find_incident_cost(run: Run, notice: Notify, at: datetime, policy: Policy) -> float | None:
+    """Return the dollars that the open incident has cost, or the last one for an all-clear."""
+    incident = run.open_incident or (run.incidents[-1] if run.incidents and notice.clears else None)
+    return None if incident is None else find_incident_dollars(run, incident, at, policy.prices)
 
 
 def make_job_notice(notice: Notify, job: str, *, at: datetime) -> Notice:

@@ -51,8 +51,11 @@ def format_since(notice: Notice) -> str:
 
 
 def format_cost(notice: Notice) -> str:
-    """Return the cost of the run so far, or "" if a price is not known."""
-    return "" if notice.dollars is None else format_dollars(notice.dollars)
+    """Return the cost of the run so far and of the incident, or "" if a price is not known."""
+    if notice.dollars is None:
+        return ""
+    part = f", {format_dollars(notice.incident_dollars)} of it by this incident" if notice.incident_dollars else ""
+    return format_dollars(notice.dollars) + part
 
 
 def format_state(notice: Notice) -> str:
