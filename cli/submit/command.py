@@ -12,7 +12,7 @@ from cli.names import complete_policies, complete_runs
 from cli.place import Local
 from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
-from cli.submit.arguments import with_arguments
+from cli.submit.arguments import make_command_line, with_arguments
 from cli.submit.defaults import read_defaults
 from cli.submit.images import NEWEST
 from cli.submit.packing import pack
@@ -67,7 +67,7 @@ def submit(
     ] = "",
     follow: Follow = False,
     download: Download = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; upload and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and command line; start nothing.")] = False,
     as_json: AsJson = False,
     local: Local = False,
 ) -> None:
@@ -83,9 +83,9 @@ def submit(
         usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
         source = pack(script, entry=entry, exclude=[*usual.get("exclude", ()), *(exclude or ())])
         job = name or options.make_name(script, source)
-        source, hyperparameters = with_arguments(
-            source, arguments or (), options.parse_pairs("--hyperparameter", hyperparameter)
-        )
+        named = options.parse_pairs("--hyperparameter", hyperparameter)
+        command_line = make_command_line(source.entry, arguments or (), named)
+        source, hyperparameters = with_arguments(source, arguments or (), named)
         account = SubmissionAccount(is_local=local)
         machine = instance_type or usual.get("instance_type", USUAL_INSTANCE)
         store = f"s3://{options.find_bucket(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
@@ -126,6 +126,7 @@ def submit(
         )
         request = make_training_request(job_request)
         if dry_run:
+            screen.say(f"the script's command line: {'torchrun' if job_request.torchrun else 'python'} {command_line}")
             typer.echo(json.dumps(request, indent=2))
             return
         where = where or delivery.find_deployment(screen)
