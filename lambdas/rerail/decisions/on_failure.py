@@ -25,7 +25,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
+from rerail.decisions.remedies import CONTINUE, Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
 from rerail.diagnosis.classify import diagnose_job
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
@@ -250,7 +250,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 refused.at,
                 what,
                 because="SageMaker refuses the request",
-                todo="fix the request, then release the run",
+                todo=f"allow it, then release the run; with other options: `{CONTINUE.format(run=run.id)}`",
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.

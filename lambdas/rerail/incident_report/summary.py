@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rerail.decisions.decision import format_instruction, format_start
+from rerail.decisions.decision import format_instruction, format_next_command, format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
@@ -117,7 +117,7 @@ def _commands(run: Run) -> Iterator[str]:
         yield f"rerail approve {run.id} --proposal {run.proposal.id}"
         yield f"rerail deny {run.id} --proposal {run.proposal.id}"
     if run.state is RunState.HELD:
-        yield f"rerail release {run.id}"
+        yield format_next_command(run)
     yield f"rerail show {run.id}"
 
 
