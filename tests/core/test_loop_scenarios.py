@@ -8,6 +8,7 @@ import pytest
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout
 from rerail.model.codec import dumps, loads
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
@@ -341,6 +342,21 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
     world.minutes(3)
     run = world.run()
     assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 20)
+
+
+def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
+    """Its step is unknown, so its change alone counts, and only after the request."""
+    adopt_run(world)
+    file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+    world.checkpoints.save(step=0, **file)
+    world.minutes(2)
+    send_command(world, OperatorVerb.STOP)
+    world.minutes(3)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=0, **file)
+    world.minutes(3)
+    assert world.run().state is RunState.STOPPED
+    assert any("was saved after the request to stop" in entry.reason for entry in world.runs.timeline)
 
 
 def test_a_stop_does_not_wait_for_ever(world):

@@ -34,6 +34,7 @@ from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_r
 from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
@@ -137,6 +138,10 @@ def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, pol
     newest = find_newest_usable(observed.checkpoints or ())
     if finding.kind is not Kind.STALL or finding.onset_at is None:
         return finding
+    changed = [c for c in observed.checkpoints or () if c.layout == Layout.FILE and c.saved_at > finding.onset_at]
+    if changed:
+        text = f"{finding.evidence}, yet {changed[0].uri.rpartition('/')[2]} was saved: its metrics are missing"
+        return replace(finding, kind=Kind.BLIND, evidence=text)
     if newest is None or newest.saved_at <= finding.onset_at:
         return (
             finding
