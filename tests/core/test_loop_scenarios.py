@@ -359,6 +359,20 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     assert any("was saved after the request to stop" in entry.reason for entry in world.runs.timeline)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stop_now_waits_for_no_checkpoint(world, waits):
+    """Nor does it go on with a wait that an earlier command began."""
+    adopt_run(world)
+    if waits:
+        send_command(world, OperatorVerb.STOP)
+        until = f"{world.run().stop.deadline:%H:%M} UTC"
+        assert f"(until {until}) for a newer checkpoint, then stopping the job" in world.runs.timeline[-1].reason
+    world.supervisor().handle(CommandReceived("now", "gpt", OperatorVerb.STOP, "ada", "", at_once=True))
+    assert world.run().state is RunState.STOPPING and world.sagemaker.live() == []
+    world.minutes(1)
+    assert world.run().state is RunState.STOPPED
+
+
 def test_a_stop_does_not_wait_for_ever(world):
     adopt_run(world)
     send_command(world, OperatorVerb.STOP)

@@ -36,7 +36,7 @@ def on_save(run: Run, command: OperatorCommand, policy: Policy, summary: str) ->
     return Decision(
         without_pending(run, PostCommand),
         (PostCommand(checkpoint_command),),
-        f"{summary}: having the agent save a checkpoint, the job goes on",
+        f"{summary}: having the agent save a checkpoint until {deadline:%H:%M} UTC, the job goes on",
     )
 
 

@@ -8,6 +8,7 @@ from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
     format_start,
+    stop_now,
     with_attempt,
     with_end,
     with_hold,
@@ -184,8 +185,11 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         return Decision(run, reason=f"{summary}: the job is being stopped already")
     if run.state is RunState.HELD:
         run = without_hold(run)
-    deadline = command.at + policy.save.deadline
+    deadline = command.at if command.at_once else command.at + policy.save.deadline
     stop = PlannedStop(then=then, reason=summary, asked_at=command.at, deadline=deadline, approved_by=command.who)
+    if command.at_once:
+        run = without_pending(replace(run, stop=stop), StopJob)
+        return stop_now(run, f"{summary}: stopping the job now, without waiting for a checkpoint")
     return checkpoint_then_stop(run, stop, policy, summary)
 
 

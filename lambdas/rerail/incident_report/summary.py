@@ -9,7 +9,7 @@ from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
 from rerail.model.former_names import RUNBOOKS
-from rerail.model.run import Incident, LaunchCheck, Run, RunState, TimelineEntry
+from rerail.model.run import AfterStop, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
 TEXT_LIMIT = 4_000  # in characters
@@ -88,6 +88,9 @@ def _headline(run: Run, tone: Urgency) -> str:
             return f"Waiting to launch attempt {number}" + (f" ({run.blocked_by})" if run.blocked_by else "")
         case RunState.STARTING:
             return f"Attempt {number} is starting"
+        case RunState.SAVING | RunState.STOPPING if run.stop and run.stop.approved_by:
+            does = "stopped" if run.stop.then is AfterStop.END else "moved to another job"
+            return f"Being {does} by {run.stop.approved_by}"
         case _:
             return f"Recovering: {run.state}"
 

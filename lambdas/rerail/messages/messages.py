@@ -78,6 +78,8 @@ class CommandReceived:
     # For a continuation: the digest of the change in the mailbox, and the run's new policy, if any.
     change: str = ""
     policy: str = ""
+    # For a stop or a restart: do not wait for a checkpoint.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Co
         asked_at=_parse_event_time(envelope),
         change=_parse_digest(detail, needed=verb == OperatorVerb.CONTINUE),
         policy=_require_text(detail, "policy", default=""),
+        at_once=detail.get("at_once") is True,
     )
 
 

@@ -103,6 +103,8 @@ class OperatorCommand:
     asked_at: datetime | None = None
     # For a continuation: what the next attempt has other than the one before.
     change: RequestChange | None = None
+    # For a stop or a restart: do not wait for a checkpoint.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

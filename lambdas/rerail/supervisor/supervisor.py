@@ -232,9 +232,18 @@ class Supervisor:
             saved = self._list_for_command(run, seen, received)
             verb, who, why = received.verb, received.who, received.why
             change = self._read_change(run, received) if verb is OperatorVerb.CONTINUE else None
-            step, asked_at = received.step, received.asked_at
             return OperatorCommand(
-                self.clock(), received.id, verb, who, why, saved, received.proposal, step, asked_at, change
+                self.clock(),
+                received.id,
+                verb,
+                who,
+                why,
+                saved,
+                received.proposal,
+                received.step,
+                received.asked_at,
+                change,
+                received.at_once,
             )
 
         return self.visit(received.run, make_command)
