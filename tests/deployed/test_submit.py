@@ -69,14 +69,19 @@ def test_a_held_run_is_continued_with_other_arguments(account: Account, environm
     assert live.returncode == 2 and "--name with --continue" in live.stderr
     same = rerail(environment, *again, "--dry-run")
     assert f"train.py {' '.join(typed)} --crash_at=25" in same.stderr
-    done = rerail(environment, *again, "--follow", "--json", "--env", "FIXED=1", "--", *typed, "--crash_at=-1")
+    fixed = [*typed[:2], f"--step_seconds={account.pace.real(0.2)}", "--crash_at=-1"]
+    on = rerail(environment, *again, "--json", "--env", "FIXED=1", "--", *fixed)
+    assert on.returncode == 0, on.stderr
+    assert "changing code or arguments, environment" in json.loads(on.stdout)["decision"]
+    assert f"command line: train.py {' '.join(fixed)}" in on.stderr
+    account.wait("the fault", lambda: rerail(environment, "local", "break", "nano", "--fault", "kill").returncode == 0)
+    done = rerail(environment, "follow", "nano", "--local", "--json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    assert printed["state"] == "completed" and "changing code or arguments, environment" in printed["decision"]
+    assert printed["state"] == "completed" and printed["attempts"][-1] == "nano-a004"
     last = account.sagemaker.describe_training_job(TrainingJobName=printed["attempts"][-1])
     assert last["Environment"]["FIXED"] == "1" and last["Environment"]["RERAIL_RUN"] == "nano"
     assert f"{printed['attempts'][-1]} algo-1 | Resuming training from" in done.stderr
-    assert "command line: train.py --out_dir=" in done.stderr
 
     over = rerail(environment, *again)
     assert over.returncode == 2 and "the run has completed" in over.stderr
