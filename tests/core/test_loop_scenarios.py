@@ -359,6 +359,17 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     assert any("was saved after the request to stop" in entry.reason for entry in world.runs.timeline)
 
 
+def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
+    """Without an agent and a readable checkpoint nobody knows where it goes on; a script with an agent begins again."""
+    adopt_run(world)
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
+    world.minutes(5)
+    run = world.run()
+    assert run.incidents[0].step == 349 and run.incidents[0].lost_steps is None
+    assert any("from wherever its script resumes" in entry.reason for entry in world.runs.timeline)
+    assert not any("from the start" in entry.reason for entry in world.runs.timeline)
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""

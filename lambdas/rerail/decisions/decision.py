@@ -306,6 +306,8 @@ def find_proving_step(run: Run, incident: Incident) -> int:
     return max(steps)
 
 
-def format_start(step: int | None) -> str:
-    """Return where an attempt starts, in words."""
+def format_start(run: Run, step: int | None) -> str:
+    """Return where an attempt starts, in words; only an agent tells that a script without a checkpoint starts anew."""
+    if step is None and not has_agent(run):
+        return "from wherever its script resumes"
     return "from the start" if step is None else f"from step {step}"

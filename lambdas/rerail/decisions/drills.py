@@ -57,7 +57,7 @@ def on_drill(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         to_step=step,
         drill=True,
     )
-    start = format_start(step) if step is not None else "from its newest checkpoint"
+    start = format_start(run, step) if step is not None else "from its newest checkpoint"
     return stop_now(replace(run, stop=stop), f"restart drill: {summary}: stopping the job, to relaunch it {start}")
 
 

@@ -170,7 +170,9 @@ def _launch(run: Run, command: OperatorCommand, policy: Policy, summary: str, *,
             replace(action, strict=False) if isinstance(action, QuarantineCheckpoints) else action for action in actions
         )
     return Decision(
-        run, actions, f"{summary}: creating {run.current.job_name} {format_start(run.current.resumed_from_step)}{pool}"
+        run,
+        actions,
+        f"{summary}: creating {run.current.job_name} {format_start(run, run.current.resumed_from_step)}{pool}",
     )
 
 

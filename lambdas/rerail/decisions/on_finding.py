@@ -232,7 +232,7 @@ class Intervention:
         """Return what is to be done, in words."""
         if isinstance(self.verdict, Hold):
             return f"held: {self.verdict.why}"
-        return f"stopping the job, to relaunch {format_start(self.failure.resume_step)} ({self.verdict.why})"
+        return f"stopping the job, to relaunch {format_start(self.run, self.failure.resume_step)} ({self.verdict.why})"
 
 
 def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Decision:
@@ -330,7 +330,7 @@ def _propose(intervention: Intervention, policy: Policy) -> Decision | None:
     if policy.mode is Mode.ACT:
         return None
     run, finding, failure = intervention.run, intervention.finding, intervention.failure
-    plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
+    plan = f"stop the job and relaunch it {format_start(run, failure.resume_step)}"
     return propose_stop(run, finding, intervention.what, plan, at=failure.at, policy=policy)
 
 

@@ -129,7 +129,9 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
     if incident is None:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
-    starts = (f"{a.number} {format_start(a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in attempts)
+    starts = (
+        f"{a.number} {format_start(run, a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in attempts
+    )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
     return f"relaunched {len(attempts)} times: attempt {', then '.join(starts)}" if listed else ""
 
