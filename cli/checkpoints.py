@@ -24,6 +24,10 @@ from rerail.model.run import Run
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read every file and compare its checksum; exit status 1 if one is damaged.")
 ]
+SINGLE_FILES = (
+    "overwritten in place, with no step in its name: a relaunch resumes from wherever the script does. Rerail takes a "
+    "change as a save, and cannot roll it back: docs/recovery.md#what-is-recognised"
+)
 STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
 
 
@@ -82,7 +86,7 @@ def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
     known = save.checkpoint
     return {
         "folder": save.folder,
-        "step": save.step,
+        "step": None if save.is_single_file else save.step,
         "attempt": known.attempt if known else None,
         "saved_at": known.saved_at.isoformat() if known else None,
         "reason": known.reason if known else "",
@@ -106,6 +110,9 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         return
     console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
     console.print(_table(run, saves, chosen))
+    if chosen is None and any(save.is_single_file for save in saves):
+        console.print(SINGLE_FILES, highlight=False)
+        return
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
@@ -131,7 +138,7 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
     for save in saves:
         known, health = save.checkpoint, _health(run, save)
         table.add_row(
-            f"[bold green]{save.step}[/]" if save is chosen else str(save.step),
+            "-" if save.is_single_file else f"[bold green]{save.step}[/]" if save is chosen else str(save.step),
             str(known.attempt) if known else "",
             f"{known.saved_at:%Y-%m-%d %H:%M:%S}" if known else "",
             escape(known.reason) if known else "",
@@ -146,6 +153,8 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
 def _soundness(save: StoredCheckpoint) -> str:
     if save.damage:
         return f"[red]{escape(save.damage)}[/]"
+    if save.is_single_file:
+        return "[dim]not known[/]"
     if not save.has_manifest:
         return "[dim]not finished[/]"
     return "[green]yes, checksums compared[/]" if save.is_verified else "yes"

@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
+from rerail.decisions.decision import format_next_command
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
@@ -199,7 +200,7 @@ def find_todo(run: Run) -> tuple[str, str]:
         asked = run.proposal
         return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
     if run.state is RunState.HELD:
-        return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, f"rerail release {run.id}"
+        return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_next_command(run)
     if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
         return "it waits until the pause is lifted", "rerail resume"
     return "", ""

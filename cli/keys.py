@@ -251,5 +251,9 @@ KEYS: Mapping[str, Printed] = {
             "outputs": "the stack's outputs",
         },
     ),
+    "local break": Printed(
+        OBJECT,
+        {"run": "the run", "job": "the job that was broken", "fault": "what was done to it"},
+    ),
     "local down": Printed(OBJECT, {"ended": "true"}),
 }

@@ -1,11 +1,15 @@
 """`rerail local`: the local AWS, started and ended by hand."""
 
 import json
+import os
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from cli import place
 from cli.lean_values import LeanCommand
+from cli.names import RunName, find_run
 from cli.place import AsJson
 from cli.project import IS_CHECKOUT, find_policies
 
@@ -33,6 +37,59 @@ def up(
         typer.echo(json.dumps(facts, indent=2))
         return
     say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
+
+
+class LocalFault(StrEnum):
+    """What `rerail local break` can do to the running job of a run."""
+
+    KILL = "kill"
+    OOM = "oom"
+    SLOW = "slow"
+    HANG = "hang"
+    NODE = "node"
+    CAPACITY = "capacity"
+    NAN = "nan"
+
+
+DONE = {
+    LocalFault.KILL: "its processes are killed",
+    LocalFault.OOM: "its processes are killed, and the reason is that GPU memory ran out",
+    LocalFault.SLOW: "its processes work for 30 % of the time from now on",
+    LocalFault.HANG: "its processes are stopped (SIGSTOP), as in a hang",
+    LocalFault.NODE: "its machine is lost",
+    LocalFault.CAPACITY: "its processes are killed, and there are no machines for the next launch",
+}
+
+
+@app.command("break", cls=LeanCommand)
+def break_(
+    run: RunName,
+    fault: Annotated[LocalFault, typer.Option(help="What happens to the running job.")],
+    as_json: AsJson = False,
+) -> None:
+    """Cause a fault in the running job of a run, whatever its script is."""
+    from cli.operators import say
+    from local.sagemaker.control import InjectionRefused, inject
+
+    where = place.find(local=True)
+    record = find_run(where, run)
+    job = record.current.job_name
+    if fault is LocalFault.NAN:
+        place.fail(
+            "a loss that is not a number comes from inside the script, where nothing can be changed from outside",
+            "print or report loss=nan in the script for some steps; `rerail demo --scenario nan` shows one",
+        )
+    try:
+        if fault is LocalFault.CAPACITY:
+            inject(os.environ["AWS_ENDPOINT_URL"], "capacity", TrainingJobName=f"{record.id}-a", Count=1)
+        kinds = {LocalFault.CAPACITY: "kill", LocalFault.NODE: "internal_error"}
+        inject(os.environ["AWS_ENDPOINT_URL"], kinds.get(fault, str(fault)), TrainingJobName=job)
+    except InjectionRefused as error:
+        place.fail(f"{job} cannot be broken now: {error}", f"`rerail show {run} --local` tells whether it trains")
+    if as_json:
+        typer.echo(json.dumps({"run": record.id, "job": job, "fault": str(fault)}))
+        return
+    say(f"{job}: {DONE[fault]}; `rerail follow {run} --local` shows what becomes of it")
 
 
 @app.command(cls=LeanCommand)

@@ -17,12 +17,14 @@ from cli.saves import explain_passed_over, list_checkpoints
 from cli.trouble import explain
 from rerail.decisions.decision import has_agent
 from rerail.messages.messages import COMMAND, OPERATOR
+from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import ACTIVE, PAUSED, parse_pause
 
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]
 
+Now = Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")]
 ProposalId = Annotated[str, typer.Option("--proposal", help="The proposal's id, as the page names it.")]
 MOST_NAMED = 12  # steps, in an error
 SPOKEN = {
@@ -41,14 +43,23 @@ def release(run: RunName, why: Why = "", local: Local = False, as_json: AsJson =
     ask(place.find(local=local), run, OperatorVerb.RELEASE, why, as_json=as_json)
 
 
-def stop(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
+def stop(run: RunName, why: Why = "", at_once: Now = False, local: Local = False, as_json: AsJson = False) -> None:
     """End a run: wait for its next checkpoint, then stop its job."""
-    ask(place.find(local=local), run, OperatorVerb.STOP, why, as_json=as_json)
+    ask_to_stop(place.find(local=local), run, OperatorVerb.STOP, why, at_once=at_once, as_json=as_json)
 
 
-def restart(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
+def restart(run: RunName, why: Why = "", at_once: Now = False, local: Local = False, as_json: AsJson = False) -> None:
     """Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there."""
-    ask(place.find(local=local), run, OperatorVerb.RESTART, why, as_json=as_json)
+    ask_to_stop(place.find(local=local), run, OperatorVerb.RESTART, why, at_once=at_once, as_json=as_json)
+
+
+def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once: bool, as_json: bool) -> None:
+    """Have the job stopped, and say until when it is waited for a checkpoint."""
+    record = find_run(where, run)
+    ask(where, run, verb, why, as_json=as_json, at_once=at_once)
+    if not at_once and record.current.may_be_live and record.checkpoint_uri:
+        until = place.now() + (record.last_policy or Policy()).save.deadline
+        say(f"it waits for a checkpoint until {until:%H:%M} UTC; `rerail {verb} {run} --now` stops at once", as_json)
 
 
 def rollback(
@@ -176,7 +187,8 @@ def ask(
 ) -> str:
     """Put the wish on the bus; its id, which the run's timeline quotes."""
     find_run(where, run)
-    detail = {"run": run, "verb": verb.value, "who": getpass.getuser(), "why": why, **more}
+    given = {name: value for name, value in more.items() if value != "" and value is not False}
+    detail = {"run": run, "verb": verb.value, "who": getpass.getuser(), "why": why, **given}
     entry = {
         "EventBusName": where.outputs["BusName"],
         "Source": OPERATOR,

@@ -21,6 +21,7 @@ from rerail.accounting.goodput import RECENT, Account, find_incident_dollars, fi
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
+from rerail.decisions.emergency_checkpoint import format_deadline
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
@@ -29,7 +30,7 @@ from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Incident, LaunchCheck, Run, RunState, TimelineEntry
+from rerail.model.run import AfterStop, Attempt, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.self_repairs import format_repairs
 from rerail.ports import policy_of
 
@@ -220,6 +221,9 @@ def describe_waits(run: Run) -> Iterator[str]:
     """Yield what the run waits for, and how to answer a proposal."""
     if run.blocked_by:
         yield f"[yellow]its next job waits for:[/] {format_wait(run.blocked_by)}"
+    if run.state is RunState.SAVING and run.stop:
+        verb = "stop" if run.stop.then is AfterStop.END else "restart"
+        yield f"it waits for a checkpoint {format_deadline(run.stop)}; `rerail {verb} {run.id} --now` stops at once"
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"

@@ -54,6 +54,11 @@ class StoredCheckpoint:
     is_verified: bool = False
 
     @property
+    def is_single_file(self) -> bool:
+        """A script overwrites it in place, so its step is unknown."""
+        return self.checkpoint is not None and self.checkpoint.layout == checkpoint_layouts.Layout.FILE
+
+    @property
     def is_whole(self) -> bool:
         """Its manifest is there, and every file with its size; or all that its script's layout needs."""
         return self.checkpoint is not None and self.checkpoint.is_whole
@@ -92,7 +97,7 @@ def _saves_of_a_script(
     }
     found = checkpoint_layouts.find_checkpoints(stored, pointers)
     if not any(save.is_whole for save in found):
-        return []
+        return [] if found else _single_files(bucket, prefix, stored)
     return [
         StoredCheckpoint(
             save.place.rstrip("/"),
@@ -104,6 +109,24 @@ def _saves_of_a_script(
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
         )
         for save in found
+    ]
+
+
+def _single_files(
+    bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject]
+) -> list[StoredCheckpoint]:
+    """Files that a script overwrites in place; it may resume from them, though their step is unknown."""
+    uri, sizes = f"s3://{bucket}/{prefix}", {item.key: item.bytes for item in stored}
+    return [
+        StoredCheckpoint(
+            name := file.uri.removeprefix(uri),
+            0,
+            is_quarantined=False,
+            bytes=sizes[name],
+            has_manifest=False,
+            checkpoint=file,
+        )
+        for file in checkpoint_layouts.find_single_files(stored, uri=uri)
     ]
 
 

@@ -20,6 +20,7 @@ from cli.fleet import FleetReader, FleetRow, FleetStatus, select_rows
 from cli.names import complete_policies, complete_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, describe_saving
+from rerail.decisions.emergency_checkpoint import format_deadline
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
 from rerail.model.run import LaunchCheck, Run, RunState
@@ -177,6 +178,8 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     yield Text(run.id, style="bold" if row.is_open else "")
     waits = (run.proposal.awaits if run.proposal else run.blocked_by) if is_wide else ""
     why = " (paused)" if waits is LaunchCheck.PAUSE else f" for {waits}" if waits else ""
+    if run.state is RunState.SAVING and run.stop and is_wide:
+        why = f" {format_deadline(run.stop)}"
     yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))

@@ -36,12 +36,14 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
+    make_change_key,
     make_command_key,
     make_heartbeat_key,
     make_report_key,
     read_command,
     read_heartbeat,
     read_report,
+    require_digest,
     run_of_report,
     serialize,
 )
@@ -393,6 +395,10 @@ class FakeMailbox:
         run, id = run_of_report(key)
         found = self.objects.get(key)
         return read_report(found[0], run=run, id=id, signing_key=signing_key) if found else None
+
+    def change(self, run: str, digest: str) -> bytes:
+        key = make_change_key(run, digest)
+        return require_digest(self.objects.get(key, (None,))[0], key, digest)
 
     def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         received, unread = {}, {}

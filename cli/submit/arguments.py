@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from cli.submit.packing import Source
@@ -22,27 +23,29 @@ LONGEST = 2500
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str] | None:
-    """Return `--key value`, `--key=value` and `-k value` as pairs.
+    """Return `--key value` and `-k value` as pairs.
 
-    Return None if the toolkit would not return the same words: flags without a value, positional words, options that
-    repeat, values that look like options.
+    Return None if the toolkit would not return the same words in the same order: it sorts its options and knows no
+    `--key=value`, flags, positional words or options that repeat.
     """
     pairs: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        key, is_joined, value = rest.pop(0).partition("=")
+    if len(arguments) % 2:
+        return None
+    for key, value in zip(arguments[::2], arguments[1::2], strict=True):
         name = key.lstrip("-")
-        dashes = len(key) - len(name)
-        if not name or dashes != (1 if len(name) == 1 else 2) or name in pairs or name.startswith(RESERVED):
+        if not name or "=" in name or key != make_option(name) or name.startswith(RESERVED):
             return None
-        if not is_joined:
-            if not rest:
-                return None
-            value = rest.pop(0)
         if (value.startswith("-") and not NUMBER.fullmatch(value)) or len(value) > LONGEST - 2:
+            return None
+        if pairs and name <= next(reversed(pairs)):
             return None
         pairs[name] = value
     return pairs
+
+
+def make_option(name: str) -> str:
+    """Return the word that the toolkit makes of a hyperparameter's name."""
+    return f"--{name}" if len(name) > 1 else f"-{name}"
 
 
 def encode(value: str) -> str:
@@ -67,7 +70,18 @@ def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str,
             raise Problem(f"--hyperparameter {twice[0]} is among the script's arguments too", "give it once")
         return source, {name: encode(value) for name, value in {**pairs, **given}.items()}
     if not source.entry.endswith(".py"):
-        raise Problem("only a Python script can be given flags and positional arguments", "use --key value pairs")
+        raise Problem(
+            f"SageMaker's toolkit would change the arguments of {source.entry}, which is not a Python script",
+            "give it `--key value` pairs in alphabetical order, or a Python script that starts it",
+        )
     text = ENTRY_TEXT.format(command=[source.entry, *arguments])
     files = {**source.files, ENTRY: (text.encode(), False)}
     return Source(ENTRY, files), {name: encode(value) for name, value in given.items()}
+
+
+def make_command_line(entry: str, arguments: Sequence[str], given: Mapping[str, str]) -> str:
+    """Return the command line of the script, for a shell: its arguments, and those that are given by name."""
+    pairs = parse_arguments(arguments)
+    words, named = ([], {**pairs, **given}) if pairs is not None else ([*arguments], given)
+    options = [word for name, value in sorted(named.items()) for word in (make_option(name), value)]
+    return shlex.join([entry, *words, *options])

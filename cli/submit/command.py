@@ -1,18 +1,20 @@
 """`rerail submit`: pack a script, start it as a supervised training job, follow it and fetch what it leaves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cli import place
 from cli.names import complete_policies, complete_runs
-from cli.place import Local
-from cli.submit import delivery, options
+from cli.place import Local, Place
+from cli.submit import continuation, delivery, options
 from cli.submit.account import SubmissionAccount
-from cli.submit.arguments import with_arguments
+from cli.submit.arguments import make_command_line, with_arguments
+from cli.submit.continuation import Continuation
 from cli.submit.defaults import read_defaults
 from cli.submit.images import NEWEST
 from cli.submit.packing import pack
@@ -65,9 +67,17 @@ def submit(
     policy: Annotated[
         str, typer.Option(help="Rerail's policy for the run (default).", autocompletion=complete_policies)
     ] = "",
+    continue_run: Annotated[
+        str,
+        typer.Option(
+            "--continue",
+            help="A held or stopped run: start its next attempt with this code; what is not given stays as it was.",
+            autocompletion=complete_runs,
+        ),
+    ] = "",
     follow: Follow = False,
     download: Download = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; upload and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and command line; start nothing.")] = False,
     as_json: AsJson = False,
     local: Local = False,
 ) -> None:
@@ -82,10 +92,41 @@ def submit(
         folder = options.check_local_path("SCRIPT", script)
         usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
         source = pack(script, entry=entry, exclude=[*usual.get("exclude", ()), *(exclude or ())])
+        if continue_run:
+            kept: dict[str, object] = {
+                "--name": name,
+                "--role": role,
+                "--bucket": bucket,
+                "--spot": spot,
+                "--max-runtime": max_runtime,
+            }
+            kept |= {"--max-wait": max_wait, "--keep-alive": keep_alive, "--tag": tag, "--agent": agent}
+            options.refuse_kept({**kept, "--checkpoint-path": checkpoint_path})
+            wanted = Continuation(
+                source=source,
+                arguments=arguments,
+                named=options.parse_pairs("--hyperparameter", hyperparameter),
+                instance_type=instance_type,
+                count=count,
+                volume_gb=volume,
+                torchrun=torchrun,
+                environment=options.parse_pairs("--env", env),
+                metrics=options.parse_pairs("--metric", metric),
+                inputs=options.parse_paths(input),
+                policy=policy,
+            )
+            chosen = (image, framework_version)
+            where = where or place.find(local=False)
+            outcome = _continue(continue_run, where, wanted, chosen, dry_run, screen)
+            if follow or download:
+                account = SubmissionAccount(is_local=local)
+                outcome |= delivery.follow_run(continue_run, where, account, download, screen)
+            screen.end({"run": continue_run, **outcome})
+            return
         job = name or options.make_name(script, source)
-        source, hyperparameters = with_arguments(
-            source, arguments or (), options.parse_pairs("--hyperparameter", hyperparameter)
-        )
+        named = options.parse_pairs("--hyperparameter", hyperparameter)
+        command_line = make_command_line(source.entry, arguments or (), named)
+        source, hyperparameters = with_arguments(source, arguments or (), named)
         account = SubmissionAccount(is_local=local)
         machine = instance_type or usual.get("instance_type", USUAL_INSTANCE)
         store = f"s3://{options.find_bucket(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
@@ -126,6 +167,7 @@ def submit(
         )
         request = make_training_request(job_request)
         if dry_run:
+            screen.say(f"the script's command line: {'torchrun' if job_request.torchrun else 'python'} {command_line}")
             typer.echo(json.dumps(request, indent=2))
             return
         where = where or delivery.find_deployment(screen)
@@ -136,6 +178,29 @@ def submit(
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     screen.end({"run": make_run_id(job), "job": job, "request": request, **outcome})
+
+
+def _continue(
+    run: str, where: Place, wanted: Continuation, chosen: tuple[str, str], dry_run: bool, screen: SubmitScreen
+) -> dict[str, Any]:
+    """Start the next attempt of a run, or print what would change; return what became of it."""
+    account = SubmissionAccount(is_local=where.is_local)
+    previous = continuation.find_previous_job(where, run)
+    if any(chosen):
+        machine = wanted.instance_type or previous.description["ResourceConfig"].get("InstanceType", USUAL_INSTANCE)
+        wanted = replace(wanted, image=options.find_image(account, *chosen, {}, machine))
+    source, change, arguments, named = continuation.make_change(previous, wanted)
+    text = continuation.check_change(previous, change)
+    screen.say(f"the script's command line: {make_command_line(wanted.source.entry, arguments, named)}")
+    if dry_run:
+        typer.echo(json.dumps(change, indent=2))
+        raise typer.Exit
+    delivery.check_policy(where, wanted.policy)
+    continuation.upload(account, previous, source, wanted.inputs)
+    answer = continuation.send(previous, text, wanted.policy, screen)
+    if answer:
+        screen.say(answer)
+    return {"change": change, "decision": answer}
 
 
 def _local_entrypoint(under_init: bool) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from cli.submit.problem import Problem
 from cli.submit.request import JobRequest
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain, explain_credentials, is_denied
+from rerail.decisions.decision import format_next_command
 from rerail.model.errors import PolicyError
 from rerail.model.run import RunState, make_run_id
 from rerail.requests.supervised import CHANNEL
@@ -48,7 +49,7 @@ def start(
     screen: SubmitScreen,
 ) -> None:
     """Upload what the job needs, then create it; `uploads` maps channels to local files and folders."""
-    _check_policy(where, job_request.policy)
+    check_policy(where, job_request.policy)
     account.check_bucket(split(job_request.code)[0])
     is_new = account.upload_code(source, job_request.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
@@ -62,11 +63,11 @@ def start(
     screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
 
 
-def _check_policy(where: Place | None, policy: str) -> None:
-    """A run under a policy that does not exist would only be observed."""
+def check_policy(where: Place | None, policy: str) -> None:
+    """Raise Problem for a policy that is not deployed: the run would only be observed."""
     from rerail.aws.ssm import SsmPolicies
 
-    if where is None:
+    if where is None or not policy:
         return
     try:
         SsmPolicies(where.outputs["PolicyPrefix"], now).get(policy)
@@ -103,7 +104,8 @@ def follow_run(
         outcome["decisions"] = [entry.reason for entry in where.runs.timeline(run)] if where else []
     screen.say(f"{run} {follower.ended}" + (f": {follower.why}" if follower.why else ""))
     if follower.ended == RunState.HELD:
-        screen.say(f"to do: fix the cause, then rerail release {run}")
+        command = format_next_command(follower.run) if follower.run else f"rerail release {run}"
+        screen.say(f"to do: fix the cause, then {command}")
     if folder:
         outcome["downloaded"] = [str(path) for path in _fetched(follower, folder)]
         screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")

@@ -40,6 +40,15 @@ def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
+def refuse_kept(given: Mapping[str, Any]) -> None:
+    """Raise Problem for an option that a continued run cannot change."""
+    for option, value in given.items():
+        if value not in ("", None, []):
+            raise Problem(
+                f"{option} with --continue: the run keeps what it began with", "leave it out, or submit a new run"
+            )
+
+
 def check_local_path(option: str, given: str | Path) -> Path:
     """Return the absolute path, which need not exist; raise Problem if no file system accepts the name."""
     try:

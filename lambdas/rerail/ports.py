@@ -162,6 +162,12 @@ class Mailbox(Protocol):
         Raise BadMailboxObject if it is malformed or signed with another key, StateUnknown if S3 does not answer.
         """
 
+    def change(self, run: str, digest: str) -> bytes:
+        """Return the change of the run's request that has this digest.
+
+        Raise BadMailboxObject if it does not exist or has another digest, StateUnknown if S3 does not answer.
+        """
+
     def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         """Return the newest heartbeat of each folder, checked with the signing keys of their runs."""
 

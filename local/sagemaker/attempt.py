@@ -161,6 +161,26 @@ class JobExecution:
     async def kill_host(self, host: str) -> None:
         await self._fleet.in_thread(self.processes[host].kill)
 
+    async def fail_host(self, host: str, text: str) -> None:
+        """Kill the host as if its processes had written this text as the reason."""
+        base = next(item.base for item in self.hosts if item.name == host)
+        (base / "output" / "failure").write_text(text)
+        await self.kill_host(host)
+
+    async def freeze(self) -> None:
+        """Stop the training processes of every host, as in a hang."""
+        for process in self._started():
+            await self._fleet.in_thread(process.freeze)
+
+    async def slow_down(self, share: float, period: float) -> None:
+        """Let the training processes work for this share of the time only, until they have ended."""
+        while any(process.running for process in self._started()):
+            await self.freeze()
+            await asyncio.sleep(period * (1 - share))
+            for process in self._started():
+                await self._fleet.in_thread(process.thaw)
+            await asyncio.sleep(period * share)
+
     def abort(self) -> None:
         """Kill the processes without any event, because this program ends."""
         if self._mirror:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from .attempt import JobExecution
 from .errors import ServiceError, invalid, not_found
 from .events import EventDelivery, EventFeed
 from .fleet import LocalFleet
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 
 # How often jobs that a fault waits for are looked at, in wall time.
 _LOOK_EVERY_S = 0.05
+# Shorter than a step that anyone would notice, long enough for a listing of processes.
+_SLOW_PERIOD_S = 0.5
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 OPERATIONS = (
     "AddTags",
@@ -38,6 +42,9 @@ class Injections:
         self._scheduled: set[asyncio.Task[None]] = set()
         self._causes: dict[str, Callable[[Request], Awaitable[None]]] = {
             "kill": self._kill,
+            "oom": self._oom,
+            "hang": self._hang,
+            "slow": self._slow,
             "internal_error": self._internal_error,
             "interrupt": self._interrupt,
             "capacity": self._capacity,
@@ -107,12 +114,37 @@ class Injections:
 
     async def _kill(self, request: Request) -> None:
         """SIGKILL to every process of the job on one host."""
+        attempt, host = self._host_in(request)
+        await attempt.kill_host(host)
+
+    async def _oom(self, request: Request) -> None:
+        """SIGKILL as by `kill`, with the failure file of a GPU that is out of memory."""
+        attempt, host = self._host_in(request)
+        await attempt.fail_host(host, OUT_OF_MEMORY)
+
+    async def _hang(self, request: Request) -> None:
+        """SIGSTOP to the training processes: they live, and do nothing any more."""
+        attempt, _ = self._host_in(request)
+        await attempt.freeze()
+
+    async def _slow(self, request: Request) -> None:
+        """Let the training processes work for Share of the time (0.3)."""
+        attempt, _ = self._host_in(request)
+        share = _number(request, "Share", default=0.3)
+        if not 0 < share < 1:
+            raise invalid(f"Share must lie between 0 and 1, not {share!r}")
+        task = asyncio.create_task(attempt.slow_down(share, _SLOW_PERIOD_S))
+        self._scheduled.add(task)
+        task.add_done_callback(self._scheduled.discard)
+
+    def _host_in(self, request: Request) -> tuple[JobExecution, str]:
+        """Return the attempt of a job that trains, and one of its hosts."""
         attempt = self._run_in(request, Secondary.TRAINING).attempt
         assert attempt, "a job in Training has an attempt"
         host = request.get("Host", "algo-1")
         if host not in attempt.processes:
             raise invalid(f"Host must be one of {', '.join(attempt.processes)}, not {host!r}")
-        await attempt.kill_host(host)
+        return attempt, str(host)
 
     async def _internal_error(self, request: Request) -> None:
         self._run_in(request).order(Order.NODE_LOST)

@@ -99,6 +99,22 @@ class HostProcess:
         if self._process and self.running:
             _kill_tree(self._process.pid, self._marker)
 
+    def freeze(self) -> None:
+        """SIGSTOP to the training processes: the entrypoint itself goes on unless it is the only process."""
+        self._signal_training(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the training processes."""
+        self._signal_training(signal.SIGCONT)
+
+    def _signal_training(self, number: signal.Signals) -> None:
+        if self._process and self.running:
+            tree = tree_of(self._process.pid, self._marker)
+            below = [info for info in tree if info.pid != self._process.pid]
+            for info in below or tree:
+                with suppress(ProcessLookupError):
+                    os.kill(info.pid, number)
+
     def destroy(self) -> None:
         """Kills, waits until all is dead, and lets no later `start` succeed."""
         with self._starting:

@@ -8,6 +8,7 @@ from constructs import Construct
 from rerail.model.mailbox import (
     NONCE_LENGTH,
     make_bucket_name,
+    make_change_key,
     make_command_key,
     make_heartbeat_key,
     make_report_id,
@@ -16,6 +17,7 @@ from rerail.model.mailbox import (
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
+EVERY_CHANGE = make_change_key("*", "*")
 EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = make_command_key("*"), make_heartbeat_key("*"), make_report_key("*", "*")
 EVERY_REPORT_WRITTEN_ONCE = make_report_key("*", make_report_id("*", "?" * NONCE_LENGTH))
 # No job runs for more than 28 days.
@@ -86,6 +88,9 @@ class JobMailbox(Construct):
 
     def let_read_reports(self, role: iam.Role) -> None:
         self._let_read(role, EVERY_REPORT)
+
+    def let_read_changes(self, role: iam.Role) -> None:
+        self._let_read(role, EVERY_CHANGE)
 
     def let_read_heartbeats(self, role: iam.Role) -> None:
         self._let_read(role, EVERY_HEARTBEAT)

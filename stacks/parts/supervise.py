@@ -69,6 +69,7 @@ class Supervise(Construct):
         bus.let_publish(made.role)
         mailbox.let_command(made.role)
         mailbox.let_read_reports(made.role)
+        mailbox.let_read_changes(made.role)
         read_policies(made.role, PREFIX)
         pause.let_read(made.role)
         read_checkpoints(made.role, options)

@@ -1,6 +1,7 @@
 """The mailbox in S3: what is there, what is not, and what is too much."""
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -17,6 +18,7 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
+    make_change_key,
     make_command_key,
     make_heartbeat_key,
     make_report_key,
@@ -88,6 +90,16 @@ def test_no_more_is_read_than_a_report_may_hold(s3, size, defect):
     with pytest.raises(BadMailboxObject) as error:
         S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
     assert error.value.defect == defect
+
+
+def test_a_change_is_read_if_it_is_what_the_command_names(s3):
+    digest = sha256(b"{}").hexdigest()
+    s3.put_object(Bucket=BUCKET, Key=make_change_key("gpt", digest), Body=b"{}")
+    s3.put_object(Bucket=BUCKET, Key=make_change_key("gpt", "0" * 64), Body=b"{}")
+    assert S3Mailbox(BUCKET).change("gpt", digest) == b"{}"
+    for name in ("0" * 64, "1" * 64):
+        with pytest.raises(BadMailboxObject, match="not what the command names|does not exist"):
+            S3Mailbox(BUCKET).change("gpt", name)
 
 
 def test_heartbeats_are_read_together(s3):

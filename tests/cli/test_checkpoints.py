@@ -233,6 +233,15 @@ def test_an_error_names_the_problem_and_the_remedy(s3, run, problem, remedy):
     assert remedy in answer.stderr
 
 
+def test_a_file_that_is_overwritten_in_place_is_shown_without_a_step(s3):
+    """A relaunch resumes from wherever the script does."""
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}ckpt.pt", Body=b"weights")
+    answer = rerail("gpt")
+    assert answer.exit_code == 0 and "ckpt.pt" in answer.stdout and "wherever the script does" in answer.stdout
+    (row,) = json.loads(rerail("gpt", "--json").stdout)["checkpoints"]
+    assert (row["folder"], row["step"], row["bytes"], row["whole"]) == ("ckpt.pt", None, 7, False)
+
+
 def test_a_missing_permission_is_named(s3, monkeypatch):
     """Whoever may see the runs may not always see the weights."""
 

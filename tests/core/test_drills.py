@@ -33,7 +33,8 @@ def test_the_agent_saves_and_the_job_goes_on():
     """The wish alone changes nothing else."""
     world = with_agent()
     assert (
-        send_command(world, OperatorVerb.SAVE) == "ada said save: having the agent save a checkpoint, the job goes on"
+        send_command(world, OperatorVerb.SAVE)
+        == "ada said save: having the agent save a checkpoint until 01:05 UTC, the job goes on"
     )
     asked = world.mailbox.commands[-1]
     assert (asked.kind, asked.attempt) == (CommandKind.CHECKPOINT, 1)

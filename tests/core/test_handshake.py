@@ -368,7 +368,7 @@ def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
     world.minutes(6)
     silent = [reason for reason in reasons(world) if "the agent has not answered within 2 min" in reason]
     assert len(silent) == 1
-    assert "waiting up to 13 min more for a checkpoint of the script's own" in silent[0]
+    assert "waiting up to 13 min more (until 01:07 UTC) for a checkpoint of the script's own" in silent[0]
     assert world.sagemaker.live() == ["gpt"]
     world.checkpoints.save(step=600, reason="periodic")
     assert relaunched(world).current.resumed_from_step == 600

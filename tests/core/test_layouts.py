@@ -14,10 +14,12 @@ from rerail.model.checkpoint_layouts import (
     find_checkpoints,
     find_copies,
     find_pointers,
+    find_single_files,
     find_undated,
     format_pointer,
     parse_pointer,
 )
+from rerail.model.checkpoints import find_newest_usable
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
 BIG = 1 << 20
@@ -198,6 +200,20 @@ def test_what_an_uploader_leaves_is_no_file_of_a_save():
     found = find_checkpoints(listed)
     assert whole(found) == [1000, 500]
     assert all("sagemaker" not in name for checkpoint in found for name in checkpoint.files)
+
+
+def test_a_file_that_is_overwritten_in_place_has_no_step():
+    """Rerail never resumes from it; the newest is listed first."""
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    listed = [StoredObject("ckpt.pt", 10, noon), StoredObject("best/model_best.pt", 10, noon + timedelta(minutes=1))]
+    listed += [StoredObject("train.log", 10, noon), StoredObject("last.ckpt", 10, noon)]
+    found = find_single_files(listed, uri="s3://b/run/")
+    assert [file.uri for file in found] == [
+        "s3://b/run/best/model_best.pt",
+        "s3://b/run/last.ckpt",
+        "s3://b/run/ckpt.pt",
+    ]
+    assert find_newest_usable(found) is None and {file.layout for file in found} == {Layout.FILE}
 
 
 def test_where_one_has_a_manifest_nothing_without_one_counts():

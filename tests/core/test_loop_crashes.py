@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
-from rerail.messages.messages import FindingsReceived, JobStateChanged, Message, ReportFiled, RunDue
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, Message, ReportFiled, RunDue
 from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import WarmPool
-from rerail.model.mailbox import Durability, ReportKind
+from rerail.model.mailbox import Durability, ReportKind, make_change_key
 from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb
 from tests.core.failures import ECC, NODE_LOST
 from tests.fakes import Agent, World
 
@@ -105,6 +107,27 @@ def handshake_scenario(injector: FaultInjector) -> World:
     deliver(world, injector, saved(successor, 155))
     a_minute(world, injector, "gpt-a002")
     a_minute(world, injector, "gpt-a003")
+    return world
+
+
+def continue_scenario(injector: FaultInjector) -> World:
+    """Hold a run for a bug, then continue it with other code; its next relaunch has that code too."""
+    world = World()
+    world.sagemaker.submit("gpt", request={"HyperParameters": {"code": '"old"'}})
+    deliver(world, injector, JobStateChanged("gpt"))
+    world.checkpoints.save(step=100)
+    world.clock.pass_by(timedelta(minutes=1))
+    deliver(world, injector, JobStateChanged("gpt"))
+    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    deliver(world, injector, JobStateChanged("gpt"))
+    text = b'{"HyperParameters": {"code": "new"}, "Environment": {"BATCH": "4"}}'
+    digest = sha256(text).hexdigest()
+    world.mailbox.put(make_change_key("gpt", digest), text)
+    deliver(world, injector, CommandReceived("c1", "gpt", OperatorVerb.CONTINUE, "ada", "", change=digest))
+    a_minute(world, injector, "gpt-a002")
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    for _ in range(6):
+        a_minute(world, injector, "gpt-a002")
     return world
 
 
@@ -212,6 +235,25 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
     assert world.run().state is RunState.WATCHING
     assert sorted(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert world.sagemaker.most_live_at_once == 1
+
+
+UNDISTURBED_CONTINUATION = FaultInjector(fail_at=0, after=False)
+EXPECTED_CONTINUATION = outcome(continue_scenario(UNDISTURBED_CONTINUATION))
+
+
+def test_a_continued_run_keeps_its_checkpoints_and_every_later_job_has_the_new_code():
+    world = continue_scenario(FaultInjector(fail_at=0, after=False))
+    assert EXPECTED_CONTINUATION["state"] is RunState.WATCHING
+    assert EXPECTED_CONTINUATION["resumed_from"] == [None, 100, 100]
+    for job in ("gpt-a002", "gpt-a003"):
+        request = world.sagemaker.requests[job]
+        assert (request["HyperParameters"], request["Environment"]["BATCH"]) == ({"code": "new"}, "4")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, UNDISTURBED_CONTINUATION.calls + 1))
+def test_a_crash_at_any_call_of_a_continuation_changes_nothing_in_the_end(call, after):
+    assert outcome(continue_scenario(FaultInjector(call, after))) == EXPECTED_CONTINUATION
 
 
 def test_throttling_leaves_the_action_pending_for_the_next_sweep():

@@ -8,6 +8,7 @@ import pytest
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout
 from rerail.model.codec import dumps, loads
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
@@ -341,6 +342,46 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
     world.minutes(3)
     run = world.run()
     assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 20)
+
+
+def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
+    """Its step is unknown, so its change alone counts, and only after the request."""
+    adopt_run(world)
+    file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+    world.checkpoints.save(step=0, **file)
+    world.minutes(2)
+    send_command(world, OperatorVerb.STOP)
+    world.minutes(3)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=0, **file)
+    world.minutes(3)
+    assert world.run().state is RunState.STOPPED
+    assert any("was saved after the request to stop" in entry.reason for entry in world.runs.timeline)
+
+
+def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
+    """Without an agent and a readable checkpoint nobody knows where it goes on; a script with an agent begins again."""
+    adopt_run(world)
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
+    world.minutes(5)
+    run = world.run()
+    assert run.incidents[0].step == 349 and run.incidents[0].lost_steps is None
+    assert any("from wherever its script resumes" in entry.reason for entry in world.runs.timeline)
+    assert not any("from the start" in entry.reason for entry in world.runs.timeline)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stop_now_waits_for_no_checkpoint(world, waits):
+    """Nor does it go on with a wait that an earlier command began."""
+    adopt_run(world)
+    if waits:
+        send_command(world, OperatorVerb.STOP)
+        until = f"{world.run().stop.deadline:%H:%M} UTC"
+        assert f"(until {until}) for a newer checkpoint, then stopping the job" in world.runs.timeline[-1].reason
+    world.supervisor().handle(CommandReceived("now", "gpt", OperatorVerb.STOP, "ada", "", at_once=True))
+    assert world.run().state is RunState.STOPPING and world.sagemaker.live() == []
+    world.minutes(1)
+    assert world.run().state is RunState.STOPPED
 
 
 def test_a_stop_does_not_wait_for_ever(world):

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +33,7 @@ from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import TYPES
-from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, make_report_key
+from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, make_change_key, make_report_key
 from rerail.model.policy import Capacity, Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
@@ -417,6 +418,18 @@ class SupervisedRun(RuleBasedStateMachine):
         for _ in range(2 if twice else 1):
             self._handle(CommandReceived(f"c{self.commands}", "gpt", verb, "ada", ""))
 
+    @rule(twice=st.booleans(), moved=st.booleans())
+    def an_operator_continues(self, twice: bool, moved: bool) -> None:
+        """Name a change of code, and of machines or not; it counts only for a run without a live job."""
+        self.commands += 1
+        change = {"HyperParameters": {"code": str(self.commands)}}
+        text = json.dumps(change | ({"ResourceConfig": {"InstanceType": FALLBACKS[0]}} if moved else {})).encode()
+        digest = sha256(text).hexdigest()
+        self.world.mailbox.put(make_change_key("gpt", digest), text)
+        command = CommandReceived(f"c{self.commands}", "gpt", OperatorVerb.CONTINUE, "ada", "", change=digest)
+        for _ in range(2 if twice else 1):
+            self._handle(command)
+
     @rule(back=st.integers(0, 60), twice=st.booleans())
     def an_operator_rolls_back(self, back: int, twice: bool) -> None:
         """Roll back that many steps from the newest, or to the start; without a checkpoint it is refused."""
@@ -454,6 +467,13 @@ class SupervisedRun(RuleBasedStateMachine):
     @invariant()
     def never_two_live_attempts(self) -> None:
         assert self.world.sagemaker.most_live_at_once <= 1
+
+    @invariant()
+    def a_live_job_runs_the_recorded_request(self) -> None:
+        """An operator's change reaches the next job and all after it, never a job that is being created."""
+        if (job := self._live()) and job in self.world.sagemaker.requests:
+            given = self.world.sagemaker.requests[job].get("HyperParameters", {})
+            assert given == self.world.runs.request("gpt").get("HyperParameters", {})
 
     @invariant()
     def never_a_launch_against_a_human_stop(self) -> None:

@@ -107,7 +107,9 @@ def test_only_the_last_incident_can_be_open():
     assert replace(RUN, incidents=(replace(INCIDENT, closed_at=NOON),)).open_incident is None
 
 
-@pytest.mark.parametrize(("step", "resume", "lost"), [(None, 5, None), (110, 100, 10), (110, None, 110), (90, 100, 0)])
+@pytest.mark.parametrize(
+    ("step", "resume", "lost"), [(None, 5, None), (110, 100, 10), (110, None, None), (110, 0, 110), (90, 100, 0)]
+)
 def test_lost_steps_are_those_to_train_again(step, resume, lost):
     """From where it died back to where it resumes; unknown where the end is unknown, never negative."""
     assert replace(INCIDENT, step=step, resume_step=resume).lost_steps == lost

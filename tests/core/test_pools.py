@@ -155,7 +155,9 @@ def test_a_crash_of_the_script_keeps_the_machines_warm(world):
     world.minutes(3)
     assert world.run().current.number == 2
     assert world.sagemaker.released == []
-    assert "creating gpt-a002 from the start; attempt 2 goes into the warm pool of gpt" in reasons(world)
+    assert "creating gpt-a002 from wherever its script resumes; attempt 2 goes into the warm pool of gpt" in reasons(
+        world
+    )
 
 
 def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):

@@ -20,6 +20,8 @@ from tests.core.strategies import durations, policies
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
+CONTINUE = "`rerail submit train.py --continue gpt`"
+
 
 def a_failure(cause: Cause, *, step: int | None = 110, resume: int | None = 100, print_: str = "f") -> Failure:
     return Failure(Diagnosis(cause, "evidence", "rule", print_), step, resume, NOON)
@@ -83,7 +85,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
     verdict = choose_remedy(a_run(earlier(Cause.DATA)), a_failure(Cause.DATA), Policy())
     assert verdict == Hold(
         "the same error at step 110 in attempts 1 and 2",
-        "fix the code or the data at that step, then release the run",
+        f"a release repeats the same code: fix it, or the data at that step, and {CONTINUE}",
         Runbook.SAME_ERROR,
     )
 
@@ -155,10 +157,17 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
 @pytest.mark.parametrize(
     ("cause", "advice"),
     [
-        (Cause.USER_CODE, "fix the script, then release the run"),
-        (Cause.DATA, "fix or leave out the input that the evidence names, then release the run"),
+        (Cause.USER_CODE, f"a release repeats the same code: fix it, and {CONTINUE}"),
+        (
+            Cause.DATA,
+            f"fix the input that the evidence names, then release the run; with other code: {CONTINUE}",
+        ),
         (Cause.HANG, "look at the ranks' stacks and the network, then release the run"),
-        (Cause.DIVERGED, "lower the learning rate or look at the data before the onset, then release the run"),
+        (
+            Cause.DIVERGED,
+            "look at the data before the onset, then release the run; "
+            f"with a lower learning rate or other code: {CONTINUE}",
+        ),
         (Cause.HARDWARE, "look at the evidence, then release the run"),
         (Cause.INFRASTRUCTURE, "look at the evidence, then release the run"),
     ],
@@ -178,7 +187,8 @@ def test_running_out_of_memory_is_not_retried():
     """The same batch on the same machine needs the same memory."""
     assert choose_remedy(charged(Cause.OOM, 1), a_failure(Cause.OOM), Policy()) == Hold(
         "oom is not retried",
-        "use a smaller batch or a larger instance, then release the run",
+        "a release repeats batch and machines: take a smaller batch, or a larger machine with --instance-type, "
+        f"and {CONTINUE}",
         Runbook.OUT_OF_MEMORY,
     )
 
@@ -250,7 +260,7 @@ def test_a_wait_for_capacity_ends_with_the_policys_patience():
     assert waiting == replace(waiting, why="no capacity for 11.0 h of at most 12.0 h", fresh_machines=False)
     assert choose_capacity_verdict(run, policy, at=NOON + 12 * HOUR) == Hold(
         "no capacity for 12.0 h, as long as the policy waits",
-        "choose another instance type or region, or release the run to wait again",
+        "release the run to wait again, or `rerail submit train.py --continue gpt --instance-type TYPE`",
         Runbook.NO_CAPACITY,
     )
     assert choose_remedy(run, a_failure(Cause.CAPACITY), policy) == choose_capacity_verdict(run, policy, at=NOON)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rerail.model.run import Run, RunState
 from tests.deployed.jobs import RERAIL, ROOT, Account, rerail
 
 pytestmark = pytest.mark.slow
@@ -45,3 +46,42 @@ def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
 
     again = rerail(environment, *SUBMIT)
     assert again.returncode == 2 and f"--name {NAME}: a job of that name exists" in again.stderr
+
+
+def test_a_held_run_is_continued_with_other_arguments(account: Account, environment: dict[str, str]):
+    """Its configurator takes `--key=value` alone, so the words arrive as typed, in every attempt."""
+    watch = ["--metric", "step=iter ([0-9]+)", "--metric", "loss=loss ([0-9.]+)"]
+    pace = f"--step_seconds={account.pace.real(0.05)}"
+    typed = ["--out_dir=/opt/ml/checkpoints", "auto.py", pace]
+    first = rerail(
+        environment, "submit", "tests/deployed/nano", "--local", "--name", "nano", *watch, "--", *typed, "--crash_at=25"
+    )
+    assert first.returncode == 0, first.stderr
+
+    def held() -> Run | None:
+        run = account.runs.load("nano")
+        return run if run and run.state is RunState.HELD else None
+
+    assert "rerail submit train.py --continue nano" in account.wait("the hold", held).hold_advice
+
+    again = ["submit", "tests/deployed/nano", "--local", "--continue", "nano"]
+    live = rerail(environment, *again, "--name", "other")
+    assert live.returncode == 2 and "--name with --continue" in live.stderr
+    same = rerail(environment, *again, "--dry-run")
+    assert f"train.py {' '.join(typed)} --crash_at=25" in same.stderr
+    fixed = [*typed[:2], f"--step_seconds={account.pace.real(0.2)}", "--crash_at=-1"]
+    on = rerail(environment, *again, "--json", "--env", "FIXED=1", "--", *fixed)
+    assert on.returncode == 0, on.stderr
+    assert "changing code or arguments, environment" in json.loads(on.stdout)["decision"]
+    assert f"command line: train.py {' '.join(fixed)}" in on.stderr
+    account.wait("the fault", lambda: rerail(environment, "local", "break", "nano", "--fault", "kill").returncode == 0)
+    done = rerail(environment, "follow", "nano", "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["state"] == "completed" and printed["attempts"][-1] == "nano-a004"
+    last = account.sagemaker.describe_training_job(TrainingJobName=printed["attempts"][-1])
+    assert last["Environment"]["FIXED"] == "1" and last["Environment"]["RERAIL_RUN"] == "nano"
+    assert f"{printed['attempts'][-1]} algo-1 | Resuming training from" in done.stderr
+
+    over = rerail(environment, *again)
+    assert over.returncode == 2 and "the run has completed" in over.stderr

@@ -82,7 +82,8 @@ def test_an_email_can_be_understood_in_ten_seconds(notices):
     assert lines[0].startswith("attempt 1 failed: oom (AlgorithmError: torch.OutOfMemoryError: CUDA out of memory.")
     assert lines[2:5] == [
         "What to do:",
-        "  - Use a smaller batch or a larger instance, then release the run",
-        "  - When that is done: rerail release gpt",
+        "  - A release repeats batch and machines: take a smaller batch, or a larger machine with --instance-type, "
+        "and `rerail submit train.py --continue gpt`",
+        "",
     ]
     assert len(lines) <= 20

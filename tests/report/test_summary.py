@@ -15,7 +15,7 @@ from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import MarkKind, list_marks
 from rerail.incident_report.report import INCIDENT_LIMIT, IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
-from rerail.model.run import Attempt, InPlaceRestart, Proposal, RunState
+from rerail.model.run import AfterStop, Attempt, InPlaceRestart, PlannedStop, Proposal, RunState
 from rerail.model.run import ProposedAction as Planned
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import Sample
@@ -57,6 +57,13 @@ def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
     assert (report.tone, report.headline) == (Urgency.NEEDED, "Waiting for your approval")
     assert report.by == BEGAN + timedelta(hours=1)
     assert report.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
+
+
+def test_a_run_that_a_person_stops_is_not_said_to_recover():
+    """The headline names the person."""
+    stop = PlannedStop(AfterStop.END, "ada said stop", BEGAN, BEGAN, approved_by="ada")
+    run = replace(held().run, state=RunState.SAVING, pages=(), stop=stop)
+    assert make_report(replace(held(), run=run)).headline == "Being stopped by ada"
 
 
 def test_a_recovered_run_asks_for_nothing(recorded: Facts):

@@ -13,10 +13,12 @@ from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
     Report,
+    make_change_key,
     make_command_key,
     make_heartbeat_key,
     read_heartbeat,
     read_report,
+    require_digest,
     run_of_report,
     serialize,
 )
@@ -50,6 +52,11 @@ class S3Mailbox:
         run, id = run_of_report(key)
         found = self._get(key)
         return read_report(found[0], run=run, id=id, signing_key=signing_key) if found else None
+
+    def change(self, run: str, digest: str) -> bytes:
+        key = make_change_key(run, digest)
+        found = self._get(key)
+        return require_digest(found[0] if found else None, key, digest)
 
     def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         names = sorted(set(folders))

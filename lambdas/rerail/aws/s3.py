@@ -17,6 +17,7 @@ from rerail.model.checkpoint_layouts import (
     StoredObject,
     find_checkpoints,
     find_pointers,
+    find_single_files,
     has_manifests,
     make_checkpoint,
 )
@@ -104,7 +105,8 @@ class S3Checkpoints:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         stored = listing.objects
         if not has_manifests(stored):
-            saved = sorted(checkpoint.saved_at for checkpoint in find_checkpoints(stored))
+            listed = find_checkpoints(stored) or _find_newest_file(listing)
+            saved = sorted(checkpoint.saved_at for checkpoint in listed)
             return saved if listing.is_whole else saved[-BATCH:]
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
@@ -162,9 +164,14 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
         # Of a large folder, the oldest are listed too: what lies between them is not skipped.
         is_found = newest and not (more and listing.steps[more[0]] > newest.step)
         if is_found or not more or 2 * count > LIMIT:  # so many are listed already
-            return found
+            return found or _find_newest_file(listing)
         listing.add(more)
         count *= 2
+
+
+def _find_newest_file(listing: FolderListing) -> list[Checkpoint]:
+    """Return the newest file that a script overwrites in place; the times of several would not be an interval."""
+    return find_single_files(listing.objects, uri=f"s3://{listing.bucket}/{listing.prefix}")[:1]
 
 
 def _read_pointers(listing: FolderListing) -> dict[str, str]:

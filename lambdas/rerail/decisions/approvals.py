@@ -29,7 +29,7 @@ def propose_stop(run: Run, finding: Finding, why: str, plan: str, *, at: datetim
 
 def propose_launch(run: Run, why: str, happened: str, *, at: datetime, policy: Policy) -> Decision:
     """Propose to create the next job; `why` is for the timeline, `happened` for the page."""
-    what = f"create {run.current.job_name} {format_start(run.current.resumed_from_step)}"
+    what = f"create {run.current.job_name} {format_start(run, run.current.resumed_from_step)}"
     run, notice = _with_proposal(
         replace(run, blocked_by=LaunchCheck.APPROVAL),
         ProposedAction.LAUNCH,
@@ -126,7 +126,7 @@ def format_unanswered(proposal: Proposal) -> str:
 
 def _format_resume(run: Run) -> str:
     """Return where the current attempt resumes, in words."""
-    return format_start(run.current.resumed_from_step)
+    return format_start(run, run.current.resumed_from_step)
 
 
 def _with_proposal(

@@ -8,7 +8,7 @@ from typing import Any
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
 from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
-from rerail.decisions.remedies import Hold
+from rerail.decisions.remedies import CONTINUE, REPEATS, Hold
 from rerail.model.actions import (
     Action,
     ClearedBy,
@@ -41,6 +41,7 @@ class Decision:
     reason: str = ""  # For people; empty where only facts were recorded, if anything at all.
     finding: str = ""  # what was observed, for metrics and the timeline; empty if nothing
     inputs: Mapping[str, Any] = field(default_factory=dict)  # the facts that the decision rests on, for the timeline
+    replaces_request: bool = False  # record the request that the operator's change makes, for this and later attempts
 
 
 def may_act(run: Run, policy: Policy) -> bool:
@@ -216,10 +217,20 @@ def hold_run(
         key=f"held-{run.current.number}",
         runbook=runbook,
         did=did,
-        todo="\n".join(filter(None, (format_instruction(todo), f"When that is done: rerail release {run.id}"))),
+        todo="\n".join(filter(None, (format_instruction(todo), _format_last_step(run)))),
         since=since,
     )
     return Decision(run, (*release, notice), run.hold_text)
+
+
+def _format_last_step(run: Run) -> str:
+    """Return the command that ends the to-do list of a hold; "" if the advice names it."""
+    return "" if run.hold_advice.startswith(REPEATS) else f"When that is done: {format_next_command(run)}"
+
+
+def format_next_command(run: Run) -> str:
+    """Return the command that takes a held run up again: a release repeats code, arguments and machines."""
+    return CONTINUE.format(run=run.id) if run.hold_advice.startswith(REPEATS) else f"rerail release {run.id}"
 
 
 def make_notice(
@@ -295,6 +306,8 @@ def find_proving_step(run: Run, incident: Incident) -> int:
     return max(steps)
 
 
-def format_start(step: int | None) -> str:
-    """Return where an attempt starts, in words."""
+def format_start(run: Run, step: int | None) -> str:
+    """Return where an attempt starts, in words; only an agent tells that a script without a checkpoint starts anew."""
+    if step is None and not has_agent(run):
+        return "from wherever its script resumes"
     return "from the start" if step is None else f"from step {step}"

@@ -36,7 +36,7 @@ def on_save(run: Run, command: OperatorCommand, policy: Policy, summary: str) ->
     return Decision(
         without_pending(run, PostCommand),
         (PostCommand(checkpoint_command),),
-        f"{summary}: having the agent save a checkpoint, the job goes on",
+        f"{summary}: having the agent save a checkpoint until {deadline:%H:%M} UTC, the job goes on",
     )
 
 
@@ -57,7 +57,7 @@ def on_drill(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         to_step=step,
         drill=True,
     )
-    start = format_start(step) if step is not None else "from its newest checkpoint"
+    start = format_start(run, step) if step is not None else "from its newest checkpoint"
     return stop_now(replace(run, stop=stop), f"restart drill: {summary}: stopping the job, to relaunch it {start}")
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from rerail.decisions.decision import Decision, make_command, stop_now, without_pending
 from rerail.model.actions import Action, Notify, PostCommand, StopJob
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, find_newest_usable
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import CommandKind, Durability, ReportKind
@@ -26,8 +27,12 @@ def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: st
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
         return replace(decision, actions=(*decision.actions, *notices))
-    wait = format_duration(stop.deadline - stop.asked_at)
-    return Decision(run, notices, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
+    wait = f"{format_duration(stop.deadline - stop.asked_at)} ({format_deadline(stop)})"
+    return Decision(
+        run,
+        notices,
+        f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job",
+    )
 
 
 def _request_checkpoint(
@@ -38,7 +43,7 @@ def _request_checkpoint(
     command = make_command(run, CommandKind.CHECKPOINT, at=at, deadline=stop.deadline, reason=stop.reason)
     requested = replace(stop, command_id=command.id, answer_by=min(at + policy.save.answer, stop.deadline))
     actions: tuple[Action | Notify, ...] = (PostCommand(command), *notices)
-    wait = format_duration(stop.deadline - at)
+    wait = f"{format_duration(stop.deadline - at)} ({format_deadline(stop)})"
     reason = f"{reason}: having the agent save a checkpoint first, then stopping the job, after {wait} at the latest"
     return Decision(replace(run, stop=requested), actions, reason)
 
@@ -51,10 +56,18 @@ def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint
     requested = next((c for c in checkpoints if c.is_whole and _is_requested(stop, c)), None)
     if requested:
         return stop_now(run, f"{_format_checkpoint(requested.step)} is committed: stopping the job")
+    if (changed := _find_changed_file(stop, checkpoints)) and not _awaits_agent(stop):
+        name = changed.uri.rpartition("/")[2]
+        return stop_now(run, f"{name} was saved after the request to stop: stopping the job")
     newest = find_newest_usable(checkpoints)
     if _awaits_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
         return None
     return stop_now(run, f"the checkpoint of step {newest.step} is newer than the request to stop: stopping the job")
+
+
+def _find_changed_file(stop: PlannedStop, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return a file that the script overwrites in place and has saved since the request to stop."""
+    return next((c for c in checkpoints if c.layout == Layout.FILE and c.saved_at > stop.asked_at), None)
 
 
 def _is_requested(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
@@ -84,8 +97,8 @@ def on_save_deadline(run: Run, stop: PlannedStop, at: datetime) -> Decision:
     if stop.is_tainted or not run.checkpoint_uri:
         return stop_now(run, f"{what}: stopping the job, there is no other checkpoint to wait for")
     run = replace(run, stop=replace(stop, answer_by=None))
-    wait = format_duration(stop.deadline - at)
-    return Decision(run, reason=f"{what}: waiting up to {wait} more for a checkpoint of the script's own")
+    wait = f"{format_duration(stop.deadline - at)} more ({format_deadline(stop)})"
+    return Decision(run, reason=f"{what}: waiting up to {wait} for a checkpoint of the script's own")
 
 
 def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
@@ -123,6 +136,11 @@ def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decis
     if updated == stop:
         return Decision(run)
     return Decision(run, reason=f"{what} is committed on the machine: stopping the job once all of it is in S3")
+
+
+def format_deadline(stop: PlannedStop) -> str:
+    """Return until when a stop waits for a checkpoint, in words."""
+    return f"until {stop.deadline:%H:%M} UTC"
 
 
 def _format_checkpoint(step: int | None) -> str:

@@ -101,7 +101,7 @@ def restart(
 ) -> Decision:
     """Order the restart. The failure must be charged already, and there must be no obstacle."""
     number = 1 + max((order.number for order in run.current.in_place_restarts), default=0)
-    start = format_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
+    start = format_start(run, aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
     did = f"restarting the training processes in place, {start} (restart {number} of this attempt)"
     reason = f"{what}; {did}"
     run = _with_rollback_noted(

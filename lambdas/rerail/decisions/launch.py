@@ -153,7 +153,7 @@ def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Deci
     run, actions = with_launch(run, seen.at, policy)
     is_quarantined = any(isinstance(action, QuarantineCheckpoints) for action in actions)
     note = ", once newer checkpoints are quarantined" if is_quarantined else ""
-    return Decision(run, (*release, *actions), f"{what}: relaunching {format_start(step)}{note}{pool}")
+    return Decision(run, (*release, *actions), f"{what}: relaunching {format_start(run, step)}{note}{pool}")
 
 
 def _choose_stop_step(run: Run, seen: JobObserved) -> int | None:

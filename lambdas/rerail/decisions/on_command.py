@@ -1,4 +1,4 @@
-"""Decide on operators' commands: hold, release, stop, restart, roll back, save, drill, approve and deny."""
+"""Decide on operators' commands: hold, release, stop, restart, roll back, save, drill, continue, approve and deny."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -8,6 +8,7 @@ from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
     format_start,
+    stop_now,
     with_attempt,
     with_end,
     with_hold,
@@ -38,6 +39,7 @@ ORDERED_VERBS = (
     OperatorVerb.STOP,
     OperatorVerb.RESTART,
     OperatorVerb.ROLLBACK,
+    OperatorVerb.CONTINUE,
 )
 
 
@@ -59,6 +61,8 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
             return _on_hold(run, command, summary)
         case OperatorVerb.RELEASE:
             return _on_release(run, command, policy, summary)
+        case OperatorVerb.CONTINUE:
+            return _on_continue(run, command, policy, summary)
         case OperatorVerb.STOP | OperatorVerb.RESTART:
             return _on_stop(run, command, policy, summary)
         case OperatorVerb.APPROVE | OperatorVerb.DENY:
@@ -106,25 +110,70 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str
     """Release a held run: watch its running job again, or launch the next one."""
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{summary}, but the run is not held ({run.state}): nothing to release")
-    was_unquarantined = run.hold_runbook is Runbook.NOT_QUARANTINED
-    was_unquarantined |= run.hold_reason.startswith(FORMER_NOT_QUARANTINED)
+    was_unquarantined = _is_unquarantined(run)
     run = with_release(run, who=command.who, at=command.at)
-    attempt, step = run.current, choose_resume_step(command.checkpoints)
-    if attempt.may_be_live:
+    if run.current.may_be_live:
         run = replace(run, state=RunState.WATCHING)
-        return Decision(run, reason=f"{summary}: watching attempt {attempt.number} again")
+        return Decision(run, reason=f"{summary}: watching attempt {run.current.number} again")
+    return _launch(_with_attempt_to_launch(run, command), command, policy, summary, strict=not was_unquarantined)
+
+
+def _on_continue(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
+    """Launch the next attempt of a held or stopped run with the changed request, which later attempts copy."""
+    change = command.change
+    if obstacle := find_obstacle_to_continue(run):
+        return Decision(run, reason=f"{summary}, but {obstacle}: nothing is done")
+    if change is None or change.problem:
+        return Decision(run, reason=f"{summary}, but {change.problem if change else 'no change came with it'}")
+    was_unquarantined = _is_unquarantined(run)
+    run = _with_attempt_to_launch(with_release(run, who=command.who, at=command.at), command)
+    if change.cluster:
+        run = with_attempt(replace(run, cluster=change.cluster), replace(run.current, machines=None))
+    if change.policy:
+        run = replace(run, policy=change.policy.name, last_policy=change.policy, observe_only=False)
+    summary = f"{summary}, changing {change.what}"
+    return replace(_launch(run, command, policy, summary, strict=not was_unquarantined), replaces_request=True)
+
+
+def find_obstacle_to_continue(run: Run) -> str:
+    """Return why the run's next attempt cannot be started by an operator, and the remedy; "" if it can."""
+    if run.current.may_be_live:
+        return f"its job {run.current.job_name} is live: `rerail stop {run.id}` first"
+    if run.state is RunState.COMPLETED:
+        return "the run has completed: submit a new one"
+    if run.state not in (RunState.HELD, RunState.STOPPED):
+        return f"Rerail is about to launch its next job ({run.state}): `rerail hold {run.id}` first"
+    return ""
+
+
+def _is_unquarantined(run: Run) -> bool:
+    """Return whether the run is held because checkpoints could not be quarantined."""
+    return run.hold_runbook is Runbook.NOT_QUARANTINED or run.hold_reason.startswith(FORMER_NOT_QUARANTINED)
+
+
+def _with_attempt_to_launch(run: Run, command: OperatorCommand) -> Run:
+    """Return the run with the attempt to launch: the next one, or the same one if its job was never created."""
+    attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.exists:
         run = with_next_attempt(run, step, wake_at=command.at)
     else:  # its creation was refused or withdrawn: launch the same attempt again
         run = with_attempt(run, replace(attempt, resumed_from_step=step))
-    run = with_attempt(run, replace(run.current, approved_by=command.who))
+    return with_attempt(run, replace(run.current, approved_by=command.who))
+
+
+def _launch(run: Run, command: OperatorCommand, policy: Policy, summary: str, *, strict: bool) -> Decision:
+    """Launch the current attempt; without `strict` an operator has cleared the checkpoint folder by hand."""
     pool = format_machines(run, command.at)
     run, actions = with_launch(run, command.at, policy)
-    if was_unquarantined:
+    if not strict:
         actions = tuple(
             replace(action, strict=False) if isinstance(action, QuarantineCheckpoints) else action for action in actions
         )
-    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(step)}{pool}")
+    return Decision(
+        run,
+        actions,
+        f"{summary}: creating {run.current.job_name} {format_start(run, run.current.resumed_from_step)}{pool}",
+    )
 
 
 def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
@@ -138,8 +187,11 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         return Decision(run, reason=f"{summary}: the job is being stopped already")
     if run.state is RunState.HELD:
         run = without_hold(run)
-    deadline = command.at + policy.save.deadline
+    deadline = command.at if command.at_once else command.at + policy.save.deadline
     stop = PlannedStop(then=then, reason=summary, asked_at=command.at, deadline=deadline, approved_by=command.who)
+    if command.at_once:
+        run = without_pending(replace(run, stop=stop), StopJob)
+        return stop_now(run, f"{summary}: stopping the job now, without waiting for a checkpoint")
     return checkpoint_then_stop(run, stop, policy, summary)
 
 

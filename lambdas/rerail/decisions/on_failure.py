@@ -13,6 +13,7 @@ from rerail.decisions.decision import (
     finish_stopped,
     format_instruction,
     format_start,
+    has_agent,
     has_pending,
     hold_as_ruled,
     hold_run,
@@ -25,7 +26,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
+from rerail.decisions.remedies import CONTINUE, Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
 from rerail.diagnosis.classify import diagnose_job
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
@@ -146,7 +147,7 @@ def _apply_verdict(
             run = with_incident(run, failure, reason, ("hold",))
             return hold_as_ruled(run, failure.at, what, verdict, gives_back=may_act(run, policy))
         case Relaunch() if not may_act(run, policy):
-            plan = f"{format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
+            plan = f"{format_start(run, failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             reason = f"{what}; observing only: would relaunch {plan}"
             run = with_incident(run, failure, reason, ())
             return hold_run(
@@ -163,7 +164,8 @@ def _apply_verdict(
                 verdict.changes_machines and verdict.machines != run.current.machines
             )
             release = warm_pools.make_release(run) if changes_machines else ()
-            did = f"relaunching {format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
+            start = format_start(run, failure.resume_step)
+            did = f"relaunching {start} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
             reason = f"{what}; {did}"
             notice = make_notice(
@@ -228,7 +230,8 @@ def with_incident(
         happened_at=began or run.current.ended_at or failure.at,
         decided_at=failure.at,
         step=failure.last_step,
-        resume_step=failure.resume_step,
+        # A script that resumes by itself may start anywhere.
+        resume_step=0 if failure.resume_step is None and has_agent(run) else failure.resume_step,
         onset_step=onset_step,
         actions=actions,
         restart=run.current.restart,
@@ -250,7 +253,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 refused.at,
                 what,
                 because="SageMaker refuses the request",
-                todo="fix the request, then release the run",
+                todo=f"allow it, then release the run; with other options: `{CONTINUE.format(run=run.id)}`",
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.

@@ -34,6 +34,7 @@ from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_r
 from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
@@ -137,6 +138,10 @@ def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, pol
     newest = find_newest_usable(observed.checkpoints or ())
     if finding.kind is not Kind.STALL or finding.onset_at is None:
         return finding
+    changed = [c for c in observed.checkpoints or () if c.layout == Layout.FILE and c.saved_at > finding.onset_at]
+    if changed:
+        text = f"{finding.evidence}, yet {changed[0].uri.rpartition('/')[2]} was saved: its metrics are missing"
+        return replace(finding, kind=Kind.BLIND, evidence=text)
     if newest is None or newest.saved_at <= finding.onset_at:
         return (
             finding
@@ -227,7 +232,7 @@ class Intervention:
         """Return what is to be done, in words."""
         if isinstance(self.verdict, Hold):
             return f"held: {self.verdict.why}"
-        return f"stopping the job, to relaunch {format_start(self.failure.resume_step)} ({self.verdict.why})"
+        return f"stopping the job, to relaunch {format_start(self.run, self.failure.resume_step)} ({self.verdict.why})"
 
 
 def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Decision:
@@ -325,7 +330,7 @@ def _propose(intervention: Intervention, policy: Policy) -> Decision | None:
     if policy.mode is Mode.ACT:
         return None
     run, finding, failure = intervention.run, intervention.finding, intervention.failure
-    plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
+    plan = f"stop the job and relaunch it {format_start(run, failure.resume_step)}"
     return propose_stop(run, finding, intervention.what, plan, at=failure.at, policy=policy)
 
 

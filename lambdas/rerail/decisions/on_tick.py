@@ -29,7 +29,7 @@ def on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
         run, note = choose_resume_step_again(run, tick.checkpoints)
         run, actions = with_launch(run, tick.at, policy)
         attempt = run.current
-        start = f"{format_start(attempt.resumed_from_step)}{note}"
+        start = f"{format_start(run, attempt.resumed_from_step)}{note}"
         return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
         return on_save_deadline(run, run.stop, tick.at)

@@ -57,7 +57,7 @@ def _relaunch(run: Run, command: OperatorCommand, policy: Policy, summary: str) 
     run = with_attempt(run, replace(run.current, resumed_from_step=step, approved_by=command.who, drill=False))
     run = replace(run, state=RunState.WAITING, wake_at=command.at, blocked_by=None)
     run, actions = with_launch(run, command.at, policy)
-    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(step)}")
+    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(run, step)}")
 
 
 def _choose_start(run: Run, command: OperatorCommand) -> int | None:

@@ -82,7 +82,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
         return None
     return Hold(
         f"the same error at step {failure.last_step} in attempts {previous.number} and {run.current.number}",
-        "fix the code or the data at that step, then release the run",
+        SAME_CODE.format(what="fix it, or the data at that step,", run=run.id),
         Runbook.SAME_ERROR,
     )
 
@@ -107,7 +107,7 @@ def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
         return None
     return Hold(
         f"the same error at step {failure.last_step} before and after a restart in place",
-        "fix the code or the data at that step, then release the run",
+        SAME_CODE.format(what="fix it, or the data at that step,", run=run.id),
         Runbook.SAME_ERROR,
     )
 
@@ -163,7 +163,9 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    advice = ADVICE_BY_CAUSE.get(cause, "look at the evidence, then release the run")
+    advice = ADVICE_BY_CAUSE.get(cause, "look at the evidence, then release the run").format(
+        continue_=CONTINUE.format(run=run.id)
+    )
     return Hold(f"{cause} {spent}", advice, RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT))
 
 
@@ -197,12 +199,21 @@ RULES: tuple[Rule, ...] = (
     resume,
 )
 
+# How a held run goes on with other code, arguments or machines.
+# What a release would not change: the advice of such a hold begins with it.
+REPEATS = "a release repeats"
+CONTINUE = "rerail submit train.py --continue {run}"
+SAME_CODE = f"{REPEATS} the same code: {{what}} and `{CONTINUE}`"
+DIVERGED_ADVICE = (
+    "look at the data before the onset, then release the run; with a lower learning rate or other code: `{continue_}`"
+)
 ADVICE_BY_CAUSE = {
-    Cause.USER_CODE: "fix the script, then release the run",
-    Cause.DATA: "fix or leave out the input that the evidence names, then release the run",
-    Cause.OOM: "use a smaller batch or a larger instance, then release the run",
+    Cause.USER_CODE: "a release repeats the same code: fix it, and `{continue_}`",
+    Cause.DATA: "fix the input that the evidence names, then release the run; with other code: `{continue_}`",
+    Cause.OOM: "a release repeats batch and machines: take a smaller batch, or a larger machine with --instance-type, "
+    "and `{continue_}`",
     Cause.HANG: "look at the ranks' stacks and the network, then release the run",
-    Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",
+    Cause.DIVERGED: DIVERGED_ADVICE,
 }
 
 RUNBOOK_BY_CAUSE = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
@@ -218,7 +229,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
     if waited >= policy.capacity.wait:
         return Hold(
             f"no capacity for {format_duration(waited)}, as long as the policy waits",
-            "choose another instance type or region, or release the run to wait again",
+            f"release the run to wait again, or `{CONTINUE.format(run=run.id)} --instance-type TYPE`",
             Runbook.NO_CAPACITY,
         )
     abandoned = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""

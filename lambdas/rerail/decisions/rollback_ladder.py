@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 
 from rerail.decisions.checkpoint_health import with_health
-from rerail.decisions.remedies import Hold
+from rerail.decisions.remedies import CONTINUE, DIVERGED_ADVICE, Hold
 from rerail.model import skipped_samples
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.mailbox import Ability
@@ -86,8 +86,7 @@ def plan_rollback(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], 
         return replace(plan, why="; ".join([f"rung {rung}: {plan.why}", *passed_over]))
     climbed = ", ".join(f"{taken.rung} in attempt {taken.attempt}" for taken in tried) or "nothing"
     why = "; ".join([f"the loss went wrong again at step {onset_step} after {climbed}", *passed_over])
-    advice = "look at the data and the learning rate before the onset, then release the run"
-    return Hold(why, advice, Runbook.DIVERGED)
+    return Hold(why, DIVERGED_ADVICE.format(continue_=CONTINUE.format(run=run.id)), Runbook.DIVERGED)
 
 
 def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: datetime) -> Run:

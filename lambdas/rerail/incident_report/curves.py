@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import ceil, inf, isfinite
 
+from rerail.decisions.decision import has_agent
 from rerail.incident_report.facts import Facts
+from rerail.model.run import Attempt
 from rerail.model.sample import Sample
 
 # Limits on the points of one line, and of all lines of a chart together.
@@ -132,9 +134,17 @@ def _steps_per_second(rows: Sequence[Sample]) -> Iterable[Point]:
             yield float(next_step), (next_step - step) / seconds
 
 
+def find_first_step(known: Facts, attempt: Attempt) -> int | None:
+    """Return the step that an attempt began at; of a script that resumes by itself, the first that it reported."""
+    if attempt.resumed_from_step is not None or has_agent(known.run):
+        return attempt.resumed_from_step or 0
+    return next((row.step for row in known.series.get(attempt.number, ()) if row.step is not None), None)
+
+
 def _split_line(known: Facts, number: int, points: list[Point]) -> list[CurveLine]:
     """Split an attempt's curve at the step that a later attempt resumed from, if that lies behind its end."""
-    resumed = [a.resumed_from_step or 0 for a in known.run.attempts if a.number > number and a.exists]
+    following = [a for a in known.run.attempts if a.number > number and a.exists]
+    resumed = [start for attempt in following if (start := find_first_step(known, attempt)) is not None]
     restarts = [order.resume_step for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
     split = min([*resumed, *(step for step in restarts if step is not None)], default=None)
     if split is None or restarts:

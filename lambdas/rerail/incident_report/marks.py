@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.decisions.decision import HELD_RESOLUTION
+from rerail.decisions.decision import HELD_RESOLUTION, format_start
+from rerail.incident_report.curves import find_first_step
 from rerail.incident_report.facts import Facts
 from rerail.model.finding import Kind
 from rerail.model.run import Attempt, Incident, InPlaceRestart, Run, RunState
@@ -113,9 +114,14 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
         text = f"checkpoint of step {start}{reason}, from which the run resumed"
         saved_at = checkpoint.saved_at if checkpoint else _find_first_time_of_step(known, before, start)
         yield CurveMark(MarkKind.SAVED, text, start, saved_at)
-    begins = "from the start" if start is None else f"from step {start}"
+    begins = format_start(known.run, start)
     rung = f", rung {following.rung}" if following.rung else ""
-    yield CurveMark(MarkKind.RELAUNCH, f"attempt {following.number} {begins}{rung}", start or 0, following.created_at)
+    yield CurveMark(
+        MarkKind.RELAUNCH,
+        f"attempt {following.number} {begins}{rung}",
+        find_first_step(known, following) or 0,
+        following.created_at,
+    )
     if following.skip_samples and following.skip_samples != before.skip_samples:
         text = f"attempt {following.number} skips the samples {following.skip_samples}"
         yield CurveMark(

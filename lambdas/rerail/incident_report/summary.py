@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rerail.decisions.decision import format_instruction, format_start
+from rerail.decisions.decision import format_instruction, format_next_command, format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
 from rerail.model.former_names import RUNBOOKS
-from rerail.model.run import Incident, LaunchCheck, Run, RunState, TimelineEntry
+from rerail.model.run import AfterStop, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
 TEXT_LIMIT = 4_000  # in characters
@@ -88,6 +88,9 @@ def _headline(run: Run, tone: Urgency) -> str:
             return f"Waiting to launch attempt {number}" + (f" ({run.blocked_by})" if run.blocked_by else "")
         case RunState.STARTING:
             return f"Attempt {number} is starting"
+        case RunState.SAVING | RunState.STOPPING if run.stop and run.stop.approved_by:
+            does = "stopped" if run.stop.then is AfterStop.END else "moved to another job"
+            return f"Being {does} by {run.stop.approved_by}"
         case _:
             return f"Recovering: {run.state}"
 
@@ -117,7 +120,7 @@ def _commands(run: Run) -> Iterator[str]:
         yield f"rerail approve {run.id} --proposal {run.proposal.id}"
         yield f"rerail deny {run.id} --proposal {run.proposal.id}"
     if run.state is RunState.HELD:
-        yield f"rerail release {run.id}"
+        yield format_next_command(run)
     yield f"rerail show {run.id}"
 
 
@@ -126,7 +129,9 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
     if incident is None:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
-    starts = (f"{a.number} {format_start(a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in attempts)
+    starts = (
+        f"{a.number} {format_start(run, a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in attempts
+    )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
     return f"relaunched {len(attempts)} times: attempt {', then '.join(starts)}" if listed else ""
 

@@ -32,6 +32,8 @@ WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
 
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
@@ -73,6 +75,11 @@ class CommandReceived:
     step: int | None = None
     # When the event bus accepted it; None: unknown.
     asked_at: datetime | None = None
+    # For a continuation: the digest of the change in the mailbox, and the run's new policy, if any.
+    change: str = ""
+    policy: str = ""
+    # For a stop or a restart: do not wait for a checkpoint.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,18 @@ def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Co
         proposal=_require_text(detail, "proposal", default=""),
         step=_parse_step(detail, needed=verb == OperatorVerb.ROLLBACK),
         asked_at=_parse_event_time(envelope),
+        change=_parse_digest(detail, needed=verb == OperatorVerb.CONTINUE),
+        policy=_require_text(detail, "policy", default=""),
+        at_once=detail.get("at_once") is True,
     )
+
+
+def _parse_digest(detail: Mapping[str, Any], *, needed: bool) -> str:
+    """Return the digest of a change; raise BadMessage if it is needed and not one."""
+    digest = detail.get("change") if needed else ""
+    if digest != "" and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
+        raise BadMessage(f"field 'detail.change' is {digest!r:.100}; it must be a SHA-256 in hexadecimal")
+    return digest
 
 
 def _parse_event_time(envelope: Mapping[str, Any]) -> datetime | None:

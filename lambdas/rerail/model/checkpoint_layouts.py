@@ -28,6 +28,8 @@ class Layout(StrEnum):
     MEGATRON = "megatron"
     DEEPSPEED = "deepspeed"
     STEPS = "steps"
+    # One file that the script overwrites in place, such as `ckpt.pt`: its step is unknown.
+    FILE = "file"
 
 
 class StoredObject(NamedTuple):
@@ -93,6 +95,8 @@ _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
 # A script that finds a checkpoint without one of these fails to load it.
 WEIGHTS, SHARDS, STATE, METADATA = "the weights", "the shards", "trainer_state.json", ".metadata"
 UNLOADABLE = frozenset({WEIGHTS, SHARDS, STATE, METADATA})
+UNKNOWN_STEP = "a step in its name"
+_MAX_SINGLE_FILES = 20
 # At most so many kinds of missing files are named.
 _MAX_MISSING = 20
 # If this many siblings have no optimizer state, the script does not checkpoint any.
@@ -158,6 +162,18 @@ def find_copies(stored: Sequence[StoredObject]) -> list[StoredObject]:
 def find_undated(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """Return the files that may be checkpoints but whose step cannot be determined."""
     return [item for item in stored if _locate(item.key) is None and _is_state(item.key)]
+
+
+def find_single_files(stored: Sequence[StoredObject], *, uri: str) -> list[Checkpoint]:
+    """Return the files that a script overwrites in place, newest first; none where there are checkpoints with a step.
+
+    They count as incomplete, since their step is unknown: Rerail never resumes from them, and their change is a save.
+    """
+    single = sorted((*find_undated(stored), *find_copies(stored)), key=lambda item: (item.at, item.key), reverse=True)
+    return [
+        Checkpoint(f"{uri}{item.key}", 0, 0, item.at, missing=(UNKNOWN_STEP,), layout=Layout.FILE)
+        for item in dict.fromkeys(single[:_MAX_SINGLE_FILES])
+    ]
 
 
 def parse_pointer(pointer: str, text: str) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 from rerail.model.codec import BadRecord, from_plain, to_plain
@@ -157,6 +158,20 @@ def make_bucket_name(account: str, region: str) -> str:
     Most training roles therefore need no further permission.
     """
     return f"sagemaker-rerail-{account}-{region}"
+
+
+def make_change_key(run: str, digest: str) -> str:
+    """Return the key of a change of the run's request; outside the runs' folders, which jobs may write to."""
+    return f"changes/{run}/{digest}.json"
+
+
+def require_digest(text: bytes | None, key: str, digest: str) -> bytes:
+    """Return the text of a change; raise BadMailboxObject if it is missing or not what the operator named."""
+    if text is None:
+        raise BadMailboxObject(f"object {key!r} does not exist", defect="missing")
+    if sha256(text).hexdigest() != digest:
+        raise BadMailboxObject(f"object {key!r} is not what the command names", defect="digest")
+    return text
 
 
 def make_command_key(run: str) -> str:

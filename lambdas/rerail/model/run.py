@@ -276,8 +276,8 @@ class Incident(Record):
 
     @property
     def lost_steps(self) -> int | None:
-        """Return how many steps have to be trained again; None if the step of the failure is unknown."""
-        return None if self.step is None else max(0, self.step - (self.resume_step or 0))
+        """Return how many steps have to be trained again; None if where it failed or resumes is unknown."""
+        return None if self.step is None or self.resume_step is None else max(0, self.step - self.resume_step)
 
 
 @dataclass(frozen=True, slots=True)

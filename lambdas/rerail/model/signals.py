@@ -9,6 +9,7 @@ from rerail.model.actions import Action, CreateJob, Notify, QuarantineCheckpoint
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding
+from rerail.model.machines import Cluster
 from rerail.model.mailbox import Report
 from rerail.model.policy import Policy
 from rerail.model.run import Job
@@ -64,6 +65,21 @@ class OperatorVerb(StrEnum):
     ROLLBACK = "rollback"
     SAVE = "save"
     DRILL = "drill"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChange:
+    """What an operator changes in the request of a run's jobs; without values, which may be secret."""
+
+    # What changes, for people.
+    what: str = ""
+    # The machines of the changed request; None if they stay the same.
+    cluster: Cluster | None = None
+    # The run's new policy; None if it stays the same.
+    policy: Policy | None = None
+    # Why the change cannot be made; empty if it can.
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,10 @@ class OperatorCommand:
     step: int | None = None
     # When the operator issued the command.
     asked_at: datetime | None = None
+    # For a continuation: what the next attempt has other than the one before.
+    change: RequestChange | None = None
+    # For a stop or a restart: do not wait for a checkpoint.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

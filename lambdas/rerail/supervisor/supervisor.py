@@ -44,6 +44,7 @@ from rerail.model.errors import (
     Conflict,
     JobExists,
     JobNotFound,
+    PolicyError,
     QuarantineFailed,
     RequestRefused,
     RequestTooLarge,
@@ -53,6 +54,7 @@ from rerail.model.errors import (
 )
 from rerail.model.finding import Finding, Level
 from rerail.model.formatting import format_duration
+from rerail.model.machines import read_cluster
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
@@ -72,6 +74,7 @@ from rerail.model.signals import (
     RecordOutdated,
     Refusal,
     ReportInvalid,
+    RequestChange,
     Signal,
     Tick,
 )
@@ -80,6 +83,7 @@ from rerail.model.signatures import UNSEALED
 from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
 from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
+from rerail.requests.continuation import change_request, describe_change, read_change
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
     RUN_TAG,
@@ -96,6 +100,8 @@ MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
 # S3 sends an event after the object exists: a missing object is retried through the queue for this long.
 REPORT_RETRY_PERIOD = timedelta(minutes=15)
+# Commands that resume from the newest checkpoint.
+LISTING_VERBS = (OperatorVerb.RELEASE, OperatorVerb.APPROVE, OperatorVerb.CONTINUE)
 # Makes the message's signal from the run and its checkpoints; those are None where they were not listed.
 SignalFactory = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
@@ -117,6 +123,8 @@ class Supervisor:
     # the folders in which the checkpoints of a role's jobs may be moved, by role ARN
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
     failed: list[Exception] = field(default_factory=list, init=False)  # errors while handling the current message
+    # the request that the current message makes of that of its run, if it is to be replaced
+    changed: list[Mapping[str, Any]] = field(default_factory=list, init=False)
     turns: list[RecordedDecision] = field(default_factory=list, init=False)  # decisions on the current message
 
     def handle(self, message: Message, post: QueueMessage | None = None) -> Run | None:
@@ -127,6 +135,7 @@ class Supervisor:
         """
         self.failed.clear()
         self.turns.clear()
+        self.changed.clear()
         run = self._dispatch(message, post)
         if self.failed:
             raise self.failed[0]
@@ -222,11 +231,35 @@ class Supervisor:
         def make_command(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             saved = self._list_for_command(run, seen, received)
             verb, who, why = received.verb, received.who, received.why
+            change = self._read_change(run, received) if verb is OperatorVerb.CONTINUE else None
             return OperatorCommand(
-                self.clock(), received.id, verb, who, why, saved, received.proposal, received.step, received.asked_at
+                self.clock(),
+                received.id,
+                verb,
+                who,
+                why,
+                saved,
+                received.proposal,
+                received.step,
+                received.asked_at,
+                change,
+                received.at_once,
             )
 
         return self.visit(received.run, make_command)
+
+    def _read_change(self, run: Run, received: CommandReceived) -> RequestChange:
+        """Return what the operator changes in the run's request, or why it cannot be changed."""
+        try:
+            change = read_change(self.mailbox.change(run.id, received.change)) if received.change else {}
+            policy = self.policies.get(received.policy) if received.policy else None
+            request = self.runs.request(run.id)
+            changed = change_request(request, change, received.policy)
+        except (BadMailboxObject, RequestRefused, PolicyError) as error:
+            return RequestChange(problem=str(error))
+        self.changed[:] = [changed]
+        before, cluster = read_cluster(request), read_cluster(changed)
+        return RequestChange(describe_change(request, changed), cluster if cluster != before else None, policy)
 
     def _list_for_command(
         self, run: Run, seen: Sequence[Checkpoint] | None, received: CommandReceived
@@ -234,9 +267,7 @@ class Supervisor:
         """Return the checkpoints if the command needs a step; an operator may choose one older than usual."""
         if received.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
             return self.checkpoints.list_checkpoints(run.checkpoint_uri, upto=received.step)
-        return (
-            self._list_checkpoints(run, seen) if received.verb in (OperatorVerb.RELEASE, OperatorVerb.APPROVE) else None
-        )
+        return self._list_checkpoints(run, seen) if received.verb in LISTING_VERBS else None
 
     def on_findings(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
         """Decide on findings, by the state of the run now."""
@@ -399,8 +430,9 @@ class Supervisor:
                 return run
             times = [at for at in (run.looked_at, looked_at) if at]
             updated = replace(decision.run, version=run.version + 1, looked_at=max(times, default=None))
+            entry = _make_entry(run, updated, signal, decision) if decision.reason else None
             try:
-                self.runs.save(updated, _make_entry(run, updated, signal, decision) if decision.reason else None)
+                self.runs.save(updated, entry, self.changed[0] if decision.replaces_request else None)
             except Conflict:
                 run = self._load(run.id)
                 continue

@@ -81,8 +81,10 @@ def test_code_that_was_uploaded_once_is_not_uploaded_again(account):
 
 
 def test_a_dry_run_uploads_and_starts_nothing(account):
-    """It prints the request that would be sent, to stdout alone."""
+    """It prints the request that would be sent, to stdout alone, and the script's command line to stderr."""
     result = rerail("submit", "train.py", "--role", ROLE, "--name", "dry", "--dry-run")
+    typed = rerail("submit", "train.py", "--role", ROLE, "--dry-run", "--", "--z=1", "--a=x y")
+    assert "command line: python train.py --z=1 '--a=x y'" in typed.stderr
     assert result.exit_code == 0 and objects() == {}
     assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
     assert json.loads(result.stdout) == submitted("--name", "dry")["request"]

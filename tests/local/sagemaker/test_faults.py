@@ -23,6 +23,39 @@ def test_kill(api):
     assert described["FailureReason"] == "AlgorithmError: , exit code: 137"
 
 
+def test_oom(api):
+    """As after `kill`, with the reason that a script gives."""
+    job = api.create("sleep 600 & sleep 600")
+    api.training(job)
+    api.inject("oom", TrainingJobName=job)
+    assert "CUDA out of memory" in api.ended(job)["FailureReason"]
+
+
+def test_hang_and_slow(api):
+    """A stopped script counts no further; a slowed one counts less often, and both can be ended."""
+    counts = "i=0; while :; do i=$((i+1)); echo $i > $SAGEMAKER_BASE_DIR/code/count; sleep 0.01; done"
+    script = f"({counts}) & wait"
+    hung, slow = api.create(script), api.create(script)
+    for job in (hung, slow):
+        api.training(job)
+        until((api.base(job) / "code" / "count").exists)
+    with pytest.raises(InjectionRefused, match="Share must lie between 0 and 1"):
+        api.inject("slow", TrainingJobName=slow, Share=2)
+    api.inject("hang", TrainingJobName=hung)
+    api.inject("slow", TrainingJobName=slow, Share=0.2)
+    frozen = (api.base(hung) / "code" / "count").read_text()
+    before = _count(api, slow)
+    until(lambda: _count(api, slow) > before + 20)  # it goes on
+    assert (api.base(hung) / "code" / "count").read_text() == frozen
+    for job in (hung, slow):
+        api.inject("kill", TrainingJobName=job)
+        assert api.ended(job)["TrainingJobStatus"] == "Failed"
+
+
+def _count(api, job) -> int:
+    return int((api.base(job) / "code" / "count").read_text() or 0)
+
+
 def test_retries_used_up(api):
     """The internal error after the last retry fails the job."""
     job = api.create("sleep 600", RetryStrategy={"MaximumRetryAttempts": 1})
