@@ -79,6 +79,11 @@ def quarantined(s3: Any, attempt: int = 1) -> dict[str, bytes]:
     return {key.removeprefix(place): body for key, body in contents(s3).items() if key.startswith(place)}
 
 
+def patient_checkpoints() -> S3Checkpoints:
+    """Move whatever there is in one turn, also on a slow machine."""
+    return S3Checkpoints(lambda bucket: ObjectMover(bucket, seconds=3600.0))
+
+
 def names(*steps: int) -> set[str]:
     return {f"checkpoint-{step}/{name}" for step in steps for name in TRAINER}
 
@@ -88,11 +93,11 @@ def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     trainer_saves(s3, 300, 400, 500, 600)
     put(s3, "runs/events.out.tfevents.1", b"board")
     before = contents(s3)
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == names(300, 400) | {"runs/events.out.tfevents.1"}
     assert quarantined(s3) == {name: before[f"{FOLDER}{name}"] for name in names(500, 600)}
     after = contents(s3)
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
@@ -100,7 +105,7 @@ def test_without_a_step_to_resume_from_all_saves_are_quarantined(s3):
     """Also what was never finished: the script would fall over it."""
     trainer_saves(s3, 300, 400)
     put(s3, "checkpoint-500/model.safetensors")
-    S3Checkpoints().quarantine(action(None), allow)
+    patient_checkpoints().quarantine(action(None), allow)
     assert left(s3) == set()
     assert set(quarantined(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
 
@@ -114,7 +119,7 @@ def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
     team = [{"Key": "team", "Value": "a + b=c"}]
     for key in contents(s3):
         s3.put_object_tagging(Bucket="bucket", Key=key, Tagging={"TagSet": team})
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert len(quarantined(s3)) == 3
     assert contents(s3)[f"{FOLDER}zero/latest"] == b"global_step400"
     for key in contents(s3):
@@ -124,7 +129,7 @@ def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
 def test_what_a_later_attempt_saves_is_not_touched(s3):
     """A function that was held up for an hour does no harm."""
     trainer_saves(s3, 400, 500)
-    S3Checkpoints().quarantine(action(saved_before=datetime.now(UTC) - timedelta(hours=1)), allow)
+    patient_checkpoints().quarantine(action(saved_before=datetime.now(UTC) - timedelta(hours=1)), allow)
     assert left(s3) == names(400, 500)
 
 
@@ -132,7 +137,7 @@ def test_scripts_that_write_manifests_are_left_to_themselves(s3):
     """They move aside by themselves what they distrust."""
     trainer_saves(s3, 400, 500)
     put(s3, "checkpoint-400/manifest.json", b"{}")
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == names(400, 500) | {"checkpoint-400/manifest.json"}
 
 
@@ -149,10 +154,10 @@ def test_a_pointer_to_a_tainted_save_is_quarantined_and_then_names_the_clean_one
         put(s3, f"{folder.format(step)}/model.pt", f"{step}")
     put(s3, pointer, before)
     for _ in range(2):
-        S3Checkpoints().quarantine(action(), allow)
+        patient_checkpoints().quarantine(action(), allow)
         assert contents(s3)[f"{FOLDER}{pointer}"].decode() == after
         assert quarantined(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
-    S3Checkpoints().quarantine(action(None, attempt=2), allow)
+    patient_checkpoints().quarantine(action(None, attempt=2), allow)
     assert left(s3) == set(), "nothing to point at, no pointer"
 
 
@@ -160,7 +165,7 @@ def test_a_pointer_to_a_clean_save_stays(s3):
     for step in (300, 400, 500):
         put(s3, f"global_step{step}/model.pt", f"{step}")
     put(s3, "latest", "global_step400")
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert contents(s3)[f"{FOLDER}latest"] == b"global_step400"
     assert set(quarantined(s3)) == {"global_step500/model.pt"}
 
@@ -171,7 +176,7 @@ def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
         put(s3, f"epoch=0-step={step}.ckpt", f"state of {step}")
     put(s3, "last.ckpt", "state of 500")
     for _ in range(2):
-        S3Checkpoints().quarantine(action(), allow)
+        patient_checkpoints().quarantine(action(), allow)
         assert left(s3) == {"epoch=0-step=400.ckpt", "last.ckpt"}
         assert contents(s3)[f"{FOLDER}last.ckpt"] == b"state of 400"
         assert quarantined(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
@@ -185,8 +190,8 @@ def test_checkpoints_with_unknown_steps_need_a_human(s3):
         QuarantineFailed,
         match=r"the steps of the checkpoints .* are unknown .*model_best\.pt, last\.ckpt.*release the run",
     ):
-        S3Checkpoints().quarantine(action(None), allow)
-    S3Checkpoints().quarantine(action(None, strict=False), allow)
+        patient_checkpoints().quarantine(action(None), allow)
+    patient_checkpoints().quarantine(action(None, strict=False), allow)
     assert left(s3) == {"model_best.pt", "last.ckpt"}
 
 
@@ -195,7 +200,7 @@ def test_there_must_be_a_place_outside(s3, uri):
     """A job that saves to the root of its bucket would be given what is set aside."""
     s3.put_object(Bucket="bucket", Key="checkpoint-500/trainer_state.json", Body=b"x")
     with pytest.raises(QuarantineFailed, match="overlaps with"):
-        S3Checkpoints().quarantine(action(uri=uri), allow)
+        patient_checkpoints().quarantine(action(uri=uri), allow)
     assert "checkpoint-500/trainer_state.json" in contents(s3)
 
 
@@ -204,7 +209,7 @@ def test_nothing_is_written_over_what_another_has_quarantined(s3):
     trainer_saves(s3, 400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
     with pytest.raises(QuarantineFailed, match=r"is not the same as .*optimizer\.pt"):
-        S3Checkpoints().quarantine(action(), allow)
+        patient_checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
     assert "checkpoint-500/optimizer.pt" in left(s3)
 
@@ -224,7 +229,7 @@ def upload_in_parts(s3: Any, key: str, *parts: bytes) -> None:
 
 def small_parts(**facts: Any) -> Callable[[str], ObjectMover]:
     """As for objects above 5 GiB, in small."""
-    return lambda bucket: ObjectMover(bucket, sizes=Sizes(whole=6 * KiB, part=5 * KiB), **facts)
+    return lambda bucket: ObjectMover(bucket, sizes=Sizes(whole=6 * KiB, part=5 * KiB), **{"seconds": 3600.0, **facts})
 
 
 def test_a_large_object_is_copied_in_parts(s3):
@@ -245,7 +250,7 @@ def test_what_was_uploaded_in_parts_is_copied_in_the_same_parts(s3):
     """Then its ETag says that it is the same."""
     upload_in_parts(s3, "epoch=0-step=500.ckpt", b"a" * 7 * KiB, b"b" * 7 * KiB, b"c")
     before = s3.head_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt")
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     after = s3.head_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/epoch=0-step=500.ckpt")
     assert [after[name] for name in ("ETag", "Metadata", "ContentType")] == [
         before[name] for name in ("ETag", "Metadata", "ContentType")
@@ -256,7 +261,7 @@ def test_an_empty_object_that_was_uploaded_in_parts_is_moved_too(s3):
     """There is no part of nothing."""
     trainer_saves(s3, 400, 500)
     upload_in_parts(s3, "checkpoint-500/empty", b"")
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/empty"] == b""
     assert left(s3) == names(400)
 
@@ -374,7 +379,7 @@ def a_rollback(s3: Any) -> dict[str, bytes]:
 def until_done(tries: int = 4) -> int:
     for number in range(1, tries + 1):
         try:
-            S3Checkpoints().quarantine(action(), allow)
+            patient_checkpoints().quarantine(action(), allow)
         except (Crash, RerailError):
             continue
         return number
@@ -403,7 +408,7 @@ def test_a_crash_at_any_call_loses_nothing_and_leaves_nothing_tainted(s3, one_at
         before = a_rollback(s3)
         one_at_a_time(FaultInjector(call, after))
         with pytest.raises(Crash):
-            S3Checkpoints().quarantine(action(), allow)
+            patient_checkpoints().quarantine(action(), allow)
         everything = set(contents(s3).values())
         assert set(before.values()) <= everything, f"call {call} has lost something"
         one_at_a_time(FaultInjector())
@@ -436,10 +441,10 @@ def test_a_refusal_is_distinguished_from_a_delay(s3, one_at_a_time, error, meani
     before = contents(s3)
     one_at_a_time(FaultInjector(3, error=error))
     with pytest.raises(meaning, match=said):
-        S3Checkpoints().quarantine(action(), allow)
+        patient_checkpoints().quarantine(action(), allow)
     assert contents(s3) == before
     one_at_a_time(FaultInjector())
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == names(400)
 
 
@@ -459,7 +464,7 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
 
     one_at_a_time(Damaging())
     with pytest.raises(QuarantineFailed, match="is not the same"):
-        S3Checkpoints().quarantine(action(), allow)
+        patient_checkpoints().quarantine(action(), allow)
     assert names(500) <= left(s3)
 
 
@@ -477,7 +482,7 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     with pytest.raises(ActionUnfinished, match="has changed"):
         ObjectMover("bucket").move(moves)
     assert "checkpoint-500/optimizer.pt" in left(s3)
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"another"
 
 
@@ -490,7 +495,7 @@ def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
     trainer_saves(s3, 400, 500)
     upload_in_parts(s3, "checkpoint-500/pytorch_model.bin", *[b"x" * 6 * KiB] * parts)
     etag = s3.head_object(Bucket="bucket", Key=f"{FOLDER}checkpoint-500/pytorch_model.bin")["ETag"]
-    S3Checkpoints().quarantine(action(), allow)
+    patient_checkpoints().quarantine(action(), allow)
     of_model = [copy for copy in copies if "pytorch_model.bin" in str(copy["CopySource"])]
     assert len(of_model) == parts and {copy["CopySourceIfMatch"] for copy in of_model} == {etag}
     assert all(copy.get("CopySourceIfMatch") for copy in copies)
