@@ -346,6 +346,13 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
         "[[",
         "\\n",
         "\ud800",
+        "a=b ",
+        "Config",
+        "((",
+        'File "a", line 1 ',
+        '  File "a", line 1\n',
+        "{'a': ",
+        "[rank1]: ",
     ],
 )
 def test_a_huge_text_is_read_at_both_ends_in_little_time(unit: str) -> None:

@@ -3,10 +3,18 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rerail.diagnosis.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, SymptomRule
+from rerail.diagnosis.failure_lines import (
+    FailureLines,
+    find_failure_lines,
+    is_device_report,
+    is_exception,
+    is_of_program,
+    is_wrapper,
+)
+from rerail.diagnosis.symptoms import CASCADES, FALLBACKS, LOOSE, RULES, WRAPPERS, SymptomRule
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.mailbox import Report
@@ -14,7 +22,11 @@ from rerail.model.redaction import redact_secrets
 from rerail.model.run import Job
 
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a large log
-
+# A text with more lines that name no error is a log, in which ordinary words are no evidence.
+MAX_NOTE_LINES = 6
+FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
+# A rule, the evidence, and the root error.
+_Match = tuple[SymptomRule, str, str]
 
 _SIGNALS: Mapping[int, tuple[Cause, str]] = {
     4: (Cause.USER_CODE, "sigill"),
@@ -99,20 +111,75 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
 
 
 def _diagnose_text(text: str, exit_code: int | None) -> Diagnosis:
-    lines = _split_lines(text)
-    found = _first_match(RULES + FALLBACKS, lines)
+    lines = find_failure_lines(text)
+    found = _find_rule(lines)
     if found is not None:
         rule, evidence, root = found
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
+    all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
-    wrapper = _first_match(WRAPPERS, lines)
+    wrapper = _first_match(WRAPPERS, all_lines)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="")
-    last = wrapper or _first_match(LOOSE, lines)
+    last = wrapper or (None if _is_log(lines) else _first_match(LOOSE, all_lines))
     if last is not None:
         rule, evidence, root = last
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
-    return _make_diagnosis(Cause.UNKNOWN, "no-rule" if lines else "empty", " ".join(lines), None, exit_code)
+    return _make_diagnosis(Cause.UNKNOWN, "no-rule" if all_lines else "empty", " ".join(all_lines), None, exit_code)
+
+
+def _find_rule(lines: FailureLines) -> _Match | None:
+    """Return the rule that the most telling lines match: exceptions and errors before the words around them."""
+    exceptions = _clean(line for line in lines.exceptions if not is_wrapper(line))
+    printed = _clean(line for line in lines.errors if not is_wrapper(line))
+    named = exceptions or [line for line in printed if is_exception(line)]
+    found = _match_exceptions(named)
+    device = _first_match(RULES, [line for line in printed if is_device_report(line)])
+    if device is not None and device[0].cause is Cause.HARDWARE and device[0].firm:
+        return device
+    if found is not None and found[0].name not in CASCADES and found[0].firm:
+        return found
+    # Nothing, or only what other ranks print: look for the root error around the exceptions.
+    telling = _match_exceptions([*named, *(line for line in printed if line not in named)])
+    if telling is not None and telling[0].name not in CASCADES and telling[0].firm:
+        return telling
+    if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
+        return replaced
+    rest = _clean(lines.others)
+    if _is_log(lines):
+        # Ordinary lines of a log only count where they are unmistakable.
+        found = telling or _first_match(FIRM_RULES, rest)
+        return found or _first_match(FALLBACKS[:1], [*exceptions, *printed, *_clean(_list_cut(lines))])
+    noise = [] if named or rest or printed else _clean(lines.noise)
+    return _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest, *noise]) or (
+        _first_match(FALLBACKS, [*exceptions, *printed, *rest, *noise, *_clean(_list_cut(lines))])
+    )
+
+
+def _list_cut(lines: FailureLines) -> list[str]:
+    """Return what is left of a traceback whose exception is cut off."""
+    return [lines.raised or "Traceback (most recent call last): the exception is cut off"] if lines.is_cut else []
+
+
+def _is_log(lines: FailureLines) -> bool:
+    """Return whether the text is a part of a log rather than a sentence or an error message."""
+    return len(lines.others) + len(lines.noise) > MAX_NOTE_LINES
+
+
+def _match_exceptions(lines: list[str]) -> _Match | None:
+    """Return the first rule that matches; the message of a KeyError and its like names no other cause."""
+    free = [line for line in lines if not is_of_program(line)]
+    for rule in RULES:
+        is_of_input = rule.cause in (Cause.USER_CODE, Cause.DATA)
+        if found := _first_match((rule,), lines if is_of_input else free):
+            return found
+    return None
+
+
+def _clean(lines: Iterable[str]) -> list[str]:
+    """Return the lines with normalized whitespace and without boilerplate and irrelevant lines."""
+    cleaned = (" ".join(_BOILERPLATE.sub(" ", line).split()) for line in lines)
+    return [line for line in cleaned if line and not _IRRELEVANT.search(line)]
 
 
 def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | None) -> Diagnosis:
@@ -174,7 +241,7 @@ def _split_lines(text: str) -> list[str]:
     return relevant or [line for line in lines if line]
 
 
-def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> tuple[SymptomRule, str, str] | None:
+def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> _Match | None:
     """Return the first rule that matches, the matched text as evidence, and the root error from the match on."""
     joined = " ".join(lines)
     for rule in rules:

@@ -727,6 +727,9 @@ RULES: tuple[SymptomRule, ...] = (
     ),
 )
 
+# Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
+CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "program-fault-on-device", "node-failure")
+
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
     _rule(
