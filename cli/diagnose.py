@@ -27,6 +27,7 @@ _WORDS = {
     Cause.CAPACITY: "AWS had no room, or a quota is used up",
     Cause.USER_CODE: "the training program or its settings are at fault",
     Cause.DATA: "the input data cannot be read or used",
+    Cause.DAMAGED_CHECKPOINT: "a checkpoint cannot be read: it is damaged or incomplete",
     Cause.OOM: "memory ran out",
     Cause.HANG: "the ranks waited for each other until a clock ran out",
     Cause.DIVERGED: "the numbers ran away",

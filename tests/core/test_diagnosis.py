@@ -351,7 +351,6 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
         "((",
         'File "a", line 1 ',
         '  File "a", line 1\n',
-        "{'a': ",
         "[rank1]: ",
     ],
 )

@@ -108,6 +108,19 @@ _NATIVE_FRAME = re.compile(
 )
 
 
+# Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
+_LOADS_CHECKPOINT = re.compile(
+    r"\btorch\.load\(|load_state_dict|from_pretrained|load_checkpoint|checkpoint|\bckpt|\bresume|\brestore|safetensors"
+    r"|\bload_model\b|\bload_weights\b|\bsafe_open\b",
+    re.IGNORECASE,
+)
+_READS_INPUT = re.compile(
+    r"__getitem__|data_?loader|_utils/fetch\.py|_utils/worker\.py|data_?sets?\b|read_(?:sample|record|shard|parquet)"
+    r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
+    re.IGNORECASE,
+)
+
+
 @dataclass(slots=True)
 class _Block:
     """An exception with its message."""
@@ -117,6 +130,8 @@ class _Block:
     is_chained: bool = False
     # The last source line before the exception.
     code: str = ""
+    # The frames and their source lines.
+    frames: str = ""
 
     @property
     def text(self) -> str:
@@ -137,14 +152,18 @@ class FailureLines:
     others: list[str] = field(default_factory=list)
     # Settings, progress and warnings.
     noise: list[str] = field(default_factory=list)
+    # Exceptions whose traceback shows that a checkpoint, or the input, was being read.
+    loading: set[str] = field(default_factory=set)
+    reading: set[str] = field(default_factory=set)
     # The text ends inside a traceback, before its exception.
     is_cut: bool = False
     # The type that the last source line raises, where the traceback is cut off.
     raised: str = ""
 
-    def read_exceptions(self) -> list[str]:
-        """Return all exceptions that the text names, without wrappers."""
-        return [line for line in (*self.exceptions, *self.replaced, *self.errors) if not is_wrapper(line)]
+    @property
+    def is_loading(self) -> bool:
+        """Return whether any traceback shows the loading of a checkpoint and none that of the input."""
+        return bool(self.loading) and not self.reading
 
 
 def is_wrapper(line: str) -> bool:
@@ -167,11 +186,12 @@ def is_exception(line: str) -> bool:
     return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
 
 
-def find_failure_lines(text: str) -> FailureLines:
-    """Return the lines of a text by what they say about the failure."""
+def find_failure_lines(text: str, *logs: str) -> FailureLines:
+    """Return the lines of a text, and of the logs that complete it, by what they say about the failure."""
     found = FailureLines()
-    for lines in _split_sources(_AROUND.sub("\n", text)).values():
-        _read_source(lines, found)
+    for part in (text, *logs):
+        for lines in _split_sources(_AROUND.sub("\n", part)).values():
+            _read_source(lines, found)
     return found
 
 
@@ -226,6 +246,7 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
     block: _Block | None = None
     in_frames = chained = ended = False
     indent, code_lines, code = -1, 0, ""
+    frames: list[str] = []
     for line in lines:
         bare = line.strip()
         start = _START.search(line)
@@ -233,6 +254,7 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
             if not in_frames:
                 block, chained, ended = None, chained, False
             in_frames, code_lines = True, 0
+            frames = [*frames, bare] if start is None else []
             if start is None:
                 indent = len(line) - len(line.lstrip())
             else:
@@ -252,8 +274,10 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
                 is_code = code_lines == 0 and not is_exception(bare)
             if is_code:
                 code_lines, code = code_lines + 1, bare
+                frames.append(bare)
                 continue
-            block = _Block([bare.strip('"')], chained, code)
+            block = _Block([bare.strip('"')], chained, code, "\n".join(frames))
+            frames = []
             blocks.append(block)
             in_frames = chained = ended = False
             continue
@@ -271,6 +295,10 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
         raised = _RAISED.match(code)
         found.raised = raised[1] if raised else ""
     for index, item in enumerate(blocks):
+        if _READS_INPUT.search(item.frames):
+            found.reading.add(item.text)
+        elif _LOADS_CHECKPOINT.search(item.frames):
+            found.loading.add(item.text)
         is_replaced = index + 1 < len(blocks) and blocks[index + 1].is_chained
         if (is_replaced and not is_wrapper(blocks[index + 1].text)) or (in_frames and chained and item is blocks[-1]):
             found.replaced.append(item.text)

@@ -12,6 +12,7 @@ class Cause(StrEnum):
     CAPACITY = "capacity"
     USER_CODE = "user_code"
     DATA = "data"
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
     OOM = "oom"
     HANG = "hang"
     DIVERGED = "diverged"
