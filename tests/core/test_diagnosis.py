@@ -203,8 +203,9 @@ def test_an_empty_text_is_unknown() -> None:
 
 
 def test_only_what_comes_back_every_time_is_not_retried() -> None:
-    """Memory, data and bugs stay; everything else may pass."""
-    assert {cause for cause in Cause if not RETRY[cause]} == {Cause.OOM, Cause.DATA, Cause.USER_CODE}
+    """Memory, data, bugs and damaged checkpoints stay; everything else may pass."""
+    lasting = {Cause.OOM, Cause.DATA, Cause.USER_CODE, Cause.DAMAGED_CHECKPOINT}
+    assert {cause for cause in Cause if not RETRY[cause]} == lasting
 
 
 def test_the_reported_cause_is_believed() -> None:

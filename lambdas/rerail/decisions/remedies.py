@@ -166,9 +166,15 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    advice = ADVICE_BY_CAUSE.get(cause, "look at the evidence, then release the run")
     runbook = RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT)
-    return Hold(f"{cause} {spent}", advice, runbook, format_error(failure, times=run.ledger.charges.get(cause, 1)))
+    error = format_error(failure, times=run.ledger.charges.get(cause, 1))
+    return Hold(f"{cause} {spent}", find_advice(failure.diagnosis), runbook, error)
+
+
+def find_advice(diagnosis: Diagnosis) -> str:
+    """Return what an operator should do about a failure before the run is released."""
+    by_cause = ADVICE_BY_CAUSE.get(diagnosis.cause, "look at the evidence, then release the run")
+    return ADVICE_BY_RULE.get(diagnosis.rule, by_cause)
 
 
 def format_error(failure: Failure, *, times: int = 1) -> str:
@@ -247,6 +253,11 @@ ADVICE_BY_CAUSE = {
     Cause.OOM: "use a smaller batch or a larger instance, then release the run",
     Cause.HANG: "look at the ranks' stacks and the network, then release the run",
     Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",
+}
+
+ADVICE_BY_RULE = {
+    "full-disk": "make the disk larger (VolumeSizeInGB) or keep fewer checkpoints and temporary files, and submit the "
+    "job again: a release repeats the same request",
 }
 
 RUNBOOK_BY_CAUSE = {

@@ -443,6 +443,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"No route to host|Network is (?:down|unreachable)|socketStartConnect",
         r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
     ),
+    # The job's own disk: the next job has the same size and fills it again.
+    _rule(
+        "full-disk",
+        Cause.USER_CODE,
+        r"No space left on device\b.{0,60}[\"' ](?:/opt/ml|/tmp)\b",  # nosec B108
+        r"(?:/opt/ml|/tmp)/\S{0,200}.{0,40}No space left on device",  # nosec B108
+    ),
     _rule(
         "storage",
         Cause.INFRASTRUCTURE,

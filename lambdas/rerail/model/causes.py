@@ -19,5 +19,7 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
-# Whether an unchanged relaunch may succeed. Running out of memory, bugs and bad data fail again every time.
-RETRY: Mapping[Cause, bool] = {cause: cause not in (Cause.OOM, Cause.DATA, Cause.USER_CODE) for cause in Cause}
+# They fail again every time, until something is changed.
+LASTING = (Cause.OOM, Cause.DATA, Cause.USER_CODE, Cause.DAMAGED_CHECKPOINT)
+# Whether an unchanged relaunch may succeed.
+RETRY: Mapping[Cause, bool] = {cause: cause not in LASTING for cause in Cause}
