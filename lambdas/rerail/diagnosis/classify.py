@@ -169,6 +169,9 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     telling = _match_exceptions([*named, *(line for line in printed if line not in named)], lines.reading)
     if telling is not None and telling[0].name not in CASCADES and telling[0].firm:
         return telling
+    if found and (roots := [line for line in exceptions if _is_own_error(line)]):
+        # The other ranks only lost this one, whose error no firm rule knows.
+        return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or found
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
     rest = _clean(lines.others)
@@ -180,6 +183,12 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     return _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest, *noise]) or (
         _first_match(FALLBACKS, [*exceptions, *printed, *rest, *noise, *_clean(_list_cut(lines))])
     )
+
+
+def _is_own_error(exception: str) -> bool:
+    """Return whether the exception is not one that ranks raise because another one is gone."""
+    found = _first_match(RULES, [exception])
+    return found is None or not found[0].firm
 
 
 def _list_cut(lines: FailureLines) -> list[str]:

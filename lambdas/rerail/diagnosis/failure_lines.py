@@ -52,7 +52,7 @@ _WRAPPERS = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
     r"|ProcessExitedException|RemoteTraceback|_RemoteTraceback|RayTaskError|TrainingFailedError|TuneError|SystemExit"
     r"|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
-    r"|RetryError)\b"
+    r"|RetryError|SignalException)\b"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
 _OF_PROGRAM = re.compile(
@@ -65,7 +65,7 @@ _FAULT = re.compile(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
     r"|\bFATAL\b|\bFatal\b|\bCRITICAL\b|\bERROR\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
-    r"|fallen off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
+    r"|\(SIG[A-Z]{2,6}\)|fallen off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
 )
 _DEVICE = re.compile(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
