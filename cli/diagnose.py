@@ -4,7 +4,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
+from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
 from rerail.model.diagnosis import Diagnosis
@@ -21,12 +21,15 @@ from rerail.model.diagnosis import Diagnosis
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
 
+MAX_PATH = 4_096  # characters
+
 _WORDS = {
     Cause.INFRASTRUCTURE: "the machines or services around the job failed",
     Cause.HARDWARE: "a device is broken; the relaunch should get other machines",
     Cause.CAPACITY: "AWS had no room, or a quota is used up",
     Cause.USER_CODE: "the training program or its settings are at fault",
     Cause.DATA: "the input data cannot be read or used",
+    Cause.DAMAGED_CHECKPOINT: "a checkpoint cannot be read: it is damaged or incomplete",
     Cause.OOM: "memory ran out",
     Cause.HANG: "the ranks waited for each other until a clock ran out",
     Cause.DIVERGED: "the numbers ran away",
@@ -34,36 +37,42 @@ _WORDS = {
 }
 
 
-class DiagnosisFormat(StrEnum):
-    table = "table"
-    json = "json"
-
-
 def diagnose(
-    text: Annotated[Optional[str], typer.Argument(help="A FailureReason or log tail; - reads it from stdin.")] = None,  # noqa: UP045
+    text: Annotated[
+        str | None, typer.Argument(help="A FailureReason, or a file with one or with a log; - is stdin.")
+    ] = None,
     file: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--file", help="JSON lines with `text` and `id`; - reads stdin. `class` adds an accuracy summary."
         ),
     ] = None,
-    format: Annotated[
-        DiagnosisFormat, typer.Option("--format", help="table for people, json for programs.")
-    ] = DiagnosisFormat.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Say what killed a training job, and whether the same job may get further when relaunched."""
     if (text is None) == (file is None):
         problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
         place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
-    as_json = as_json or format is DiagnosisFormat.json
     if file is not None:
         rows = list(_rows(file))
         diagnoses = [diagnose_text(row["text"]) for row in rows]
         _print_json(rows, diagnoses) if as_json else _print_tables(rows, diagnoses)
         return
-    found = diagnose_text(sys.stdin.read() if text == "-" else text or "")
+    found = diagnose_text(_read_text(text or ""))
     _print_json([{"id": None}], [found]) if as_json else _print_words(found)
+
+
+def _read_text(text: str) -> str:
+    """Return the text itself, what stdin has, or the content of the file that the text names."""
+    if text == "-":
+        return sys.stdin.read()
+    try:
+        path = Path(text)
+        if len(text) > MAX_PATH or "\n" in text or not path.is_file():
+            return text
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        place.fail(f"cannot read {text}: {error}", "give a readable file, or the text itself")
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -97,7 +106,9 @@ def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) 
 
 def _print_words(found: Diagnosis) -> None:
     console = Console()
-    retry = "may help" if RETRY[found.cause] else "will not help: change something first"
+    advice = find_advice(found, "RUN").removesuffix(", then release the run")
+    advice = advice.partition(": ")[2] if advice.startswith(REPEATS) else advice
+    retry = "may help" if RETRY[found.cause] else f"will not help: first {advice}"
     console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {_WORDS[found.cause]}"))
     console.print(Text(f"Relaunch  unchanged, it {retry}"))
     console.print(Text(f"Evidence  {found.evidence or 'none, the text is empty'}"))

@@ -62,7 +62,8 @@ KEYS: Mapping[str, Printed] = {
         LINES,
         {
             "id": "the text's id, null for a lone text",
-            "cause": "infrastructure, hardware, capacity, user_code, data, oom, hang, diverged or unknown",
+            "cause": "infrastructure, hardware, capacity, user_code, data, damaged_checkpoint, oom, hang, diverged or "
+            "unknown",
             "retry": "whether the same job may get further when it is relaunched",
             "evidence": "the line that tells",
         },

@@ -461,6 +461,21 @@ class FakeHyperPods:
 
 
 @dataclass
+class FakeLogs:
+    """The ends of the logs of jobs; `error` is raised instead."""
+
+    ends: dict[str, Sequence[str]] = field(default_factory=dict)
+    error: Exception | None = None
+    read: list[str] = field(default_factory=list)
+
+    def read_ends(self, job: str) -> Sequence[str]:
+        self.read.append(job)
+        if self.error:
+            raise self.error
+        return self.ends.get(job, ())
+
+
+@dataclass
 class World:
     """Combine the fakes with the real supervisor and the real sweep."""
 
@@ -475,6 +490,7 @@ class World:
     rate_limit: FakeRateLimit = field(default_factory=FakeRateLimit)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
     new_key: Callable[[], str] = lambda: KEY
+    logs: FakeLogs = field(default_factory=FakeLogs)
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=lambda: {ROLE: ["s3://bucket/"]})
 
     def __post_init__(self) -> None:
@@ -492,6 +508,7 @@ class World:
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
             rate_limit=wrap(self.rate_limit),
+            logs=wrap(self.logs),
             clock=self.clock,
             new_key=self.new_key,
             quarantine_folders=self.quarantine_folders,

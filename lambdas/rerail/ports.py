@@ -72,6 +72,16 @@ class Jobs(Protocol):
         """Release the warm pool; a job without one counts as released. Raise Throttled."""
 
 
+class FailureLogs(Protocol):
+    """What training jobs printed last."""
+
+    def read_ends(self, job: str) -> Sequence[str]:
+        """Return the end of each host's log, of a limited number of hosts, lines and seconds.
+
+        Return nothing if there is no log; raise StateUnknown or Throttled if it cannot be read.
+        """
+
+
 class Checkpoints(Protocol):
     """The checkpoints of jobs."""
 

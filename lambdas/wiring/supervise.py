@@ -10,6 +10,7 @@ from rerail.aws.clients import set_bucket_owner
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoClusters
+from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.mailbox import S3Mailbox
 from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.aws.s3 import S3Checkpoints
@@ -47,6 +48,7 @@ def make_supervisor() -> Supervisor:
         mailbox=S3Mailbox(settings.mailbox),
         rate_limit=DynamoRateLimit(settings.table),
         clock=now,
+        logs=CloudWatchLogs(),
         new_key=partial(token_hex, 32),
         quarantine_folders=read_quarantine_folders(settings.quarantine_folders),
     )

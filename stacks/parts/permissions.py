@@ -14,6 +14,10 @@ from stacks.options import TOKENS, DeploymentOptions
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
 ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
 
+# SageMaker writes the log of every training job there.
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+ONE_LOG = "All training jobs of the account write to this one log group; which ones are supervised is not known here."
+
 # A bucket's name says nothing of its owner: without this, a job could point Rerail at another account's bucket.
 OF_THIS_ACCOUNT = {"StringEquals": {"aws:ResourceAccount": Aws.ACCOUNT_ID}}
 
@@ -54,6 +58,12 @@ def allow(
         if not because:
             raise ValueError(f"{', '.join(actions)} on {resource}: say because of what it is a wildcard")
         acknowledge(role, f"AwsSolutions-IAM5[Resource::{_as_nag_writes(resource)}]", reason=because)
+
+
+def read_job_logs(role: iam.Role) -> None:
+    """Let the role read what training jobs print."""
+    group = f"arn:{Aws.PARTITION}:logs:{Aws.REGION}:{Aws.ACCOUNT_ID}:log-group:{LOG_GROUP}"
+    allow(role, "logs:DescribeLogStreams", "logs:GetLogEvents", on=f"{group}:*", because=ONE_LOG)
 
 
 def use_key(role: iam.Role, key: kms.IKey, *actions: str, service: str) -> None:

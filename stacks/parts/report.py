@@ -15,7 +15,7 @@ from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue, send_from_rule
 from stacks.parts.feed import feed
 from stacks.parts.functions import FunctionFactory
-from stacks.parts.permissions import allow, read_checkpoints, read_policies
+from stacks.parts.permissions import allow, read_checkpoints, read_job_logs, read_policies
 from stacks.parts.policies import PREFIX
 from stacks.parts.queue_rule import DAY_S, RETRIES
 from stacks.parts.report_layer import ReportLayer
@@ -31,8 +31,6 @@ LOOKS = {"AtOnce": Duration.seconds(0), "Later": Duration.minutes(3)}
 TRIES, BATCH = 3, 5
 # A thousand notices at once must not take the account's concurrency from those who mend. Two is Lambda's minimum.
 CONCURRENCY = 2
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-ANY_JOB = "All training jobs of the account write to this one log group; which ones are supervised is not known here."
 
 
 class ReportRenderer(Construct):
@@ -119,5 +117,4 @@ def _target(name: str, queue: sqs.Queue, undelivered: DeadLetterQueue) -> events
 
 def _read_curves_and_logs(role: iam.Role) -> None:
     allow(role, "cloudwatch:GetMetricData", on="*", because="GetMetricData takes no resource.")
-    group = f"arn:{Aws.PARTITION}:logs:{Aws.REGION}:{Aws.ACCOUNT_ID}:log-group:{LOG_GROUP}"
-    allow(role, "logs:DescribeLogStreams", "logs:GetLogEvents", on=f"{group}:*", because=ANY_JOB)
+    read_job_logs(role)

@@ -16,7 +16,15 @@ from stacks.parts.functions import FunctionFactory
 from stacks.parts.mailbox import JobMailbox
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
-from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, allow_quarantine, read_checkpoints, read_policies
+from stacks.parts.permissions import (
+    ANY_JOB,
+    TRAINING_JOBS,
+    allow,
+    allow_quarantine,
+    read_checkpoints,
+    read_job_logs,
+    read_policies,
+)
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
@@ -73,6 +81,7 @@ class Supervise(Construct):
         read_policies(made.role, PREFIX)
         pause.let_read(made.role)
         read_checkpoints(made.role, options)
+        read_job_logs(made.role)
         allow_quarantine(made.role, options)
         _act_on_jobs(made.role, options)
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)

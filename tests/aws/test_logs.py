@@ -108,3 +108,18 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     assert kept["Body"].read().decode() == "<p>jetzt: ü</p>"
     assert (kept["ContentType"], kept["CacheControl"]) == (HTML, "no-cache")
     assert make_page_key("gpt") == "runs/gpt/report.html"
+
+
+def test_the_ends_are_the_last_lines_of_each_host_within_limits(monkeypatch):
+    """Of the newest stream of each host; a long line is cut, and of many hosts the first are read."""
+    monkeypatch.setattr(logs, "END_LINES", 2)
+    write("gpt/algo-1-17", "before the restart")
+    write("gpt/algo-1-18", "one", "two", "three")
+    for host in range(2, 20):
+        write(f"gpt/algo-{host}-17", "x" * 3_000)
+    ends = CloudWatchLogs().read_ends("gpt")
+    assert ends[0] == "two\nthree"
+    assert (len(ends), set(map(len, ends[1:]))) == (logs.END_HOSTS, {logs.LINE_CHARS})
+    assert CloudWatchLogs().read_ends("none") == []
+    monkeypatch.setattr(logs, "END_SECONDS", -1.0)
+    assert len(CloudWatchLogs().read_ends("gpt")) == 1

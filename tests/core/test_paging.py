@@ -86,7 +86,7 @@ def test_an_open_page_repeats_after_its_interval_and_never_sooner(held):
     assert len(pages(held)) == 1
     held.minutes(20)
     assert pages(held) == ["gpt/held-1"] * 2
-    assert held.runs.timeline[-1].reason == "still so: gpt: held: oom is not retried"
+    assert held.runs.timeline[-1].reason == "still so: gpt: held: OutOfMemoryError: CUDA out of memory"
     held.minutes(8 * 60, every=timedelta(minutes=10))
     assert len(pages(held)) == 4
     send_command(held, OperatorVerb.RELEASE)

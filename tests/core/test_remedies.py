@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions import remedies
-from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, choose_capacity_verdict, choose_remedy, draw_delay
+from rerail.decisions.remedies import (
+    RULES,
+    RUNBOOK_BY_CAUSE,
+    Failure,
+    Hold,
+    Relaunch,
+    choose_capacity_verdict,
+    choose_remedy,
+    draw_delay,
+)
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.formatting import format_duration
@@ -49,6 +58,8 @@ def test_the_rules_are_asked_in_this_order():
         "no_progress",
         "wait_for_capacity",
         "cause_budget_spent",
+        "no_sound_checkpoint",
+        "resume_from_the_one_before",
         "leave_the_bad_node",
         "resume",
     ]
@@ -162,6 +173,11 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
             Cause.DATA,
             f"fix the input that the evidence names, then release the run; with other code: {CONTINUE}",
         ),
+        (
+            Cause.DAMAGED_CHECKPOINT,
+            "delete or replace the damaged checkpoint that the evidence or the log names (with S3 versioning, restore "
+            "its previous version), then release the run",
+        ),
         (Cause.HANG, "look at the ranks' stacks and the network, then release the run"),
         (
             Cause.DIVERGED,
@@ -179,7 +195,7 @@ def test_a_spent_budget_holds_with_a_remedy(cause, advice):
     assert choose_remedy(charged(cause, budget + 1), a_failure(cause), Policy()) == Hold(
         f"{cause} has spent its budget of {budget} without progress",
         advice,
-        Runbook.DIVERGED if cause is Cause.DIVERGED else Runbook.BUDGET_SPENT,
+        RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT),
     )
 
 
@@ -213,7 +229,7 @@ def test_a_retry_names_the_remaining_budget():
 @given(policies, st.sampled_from([cause for cause in Cause if cause is not Cause.CAPACITY]), st.integers(0, 1_000_000))
 def test_a_retry_waits_within_bounds(policy, cause, failures):
     """Never negative, never longer than the cap, never longer than the base doubled per failure."""
-    policy = replace(policy, limits=Limits(), retries=Retries(*[1_000_000] * 7))
+    policy = replace(policy, limits=Limits(), retries=Retries(*[1_000_000] * 8))
     verdict = choose_remedy(charged(cause, failures), a_failure(cause), policy)
     assert isinstance(verdict, Relaunch)
     assert timedelta(0) <= verdict.delay <= policy.backoff.cap

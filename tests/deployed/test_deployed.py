@@ -1,9 +1,11 @@
 """The deployed template at work: real rules, queue, functions and table, real processes, hostile events."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from rerail.model.run import Incident
 from tests.deployed.jobs import HALT_AT, Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
@@ -34,6 +36,25 @@ def test_events_that_come_again_and_again_make_one_successor(account: Account):
     assert account.jobs(name) == [name, f"{name}-a002"]
 
 
+def test_a_bare_exit_code_is_explained_by_the_log(account: Account):
+    """The reason is ", exit code: 1"; the cause stands in the job's log only."""
+    script = Path(__file__).parent / "bare_script.py"
+    names = {cause: f"bare-{cause.replace('_', '-')}" for cause in ("oom", "infrastructure", "user_code")}
+    for cause, name in names.items():
+        account.submit(name, script=script, DIES_OF=cause)
+    for cause, name in names.items():
+
+        def find_incident(name: str = name) -> Incident | None:
+            run = account.runs.load(name)
+            return run.incidents[0] if run and run.incidents else None
+
+        incident = account.wait(f"the incident of {name}", find_incident)
+        assert incident.cause == cause
+        assert "could be read" not in incident.reason
+        if cause == "user_code":
+            assert incident.evidence == "KeyError: 'eos'"
+
+
 def test_a_humans_stop_is_final(account: Account):
     name = account.submit("stopped-by-hand", steps=10_000)
     account.run_in(name, "watching")
@@ -58,7 +79,7 @@ def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dic
     name = account.submit("has-a-bug", BUG_AT="20")
     account.run_in(name, "held")
     pages = account.wait("a page", lambda: on_call.received(about=name))
-    assert [page["Subject"] for page in pages] == [f"{name}: held: the same error at step 20 in attempts 1 and 2"]
+    assert [page["Subject"] for page in pages] == [f"{name}: held: ValueError: bad shape at step 20, twice"]
     assert "ValueError: bad shape" in pages[0]["Message"]
     assert f"  - When that is done: rerail release {name}\n" in pages[0]["Message"]
     assert rerail(environment, "stop", name, "--local").returncode == 0

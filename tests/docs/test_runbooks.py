@@ -26,6 +26,9 @@ OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allo
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 BUG = "AlgorithmError: KeyError: 'labels' in collate, exit code: 1"
 DIVERGED = "AlgorithmError: FloatingPointError: loss is nan at step 517, exit code: 1"
+DAMAGED = (
+    "AlgorithmError: RuntimeError: PytorchStreamReader failed reading zip archive: not a ZIP archive, exit code: 1"
+)
 CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different instance type."
 )
@@ -124,9 +127,24 @@ def detect(kind: Kind, evidence: str, level: Level = Level.WARN) -> World:
     return world
 
 
+def lose_the_only_checkpoint() -> World:
+    """Return a run whose attempt 2 could not load the only checkpoint."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(10)
+    world.checkpoints.save(step=100)
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 117.0})
+    world.minutes(30)
+    world.sagemaker.fail("gpt-a002", DAMAGED)
+    world.minutes(2)
+    return world
+
+
 SCENARIOS: dict[Runbook, Callable[[], World]] = {
     Runbook.OUT_OF_MEMORY: partial(fail, OOM),
     Runbook.SAME_ERROR: repeat_error,
+    Runbook.DAMAGED_CHECKPOINT: lose_the_only_checkpoint,
     Runbook.ATTEMPTS_SPENT: partial(fail, NODE_LOST, Policy(limits=Limits(attempts=1))),
     Runbook.RESTART_STORM: partial(fail, NODE_LOST, Policy(limits=Limits(starts=1, starts_window=timedelta(hours=2)))),
     Runbook.NO_PROGRESS: partial(fail, "", Policy(limits=Limits(attempts_without_progress=0))),

@@ -77,9 +77,9 @@ def test_the_all_clear_resolves_the_incident_of_its_page(notices):
 def test_an_email_can_be_understood_in_ten_seconds(notices):
     """The subject says it all, the first lines say what happened and what to do, and no other tab is needed."""
     notice = notices["held"]
-    assert format_subject(notice) == "gpt: held: oom is not retried"
+    assert format_subject(notice) == "gpt: held: OutOfMemoryError: CUDA out of memory at step 517"
     lines = format_text(notice, links(notice)).splitlines()
-    assert lines[0].startswith("attempt 1 failed: oom (AlgorithmError: torch.OutOfMemoryError: CUDA out of memory.")
+    assert lines[0].startswith("attempt 1 failed: oom (torch.OutOfMemoryError: CUDA out of memory.")
     assert lines[2:5] == [
         "What to do:",
         "  - A release repeats batch and machines: take a smaller batch, or a larger machine with --instance-type, "

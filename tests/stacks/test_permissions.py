@@ -54,6 +54,8 @@ MAY = {
         "sagemaker:AddTags",
         "sagemaker:StopTrainingJob",
         "sagemaker:UpdateTrainingJob",
+        "logs:DescribeLogStreams",
+        "logs:GetLogEvents",
         "iam:PassRole",
     },
     "sweep": {

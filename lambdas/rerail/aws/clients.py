@@ -12,6 +12,9 @@ from rerail.model.bucket_owner import add_bucket_owner
 # The control plane of SageMaker throttles at one or two calls a second: adaptive mode slows down instead of failing.
 CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout=3, read_timeout=20)
 
+# For what is useful but not needed: a service that does not answer at once is not waited for.
+QUICK = Config(retries={"mode": "standard", "max_attempts": 2}, connect_timeout=2, read_timeout=3)
+
 
 @cache
 def _session() -> boto3.Session:
@@ -36,6 +39,12 @@ def client(service: str) -> Any:
     made = client_as(CONFIG, service)
     made.meta.events.register("before-parameter-build.s3", _add_bucket_owner)
     return made
+
+
+@cache
+def quick_client(service: str) -> Any:
+    """Return the client of a service other than S3 that gives up early."""
+    return client_as(QUICK, service)
 
 
 def _add_bucket_owner(params: dict[str, Any], model: Any, **_: Any) -> None:

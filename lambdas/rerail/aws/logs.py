@@ -1,5 +1,6 @@
 """Read the log lines of training jobs from CloudWatch Logs, within limits."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from rerail.aws.clients import client
+from rerail.aws.clients import client, quick_client
 from rerail.aws.validation import InvalidResponse, validate
 from rerail.incident_report.facts import LogLine
 from rerail.model.errors import StateUnknown, Throttled
@@ -15,6 +16,8 @@ from rerail.model.errors import StateUnknown, Throttled
 GROUP = "/aws/sagemaker/TrainingJobs"
 # Log streams read per job: with a thousand machines the first few are representative.
 STREAM_LIMIT = 4
+# What `read_ends` reads of a failed job: hosts, lines and characters of each, and the seconds after which it stops.
+END_HOSTS, END_LINES, LINE_CHARS, END_SECONDS = 16, 200, 2_000, 8.0
 THROTTLING = ("ThrottlingException", "Throttling", "LimitExceededException", "ServiceUnavailableException")
 
 
@@ -38,7 +41,7 @@ class CloudWatchLogs:
             while True:
                 if read >= pages:
                     return None, read
-                place = {"nextToken": token} if token else {}
+                place: dict[str, Any] = {"nextToken": token} if token else {}
                 page, following = self._page(stream, startFromHead=True, **place)
                 read += 1
                 found += page
@@ -47,15 +50,27 @@ class CloudWatchLogs:
                 token = following
         return sorted(found, key=lambda line: line.at), read
 
-    def _streams(self, job: str, prefix: str) -> Sequence[str]:
+    def read_ends(self, job: str) -> Sequence[str]:
+        deadline = time.monotonic() + END_SECONDS
+        # A host has a stream for each time that SageMaker started the job; the last one tells how it ended.
+        newest = {_host(stream)[0]: stream for stream in self._streams(job, f"{job}/algo-", is_quick=True)}
+        ends: list[str] = []
+        for stream in list(newest.values())[:END_HOSTS]:
+            if ends and time.monotonic() > deadline:
+                break
+            lines, _ = self._page(stream, is_quick=True, limit=END_LINES, startFromHead=False)
+            ends.append("\n".join(line.text[:LINE_CHARS] for line in lines))
+        return ends
+
+    def _streams(self, job: str, prefix: str, *, is_quick: bool = False) -> Sequence[str]:
         """Return the job's own streams; the Systems Manager agent writes to `<job>/algo-1-<time>/ssm`."""
-        answer = _call("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
+        answer = _call("describe_log_streams", is_quick=is_quick, logGroupName=GROUP, logStreamNamePrefix=prefix)
         with _readable(f"the logs of {job}"):
             names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
             return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
 
-    def _page(self, stream: str, **asked: Any) -> tuple[list[LogLine], str]:
-        answer = _call("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
+    def _page(self, stream: str, *, is_quick: bool = False, **asked: Any) -> tuple[list[LogLine], str]:
+        answer = _call("get_log_events", is_quick=is_quick, logGroupName=GROUP, logStreamName=stream, **asked)
         with _readable(f"the log {stream}"):
             return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
 
@@ -80,12 +95,12 @@ def _readable(what: str) -> Iterator[None]:
         raise StateUnknown(f"{what}: {error}") from error
 
 
-def _call(call: str, **request: Any) -> dict[str, Any]:
+def _call(call: str, *, is_quick: bool = False, **request: Any) -> dict[str, Any]:
     """Return the answer; empty if the log group or stream does not exist (yet).
 
     Raises Throttled or StateUnknown."""
     try:
-        answer: dict[str, Any] = getattr(client("logs"), call)(**request)
+        answer: dict[str, Any] = getattr(quick_client("logs") if is_quick else client("logs"), call)(**request)
         return answer
     except ClientError as error:
         code = error.response["Error"]["Code"]

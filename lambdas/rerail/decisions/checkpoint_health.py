@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.detection.onsets import OF_THE_LOSS
+from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
 from rerail.model.finding import Finding, Level
 from rerail.model.mailbox import Report, ReportKind
@@ -96,6 +97,32 @@ def with_operator_rollback(run: Run, step: int, *, why: str, source: str) -> Run
     onset = min(step + 1, last.onset_step) if last.onset_step is not None else step + 1
     attempts = tuple(replace(attempt, onset_step=onset) if attempt is last else attempt for attempt in run.attempts)
     return _with_label(replace(run, attempts=attempts), label)
+
+
+def with_damage(run: Run, checkpoints: Sequence[Checkpoint], *, why: str, at: datetime) -> tuple[Run, int | None]:
+    """Return the run with the checkpoint quarantined that the current attempt could not load, and its step.
+
+    It is the one that the attempt was to resume from, else the newest that existed when it started. An attempt that has
+    trained had loaded its checkpoint. A file that replaces the damaged one later is not covered.
+    """
+    attempt = run.current
+    step = attempt.resumed_from_step
+    if step is None:
+        since = attempt.training_started_at or attempt.created_at or run.created_at
+        step = max((c.step for c in checkpoints if c.saved_at <= since and is_resumable(c)), default=None)
+    if step is None or (attempt.last_step or 0) > step:
+        return run, None
+    label = HealthLabel(
+        step,
+        attempt.number,
+        Health.QUARANTINED,
+        f"it could not be loaded: {why}"[:MAX_WHY_CHARS],
+        Cause.DAMAGED_CHECKPOINT,
+        until=step,
+        restart=ALL_RESTARTS,
+        before=at,
+    )
+    return _with_label(run, label), step
 
 
 def find_open_onset(run: Run) -> int | None:

@@ -159,7 +159,7 @@ def hold_as_ruled(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: 
         run,
         at,
         f"{what}; held: {hold.why}",
-        because=hold.why,
+        because=hold.title or hold.why,
         todo=hold.advice,
         runbook=hold.runbook,
         gives_back=gives_back,

@@ -28,6 +28,7 @@ from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, w
 from rerail.decisions.remedies import Hold
 from rerail.decisions.rollback_ladder import RollbackPlan, plan_rollback, with_rung_taken
 from rerail.model.actions import Action, CreateJob, PostCommand, QuarantineCheckpoints
+from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import UNLOADABLE
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.machines import format_instance_types
@@ -81,9 +82,11 @@ def with_launch(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Acti
 def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     """Return the quarantine to carry out before the current attempt is created, if any.
 
-    It is needed after a rollback, or where unloadable checkpoints are left, in jobs without an agent to skip them.
+    It is needed after a rollback or a damaged checkpoint, or where unloadable checkpoints are left, in jobs without an
+    agent to skip them.
     """
-    rolled_back = run.attempts[-2].onset_step is not None
+    # A script would load a damaged checkpoint again, like one of a loss that went wrong.
+    rolled_back = run.attempts[-2].onset_step is not None or run.attempts[-2].cause is Cause.DAMAGED_CHECKPOINT
     if not (rolled_back or run.current.has_stale_checkpoints) or not run.checkpoint_uri or has_agent(run):
         return ()
     # The job's last upload may have finished shortly after its end was observed.

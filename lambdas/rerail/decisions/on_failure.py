@@ -44,16 +44,22 @@ NOT_QUARANTINED = "checkpoints that must not be resumed from cannot be quarantin
 
 def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     """Diagnose the failure, charge the ledger, apply the rules, and open an incident."""
-    diagnosis = diagnose_job(seen.job)
+    diagnosis, damaged_step = diagnose_job(seen.job), None
+    if diagnosis.cause is Cause.DAMAGED_CHECKPOINT:
+        saved = seen.checkpoints or ()
+        run, damaged_step = checkpoint_health.with_damage(run, saved, why=diagnosis.evidence, at=seen.at)
+        seen = replace(seen, checkpoints=checkpoint_health.with_health(run, saved))
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
         resume_step=choose_resume_step(seen.checkpoints),
         at=seen.at,
         checkpoints=tuple(seen.checkpoints or ()),
+        damaged_step=damaged_step,
     )
     run = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
+    what += f"; {diagnosis.limitation}" if diagnosis.limitation else ""
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
         notice = make_notice(

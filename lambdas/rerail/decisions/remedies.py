@@ -1,8 +1,9 @@
 """Choose the remedy for a failed attempt by ordered rules; the first match wins."""
 
 import random
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
@@ -19,6 +20,8 @@ from rerail.model.runbooks import Runbook
 
 # For platform faults, the same error at the same step does not predict the next attempt.
 PLATFORM_CAUSES = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
+# Their next attempt is another one: on other machines, with other data, or from another checkpoint.
+CHANGING_CAUSES = (*PLATFORM_CAUSES, Cause.DIVERGED, Cause.DAMAGED_CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Failure:
     resume_step: int | None  # the step to resume from; None: from the start
     at: datetime
     checkpoints: tuple[Checkpoint, ...] = ()  # as they were listed; empty where they were not listed
+    damaged_step: int | None = None  # of the checkpoint that could not be loaded and is quarantined now
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ class Hold:
     why: str
     advice: str  # what to do
     runbook: Runbook = Runbook.BUDGET_SPENT  # the page with more detail
+    title: str = field(default="", compare=False)  # of the notice: the error and its step; empty: `why`
 
+
+MAX_TITLE_CHARS = 60
 
 # From this many hangs in a row, the machines are suspect too.
 HANGS_TOLERATED = 2
@@ -76,7 +83,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
         return hold
     previous = next((attempt for attempt in reversed(run.attempts[:-1]) if attempt.cause is not Cause.CAPACITY), None)
     cause = failure.diagnosis.cause
-    if previous is None or failure.last_step is None or cause in (*PLATFORM_CAUSES, Cause.DIVERGED):
+    if previous is None or failure.last_step is None or cause in CHANGING_CAUSES:
         return None
     if (previous.fingerprint, previous.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
@@ -84,6 +91,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
         f"the same error at step {failure.last_step} in attempts {previous.number} and {run.current.number}",
         SAME_CODE.format(what="fix it, or the data at that step,", run=run.id),
         Runbook.SAME_ERROR,
+        title=format_error(failure, times=2),
     )
 
 
@@ -96,12 +104,7 @@ def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
         (run.current.in_place_restarts[-1] if run.current.in_place_restarts else None),
         failure.diagnosis.cause,
     )
-    if (
-        order is None
-        or not order.restarted_at
-        or failure.last_step is None
-        or cause in (*PLATFORM_CAUSES, Cause.DIVERGED)
-    ):
+    if order is None or not order.restarted_at or failure.last_step is None or cause in CHANGING_CAUSES:
         return None
     if (order.fingerprint, order.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
@@ -163,10 +166,51 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    advice = ADVICE_BY_CAUSE.get(cause, "look at the evidence, then release the run").format(
-        continue_=CONTINUE.format(run=run.id)
+    runbook = RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT)
+    error = format_error(failure, times=run.ledger.charges.get(cause, 1))
+    return Hold(f"{cause} {spent}", find_advice(failure.diagnosis, run.id), runbook, error)
+
+
+def find_advice(diagnosis: Diagnosis, run: str) -> str:
+    """Return what an operator should do about a failure before the run with this id goes on."""
+    by_cause = ADVICE_BY_CAUSE.get(diagnosis.cause, "look at the evidence, then release the run")
+    return ADVICE_BY_RULE.get(diagnosis.rule, by_cause).format(continue_=CONTINUE.format(run=run))
+
+
+def format_error(failure: Failure, *, times: int = 1) -> str:
+    """Return the error in a few words, its step, and how often it occurred: "KeyError: 'eos' at step 40, twice"."""
+    error = re.sub(
+        r",? exit code: -?\d+\W*$|^(?:\w+\.)+(?=[A-Z]\w*(?:Error|Exception)\b)", "", failure.diagnosis.evidence
     )
-    return Hold(f"{cause} {spent}", advice, RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT))
+    error = re.split(r"[.;] (?=[A-Z])", error)[0]
+    if len(error) > MAX_TITLE_CHARS:
+        error = error[: MAX_TITLE_CHARS - 3].rstrip() + "..."
+    step = f" at step {failure.last_step}" if error and failure.last_step is not None else ""
+    often = {1: "", 2: ", twice"}.get(times, f", {times} times") if error else ""
+    return f"{error.rstrip('. ')}{step}{often}"
+
+
+def no_sound_checkpoint(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Hold after a damaged checkpoint that has no sound one before it: the next attempt would load it again."""
+    if failure.diagnosis.cause is not Cause.DAMAGED_CHECKPOINT or failure.resume_step is not None:
+        return None
+    place = run.checkpoint_uri or "the folder that the script loads it from"
+    which = f"the checkpoint at step {failure.damaged_step}" if failure.damaged_step is not None else "a checkpoint"
+    return Hold(
+        f"{which} is damaged, and there is no sound one before it",
+        f"delete or replace the damaged file in {place} (with S3 versioning, restore its previous version), then "
+        "release the run",
+        Runbook.DAMAGED_CHECKPOINT,
+    )
+
+
+def resume_from_the_one_before(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Relaunch from the newest sound checkpoint before a damaged one, which is quarantined."""
+    if failure.diagnosis.cause is not Cause.DAMAGED_CHECKPOINT or failure.damaged_step is None:
+        return None
+    left = _format_retries_left(run, failure, policy)
+    why = f"the checkpoint at step {failure.damaged_step} is damaged and is quarantined; {left}"
+    return Relaunch(_choose_backoff(run, failure, policy), why)
 
 
 def leave_the_bad_node(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
@@ -195,6 +239,8 @@ RULES: tuple[Rule, ...] = (
     no_progress,
     wait_for_capacity,
     cause_budget_spent,
+    no_sound_checkpoint,
+    resume_from_the_one_before,
     leave_the_bad_node,
     resume,
 )
@@ -210,13 +256,24 @@ DIVERGED_ADVICE = (
 ADVICE_BY_CAUSE = {
     Cause.USER_CODE: "a release repeats the same code: fix it, and `{continue_}`",
     Cause.DATA: "fix the input that the evidence names, then release the run; with other code: `{continue_}`",
+    Cause.DAMAGED_CHECKPOINT: "delete or replace the damaged checkpoint that the evidence or the log names (with S3 "
+    "versioning, restore its previous version), then release the run",
     Cause.OOM: "a release repeats batch and machines: take a smaller batch, or a larger machine with --instance-type, "
     "and `{continue_}`",
     Cause.HANG: "look at the ranks' stacks and the network, then release the run",
     Cause.DIVERGED: DIVERGED_ADVICE,
 }
 
-RUNBOOK_BY_CAUSE = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
+ADVICE_BY_RULE = {
+    "full-disk": "a release repeats the same disk: keep fewer checkpoints and temporary files, or take a larger one "
+    "with --volume, and `{continue_}`",
+}
+
+RUNBOOK_BY_CAUSE = {
+    Cause.OOM: Runbook.OUT_OF_MEMORY,
+    Cause.DIVERGED: Runbook.DIVERGED,
+    Cause.DAMAGED_CHECKPOINT: Runbook.DAMAGED_CHECKPOINT,
+}
 
 
 def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:

@@ -3,10 +3,27 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rerail.diagnosis.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, SymptomRule
+from rerail.diagnosis.failure_lines import (
+    FailureLines,
+    find_failure_lines,
+    is_device_report,
+    is_exception,
+    is_of_program,
+    is_wrapper,
+)
+from rerail.diagnosis.symptoms import (
+    CASCADES,
+    DAMAGE,
+    DAMAGED_CHECKPOINT,
+    FALLBACKS,
+    LOOSE,
+    RULES,
+    WRAPPERS,
+    SymptomRule,
+)
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.mailbox import Report
@@ -14,7 +31,13 @@ from rerail.model.redaction import redact_secrets
 from rerail.model.run import Job
 
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a large log
-
+# A text with more lines that name no error is a log, in which ordinary words are no evidence.
+MAX_NOTE_LINES = 6
+# A rule of these found an error; any other only found that there was one.
+NAMED_RULES = frozenset(rule.name for rule in (*RULES, *FALLBACKS))
+FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
+# A rule, the evidence, and the root error.
+_Match = tuple[SymptomRule, str, str]
 
 _SIGNALS: Mapping[int, tuple[Cause, str]] = {
     4: (Cause.USER_CODE, "sigill"),
@@ -51,6 +74,7 @@ _IRRELEVANT = re.compile(
     r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
     r"|[Gg]radient overflow\. Skipping"
 )
+_NUMBER = re.compile(r"\d+")
 _EXIT_CODE = re.compile(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = re.compile(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
 
@@ -68,10 +92,12 @@ _VOLATILE_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def diagnose(text: str, *, exit_code: int | None = None, secondary_status: str | None = None) -> Diagnosis:
+def diagnose(
+    text: str, *, logs: Sequence[str] = (), exit_code: int | None = None, secondary_status: str | None = None
+) -> Diagnosis:
     """Return the diagnosis of a failed job; never raises, whatever the text.
 
-    `exit_code` has priority over a number found in the text.
+    `logs` are the ends of its hosts' logs. `exit_code` has priority over a number found in the text.
     """
     if secondary_status in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         rule = "max-runtime" if secondary_status == "MaxRuntimeExceeded" else "max-wait"
@@ -80,7 +106,17 @@ def diagnose(text: str, *, exit_code: int | None = None, secondary_status: str |
     report = _find_report(text)
     if report is not None:
         return _diagnose_report(text, report, exit_code)
-    return _diagnose_text(text, exit_code if exit_code is not None else _find_exit_code(text))
+    return _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
+
+
+def needs_log(reason: str, *, secondary_status: str | None = None) -> bool:
+    """Return whether a FailureReason names no error, or is cut off before it."""
+    if secondary_status in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded") or _find_report(reason) is not None:
+        return False
+    if find_failure_lines(reason).is_cut:
+        return True
+    rule = diagnose(reason).rule
+    return rule not in NAMED_RULES
 
 
 def diagnose_job(job: Job) -> Diagnosis:
@@ -98,21 +134,114 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
     return replace(diagnosis, evidence=redact_secrets(diagnosis.evidence, secrets))
 
 
-def _diagnose_text(text: str, exit_code: int | None) -> Diagnosis:
-    lines = _split_lines(text)
-    found = _first_match(RULES + FALLBACKS, lines)
+def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Diagnosis:
+    lines = find_failure_lines(text, *(log[-TAIL:] for log in logs))
+    found = _find_rule(lines)
     if found is not None:
         rule, evidence, root = found
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
+    all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
-    wrapper = _first_match(WRAPPERS, lines)
+    wrapper = _first_match(WRAPPERS, all_lines)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="")
-    last = wrapper or _first_match(LOOSE, lines)
+    last = wrapper or (None if _is_log(lines) else _first_match(LOOSE, all_lines))
     if last is not None:
         rule, evidence, root = last
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
-    return _make_diagnosis(Cause.UNKNOWN, "no-rule" if lines else "empty", " ".join(lines), None, exit_code)
+    return _make_diagnosis(Cause.UNKNOWN, "no-rule" if all_lines else "empty", " ".join(all_lines), None, exit_code)
+
+
+def _find_rule(lines: FailureLines) -> _Match | None:
+    """Return the rule that the most telling lines match: exceptions and errors before the words around them."""
+    exceptions = _clean(line for line in lines.exceptions if not is_wrapper(line))
+    printed = _clean(line for line in lines.errors if not is_wrapper(line))
+    named = exceptions or [line for line in printed if is_exception(line)]
+    if damage := _match_damage([*exceptions, *_clean(lines.replaced)], lines.loading):
+        return damage
+    found = _match_exceptions(named, lines.reading)
+    device = _first_match(RULES, [line for line in printed if is_device_report(line)])
+    if device is not None and device[0].cause is Cause.HARDWARE and device[0].firm:
+        return device
+    if found is not None and found[0].name not in CASCADES and found[0].firm:
+        return found
+    # Nothing, or only what other ranks print: look for the root error around the exceptions.
+    telling = _match_exceptions([*named, *(line for line in printed if line not in named)], lines.reading)
+    if telling is not None and telling[0].name not in CASCADES and telling[0].firm:
+        return telling
+    if found and (roots := [line for line in exceptions if _is_own_error(line)]):
+        # The other ranks only lost this one, whose error no firm rule knows.
+        return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or found
+    if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
+        return replaced
+    rest = _clean(lines.others)
+    if _is_log(lines):
+        # Ordinary lines of a log only count where they are unmistakable.
+        found = telling or _first_match(FIRM_RULES, rest)
+        return found or _first_match(FALLBACKS[:1], [*exceptions, *printed, *_clean(_list_cut(lines))])
+    noise = [] if named or rest or printed else _clean(lines.noise)
+    return _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest, *noise]) or (
+        _first_match(FALLBACKS, [*exceptions, *printed, *rest, *noise, *_clean(_list_cut(lines))])
+    )
+
+
+def _is_own_error(exception: str) -> bool:
+    """Return whether the exception is not one that ranks raise because another one is gone."""
+    found = _first_match(RULES, [exception])
+    return found is None or not found[0].firm
+
+
+def _list_cut(lines: FailureLines) -> list[str]:
+    """Return what is left of a traceback whose exception is cut off."""
+    return [lines.raised or "Traceback (most recent call last): the exception is cut off"] if lines.is_cut else []
+
+
+def _is_log(lines: FailureLines) -> bool:
+    """Return whether the text is a part of a log rather than a sentence or an error message."""
+    return len(lines.others) + len(lines.noise) > MAX_NOTE_LINES
+
+
+def _match_damage(lines: list[str], loading: Collection[str]) -> _Match | None:
+    """Return the match of the last exception that the loading of a damaged checkpoint raised, if there is one."""
+    loaded = set(_clean(loading))
+    return next((found for line in lines if line in loaded and (found := _first_match((DAMAGE,), [line]))), None)
+
+
+def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match | None:
+    """Return the first rule that matches; the message of a KeyError and its like names no other cause.
+
+    Exceptions of `reading` come from the input: no checkpoint is damaged.
+    """
+    free = [line for line in lines if not is_of_program(line)]
+    of_input = set(_clean(reading))
+    for rule in RULES:
+        if rule.name == DAMAGED_CHECKPOINT and (read := [line for line in lines if line not in of_input]) != lines:
+            if found := _first_match((rule,), read):
+                return found
+            continue
+        is_of_input = rule.cause in (Cause.USER_CODE, Cause.DATA)
+        if found := _first_match((rule,), lines if is_of_input else free):
+            return found
+    return None
+
+
+def _clean(lines: Iterable[str]) -> list[str]:
+    """Return the lines with normalized whitespace and without boilerplate and irrelevant lines.
+
+    Lines that differ only in numbers count once, and the newest are kept: a thousand ranks may print the same error.
+    """
+    unique: dict[str, str] = {}
+    for line in lines:
+        cleaned = " ".join(_BOILERPLATE.sub(" ", line).split())
+        if cleaned and not _IRRELEVANT.search(cleaned):
+            unique.setdefault(_NUMBER.sub("#", cleaned), cleaned)
+    kept: list[str] = []
+    size = 0
+    for line in reversed(unique.values()):
+        kept.append(line)
+        if (size := size + len(line)) > TAIL:
+            break
+    return kept[::-1]
 
 
 def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | None) -> Diagnosis:
@@ -129,7 +258,7 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
     if cause in (Cause.UNKNOWN, Cause.USER_CODE):
         last_lines = report.get("last_lines")
         tail = "\n".join(str(line) for line in last_lines) if isinstance(last_lines, list) else ""
-        found = _first_match(RULES, _split_lines(error)) or _first_match(RULES, _split_lines(tail))
+        found = _match_report(error, tail)
         if found is None and cause is Cause.UNKNOWN:
             found = _first_match(FALLBACKS, _split_lines(error))
         if found is not None and (cause is Cause.UNKNOWN or found[0].firm):
@@ -139,6 +268,18 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":
         return _make_diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="")
     return _make_diagnosis(cause, "reported", error or f"the training program reported {cause}", step, exit_code)
+
+
+def _match_report(error: str, tail: str) -> _Match | None:
+    """Return the match of the reported error, or else of the program's last lines."""
+    lines = find_failure_lines(tail)
+    errors = _clean(re.split(r"[\r\n]+", error))
+    if damage := _match_damage(errors, [*lines.loading, *(errors if lines.is_loading else ())]):
+        return damage
+    if found := _match_exceptions(errors, lines.reading):
+        return found
+    found = _find_rule(lines)
+    return found if found is not None and found[0] in RULES else None
 
 
 def _find_report(text: str) -> Mapping[str, object] | None:
@@ -174,7 +315,7 @@ def _split_lines(text: str) -> list[str]:
     return relevant or [line for line in lines if line]
 
 
-def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> tuple[SymptomRule, str, str] | None:
+def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> _Match | None:
     """Return the first rule that matches, the matched text as evidence, and the root error from the match on."""
     joined = " ".join(lines)
     for rule in rules:

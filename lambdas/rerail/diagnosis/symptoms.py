@@ -80,6 +80,8 @@ _DATA_PATH = (
     r"|xml)\b)"
 )
 
+DAMAGED_CHECKPOINT = "damaged-checkpoint"
+
 RULES: tuple[SymptomRule, ...] = (
     # ---- A limit of the platform: nothing failed.
     _rule(
@@ -250,6 +252,19 @@ RULES: tuple[SymptomRule, ...] = (
         r"instance type with more memory|larger instance|Java heap space|GC overhead limit",
         r"insufficient (?:\w+ )?(?:memory|RAM)\b|(?:memory|RAM) (?:is|was) (?:not |in)(?:enough|sufficient)",
     ),
+    # ---- A checkpoint that cannot be read, by errors that name it. `DAMAGE` below has those of any file.
+    _rule(
+        DAMAGED_CHECKPOINT,
+        Cause.DAMAGED_CHECKPOINT,
+        r"PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes|storage has wrong (?:byte )?size",
+        r"\b(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeader(?:Deserialization|Start|Length)?)\b",
+        r"Error while deserializing header|(?:No such file or directory|FileNotFoundError)\b.{0,200}/\.metadata\b",
+        r"(?:DataLoss(?:Error)?|Data loss)\b.{0,120}(?:checkpoint|ckpt|sstable|\.data-\d{5})|not an sstable",
+        r"(?:checkpoints?|ckpt|state_dict)\b[^.;]{0,60}\b(?:is|are|was|seems?|appears?|may be|has been) (?:\w+ )?"
+        r"(?:corrupt\w*|truncated|damaged|incomplete)\b",
+        r"\b(?:corrupt\w*|truncated|damaged|incomplete) (?:\w+ )?(?:checkpoints?|ckpt)\b",
+        r"(?:checkpoints?|ckpt)\S{0,80}\b.{0,60}(?:corrupt\w*|truncated|unexpected end|end-of-central-directory)",
+    ),
     # ---- Diverged training, when data is not named as the reason.
     _rule(
         "bad-data-note",
@@ -301,9 +316,10 @@ RULES: tuple[SymptomRule, ...] = (
         r"audio|video|record|shard|dataset|training data)",
         r"Unable to (?:read|load|parse|decode) (?:\S+ ){0,3}(?:data|channel|records?|images?|dataset)\b",
         r"Not a gzipped file|LZMAError|Error -3 while decompressing|ZstdError|invalid (?:block|gzip|stored block)",
+        # In a traceback that shows the loading of the input; elsewhere DAMAGED_CHECKPOINT matches some of these first.
         r"PytorchStreamReader failed|invalid load key|UnpicklingError|Ran out of input|pickle data was truncated",
-        r"(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeaderDeserialization|Error while "
-        r"deserializing header)",
+        r"unexpected EOF, expected \d+ more bytes|(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer)",
+        r"InvalidHeaderDeserialization|Error while deserializing header",
         r"Unable to (?:open|read|synchronously open) (?:file|object|data).{0,30}(?:truncated|signature|corrupt)",
         r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)",
         r"HDF5.{0,30}(?:truncated|corrupt)|bad local file header",
@@ -426,6 +442,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"instability|jitter)s?\b",
         r"No route to host|Network is (?:down|unreachable)|socketStartConnect",
         r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
+    ),
+    # The job's own disk: the next job has the same size and fills it again.
+    _rule(
+        "full-disk",
+        Cause.USER_CODE,
+        r"No space left on device\b.{0,60}[\"' ](?:/opt/ml|/tmp)\b",  # nosec B108
+        r"(?:/opt/ml|/tmp)/\S{0,200}.{0,40}No space left on device",  # nosec B108
     ),
     _rule(
         "storage",
@@ -567,6 +590,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?<!\w)error: argument|usage: \S+\.py|uncaught exception during training|framework error:",
         r"assertion .{0,80}failed",
     ),
+    # ---- A local error of NCCL's: the other ranks wait for this one until their clocks run out.
+    _rule("nccl-system-error", Cause.INFRASTRUCTURE, r"ncclSystemError|unhandled system error"),
     # ---- Hangs: a timeout fired before any error.
     _rule(
         "collective-timeout",
@@ -726,6 +751,22 @@ RULES: tuple[SymptomRule, ...] = (
         firm=False,
     ),
 )
+
+# What a traceback that shows the loading of a checkpoint ends with if the file is damaged.
+DAMAGE = _rule(
+    DAMAGED_CHECKPOINT,
+    Cause.DAMAGED_CHECKPOINT,
+    RULES[[rule.name for rule in RULES].index(DAMAGED_CHECKPOINT)].pattern,
+    r"invalid load key|UnpicklingError|Ran out of input|pickle data was truncated|unexpected EOF|\bEOFError\b",
+    r"BadZipFile|not a zip file|zlib\.error|Error -\d while decompressing|unpack\w* requires a buffer|CRC check failed",
+    r"(?:Unable|unable) to (?:synchronously )?open (?:file|object)|truncated file|file signature not found",
+    r"(?:unpack\w*|msgpack)\b.{0,60}(?:incomplete|not enough|extra|invalid|buffer)|OutOfData|ExtraData|FormatError",
+    r"Unexpected end of (?:data|file|input|JSON)|JSONDecodeError|UnicodeDecodeError|(?:invalid|bad) magic",
+    r"Compressed file ended before|premature end|DataLoss|Data loss|corrupt\w*|truncated|checksum|crc\b",
+)
+
+# Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
+CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "program-fault-on-device", "node-failure")
 
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (

@@ -12,11 +12,14 @@ class Cause(StrEnum):
     CAPACITY = "capacity"
     USER_CODE = "user_code"
     DATA = "data"
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
     OOM = "oom"
     HANG = "hang"
     DIVERGED = "diverged"
     UNKNOWN = "unknown"
 
 
-# Whether an unchanged relaunch may succeed. Running out of memory, bugs and bad data fail again every time.
-RETRY: Mapping[Cause, bool] = {cause: cause not in (Cause.OOM, Cause.DATA, Cause.USER_CODE) for cause in Cause}
+# They fail again every time, until something is changed.
+LASTING = (Cause.OOM, Cause.DATA, Cause.USER_CODE, Cause.DAMAGED_CHECKPOINT)
+# Whether an unchanged relaunch may succeed.
+RETRY: Mapping[Cause, bool] = {cause: cause not in LASTING for cause in Cause}

@@ -18,3 +18,5 @@ class Diagnosis:
     fingerprint: str
     step: int | None = None
     exit_code: int | None = None
+    # What the diagnosis could not use, such as a log that cannot be read; empty where it had all it needed.
+    limitation: str = ""

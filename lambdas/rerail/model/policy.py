@@ -84,6 +84,8 @@ class Retries:
     diverged: int = 8
     user_code: int = 1
     data: int = 1
+    # Each quarantines one checkpoint and resumes from the one before.
+    damaged_checkpoint: int = 3
     oom: int = 0
     # Older failures no longer count; 0: all failures since the last progress count.
     window: timedelta = timedelta(hours=24)
@@ -103,6 +105,8 @@ class Retries:
                 return self.user_code
             case Cause.DATA:
                 return self.data
+            case Cause.DAMAGED_CHECKPOINT:
+                return self.damaged_checkpoint
             case Cause.OOM:
                 return self.oom
             case Cause.CAPACITY | Cause.UNKNOWN:  # bounded by time, and by progress

@@ -12,6 +12,7 @@ class Runbook(StrEnum):
     # Runs that wait for an operator.
     OUT_OF_MEMORY = "out-of-memory"
     SAME_ERROR = "same-error"
+    DAMAGED_CHECKPOINT = "damaged-checkpoint"
     ATTEMPTS_SPENT = "attempts-spent"
     RESTART_STORM = "restart-storm"
     NO_PROGRESS = "no-progress"

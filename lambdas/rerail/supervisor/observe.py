@@ -11,8 +11,9 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
-from rerail.ports import Checkpoints, Jobs, Policies
+from rerail.ports import Checkpoints, FailureLogs, Jobs, Policies
 from rerail.requests.relaunch import is_handed
+from rerail.supervisor.failure_log import with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
@@ -20,11 +21,19 @@ MAX_PROBLEM_CHARS = 500
 
 
 def observe(
-    run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime, known: Job | None = None, lists: bool = False
+    run: Run,
+    jobs: Jobs,
+    checkpoints: Checkpoints,
+    *,
+    at: datetime,
+    known: Job | None = None,
+    lists: bool = False,
+    logs: FailureLogs | None = None,
 ) -> tuple[Signal, ...]:
     """Return the current job as it is now, and the time, as signals.
 
-    `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case.
+    `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
+    completes the diagnosis of a job that failed.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -41,6 +50,8 @@ def observe(
     if description and run.current.number > 1 and not is_handed(description, run.signing_key):
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
+    if logs and description:
+        job = with_log_read(job, description, logs)
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
     is_needed = needs_checkpoints(run, job)
     if not is_needed and not (lists and run.checkpoint_uri):

@@ -82,7 +82,7 @@ from rerail.model.signature_policy import must_be_signed
 from rerail.model.signatures import UNSEALED
 from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
-from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
+from rerail.ports import Bus, Checkpoints, FailureLogs, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
 from rerail.requests.continuation import change_request, describe_change, read_change
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
@@ -118,6 +118,7 @@ class Supervisor:
     mailbox: Mailbox
     rate_limit: RateLimit  # the account's rate limit on relaunches
     clock: Callable[[], datetime]  # the only source of time
+    logs: FailureLogs | None = None  # the logs of failed jobs; None: they are diagnosed without
     # the only source of randomness: returns an unguessable signing key, or an empty string for unsigned reports
     new_key: Callable[[], str] = str
     # the folders in which the checkpoints of a role's jobs may be moved, by role ARN
@@ -193,7 +194,7 @@ class Supervisor:
             run = self._act(run)
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
-        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists)
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:

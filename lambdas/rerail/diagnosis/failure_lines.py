@@ -1,0 +1,333 @@
+"""Find the lines of a FailureReason or a log that say why a program failed.
+
+Source code, comments, settings, progress and warnings contain the words of failures too: "falls back when CUDA is out
+of memory", `NCCL_TIMEOUT=1800`, `handle_nan(loss)`. In a traceback only the exception's own line and message count.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+MAX_MESSAGE_LINES = 12
+
+# What launchers, log drivers and clusters put before each line. What names the rank or host tells its lines apart.
+_SOURCE = re.compile(
+    r"\s{0,3}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
+    r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
+    r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\|"
+    r"|\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
+    r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})"
+    r"|\d{1,4}: )"
+    r" ?"
+)
+_STAMP = re.compile(
+    r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\]?(?= )|std(?:err|out) [FP](?= )|\[std(?:err|out)\]:?) ?"
+)
+_GROUP = re.compile(r"\s{0,20}(?:\+[+-]{2,}[-\s\d]*$|\+ (?=Exception Group)|\|(?: |$))")
+
+_START = re.compile(r"Traceback \(most recent call last\):?|\(most recent call first\):?")
+_FRAME = re.compile(r"\s*File \"[^\"]*\", line \d+|.{0,200}\", line \d+, in \S+$|line \d+, in \S+$")
+_CARETS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
+_CHAIN = re.compile(
+    r"(During handling of the above exception)|The above exception was the direct cause of the following"
+)
+# The names of exceptions; a bare class in a flattened traceback, where indentation does not tell code from exception.
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.){0,8}[A-Za-z_]\w*?"
+    r"(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|TimedOut|Failure|Failed|Fault|Abort|Aborted|Killed|Lost|"
+    r"Killer|Empty|NotFound|Group|Usage|OutOfMemory|Died|Unavailable|Refused|Truncated|NaN|Nan|Diverged|Traceback)"
+    r"(?:\([\w., ]{1,80}\))?(?::(?:\s|$)|$)"
+)
+_DOTTED = re.compile(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?:\s|$)|$)")
+_RAISED = re.compile(r"raise ((?:\w+\.){0,5}[A-Z]\w*)\b")
+# SageMaker's and its toolkit's words around the program's own.
+_AROUND = re.compile(
+    r"(?:Command|Cmd) \"[^\"]{0,2000}\"?|\b(?:[\w.]+: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
+    r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error):[ \t]?|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
+)
+
+# Exceptions that only report that another process, task or call has failed.
+_WRAPPERS = re.compile(
+    r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
+    r"|ProcessExitedException|RemoteTraceback|_RemoteTraceback|RayTaskError|TrainingFailedError|TuneError|SystemExit"
+    r"|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
+    r"|RetryError|SignalException)\b"
+)
+# Exceptions of the program whatever the words of their message, which are names and values of the program.
+_OF_PROGRAM = re.compile(
+    r"(?:KeyError|AttributeError|NameError|UnboundLocalError|TypeError|IndexError|ImportError|ModuleNotFoundError"
+    r"|SyntaxError|IndentationError|TabError|NotImplementedError|ZeroDivisionError|RecursionError)\b"
+)
+
+# Lines that a kernel, a runtime or a launcher prints when something fails.
+_FAULT = re.compile(
+    r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
+    r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
+    r"|\bFATAL\b|\bFatal\b|\bCRITICAL\b|\bERROR\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
+    r"|\(SIG[A-Z]{2,6}\)|fallen off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
+)
+_DEVICE = re.compile(
+    r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
+)
+
+_LEVEL = re.compile(
+    r"^.{0,60}?(?<!NCCL )(?<![\w./-])(?:INFO|DEBUG|WARNING|WARN|NOTICE|TRACE)(?=[\s:\]|-])"
+    r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])"
+    r"|(?<=\w)Warning\b|NCCL INFO|warnings\.warn",
+)
+_LOWER_LEVEL = re.compile(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
+_PROGRESS = re.compile(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
+_LITERAL = (
+    r"(?:[-+]?[\d.][\d.eE_+-]*\w{0,3}|true|false|none|null|nan|inf|on|off|yes|no|enabled|disabled|\[.*|\{.*|\".*\"|'.*'"
+    r"|[\w./-]+)"
+)
+_SETTING = re.compile(
+    rf"\s*(?:export |set |env |- |--|\+)?[\"']?[A-Za-z_][\w.\-/]*[\"']?\s?=\s?\S.*$"
+    r"|\s*[{,]?\s*[\"'][\w.\-/ ]{1,60}[\"']\s*:\s*.*$"
+    rf"|\s*[a-z]+[_\-.][\w.\-]*\s*:\s*{_LITERAL}\s*,?$|\s*[A-Z]+_[A-Z0-9_]+\s*:\s*\S.*$"
+    rf"|\s*[a-z]\w*\s*:\s*(?:[-+]?[\d.][\d.eE_+-]*|true|false|none|null|nan|inf),?$"
+    r"|\s*[\w.\-]+ ?\.{4,}.*$|\s*\|\s*[\w.\-]+\s*\|.*\|$"
+    r"|.{0,40}\b(?:Namespace|\w{0,40}(?:Config|Arguments|Args|Settings|Params)\w{0,20})\s?\(.*=.*"
+    r"|.{0,60}?(?:[\w.]+=[^\s,;]+[\s,;]+){3,}.*$",
+    re.IGNORECASE,
+)
+_METRIC = re.compile(
+    r"\{'(?:loss|grad_norm|epoch|eval_\w+|train_\w+)':|^\s*(?:\S+ ){0,3}(?:step|iter\w*|epoch)s?[ :=\[(]+\d"
+)
+_INTENT = re.compile(
+    r"^\s{0,4}(?:setting|using|enabling|disabling|enabled|disabled|configured|watching for|checking (?:for|whether)"
+    r"|registered|installing|will|if|when|starting|resuming|loading|loaded)\b(?!.{0,60}\b(?:fail|error)\w*)",
+    re.IGNORECASE,
+)
+_NATIVE_FRAME = re.compile(
+    r"\s*(?:frame )?#\d+:? |\s*at (?:\S{1,200}\(\S{0,200}\)|/|[\w./]+:\d+)|\s*\d+:\s+0x|\s*\d+: \w+(?:::\w+)+"
+    r"|\[\S+:\d+\] \[ ?\d+\]"
+    r"|\s*\S{1,200}\(\S{0,200}\+0x[0-9a-f]+\)|\s*\.\.\. \d+ more$|Exception raised from \S+ at|\s*stack backtrace:"
+    r"|\s*C\+\+ CapturedTraceback"
+)
+
+
+# Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
+_LOADS_CHECKPOINT = re.compile(
+    r"\btorch\.load\(|load_state_dict|from_pretrained|load_checkpoint|checkpoint|\bckpt|\bresume|\brestore|safetensors"
+    r"|\bload_model\b|\bload_weights\b|\bsafe_open\b",
+    re.IGNORECASE,
+)
+_READS_INPUT = re.compile(
+    r"__getitem__|data_?loader|_utils/fetch\.py|_utils/worker\.py|data_?sets?\b|read_(?:sample|record|shard|parquet)"
+    r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class _Block:
+    """An exception with its message."""
+
+    lines: list[str] = field(default_factory=list)
+    # It replaced the block before it: "During handling of ...", "... was the direct cause of ...".
+    is_chained: bool = False
+    # The last source line before the exception.
+    code: str = ""
+    # The frames and their source lines.
+    frames: str = ""
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.lines).split())
+
+
+@dataclass(slots=True)
+class FailureLines:
+    """The lines of a text by what they say about the failure."""
+
+    # The final exception of each traceback, with its message on the same line.
+    exceptions: list[str] = field(default_factory=list)
+    # Exceptions that another one replaced.
+    replaced: list[str] = field(default_factory=list)
+    # Lines outside tracebacks that begin like an exception, or that a kernel, runtime or launcher printed.
+    errors: list[str] = field(default_factory=list)
+    # Other lines, without code, settings, progress and warnings.
+    others: list[str] = field(default_factory=list)
+    # Settings, progress and warnings.
+    noise: list[str] = field(default_factory=list)
+    # Exceptions whose traceback shows that a checkpoint, or the input, was being read.
+    loading: set[str] = field(default_factory=set)
+    reading: set[str] = field(default_factory=set)
+    # The text ends inside a traceback, before its exception.
+    is_cut: bool = False
+    # The type that the last source line raises, where the traceback is cut off.
+    raised: str = ""
+
+    @property
+    def is_loading(self) -> bool:
+        """Return whether any traceback shows the loading of a checkpoint and none that of the input."""
+        return bool(self.loading) and not self.reading
+
+
+def is_wrapper(line: str) -> bool:
+    """Return whether the exception only reports that something else has failed."""
+    return _WRAPPERS.match(line) is not None
+
+
+def is_of_program(line: str) -> bool:
+    """Return whether the line is an exception whose type alone names the program as the cause."""
+    return _OF_PROGRAM.match(line) is not None
+
+
+def is_device_report(line: str) -> bool:
+    """Return whether the kernel, the driver or a library's error log printed the line."""
+    return _DEVICE.search(line) is not None
+
+
+def is_exception(line: str) -> bool:
+    """Return whether the line begins with the name of an exception."""
+    return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
+
+
+def find_failure_lines(text: str, *logs: str) -> FailureLines:
+    """Return the lines of a text, and of the logs that complete it, by what they say about the failure."""
+    found = FailureLines()
+    for part in (text, *logs):
+        for lines in _split_sources(_AROUND.sub("\n", part)).values():
+            _read_source(lines, found)
+    return found
+
+
+def _split_sources(text: str) -> dict[str, list[str]]:
+    """Return the lines of each rank or host, without the prefixes; one-line tracebacks are split into lines."""
+    sources: dict[str, list[str]] = {}
+    for line in re.split(r"\r\n|[\r\n]|\\n", text):
+        source, body = _strip_prefixes(line)
+        sources.setdefault(source, []).extend(_unfold(body))
+    return sources
+
+
+def _strip_prefixes(line: str) -> tuple[str, str]:
+    source = ""
+    for _ in range(4):
+        if stamp := _STAMP.match(line):
+            line = line[stamp.end() :]
+        elif match := _SOURCE.match(line):
+            source, line = source + match[0].strip(), line[match.end() :]
+        else:
+            break
+    while match := _GROUP.match(line):
+        line = line[match.end() :]
+    return source, line
+
+
+def _unfold(line: str) -> Iterator[str]:
+    """Split a traceback that was joined into one line: only what follows its last frame's code can be the exception."""
+    start = _START.search(line)
+    frames = list(re.finditer(r"File \"[^\"]{1,300}\", line \d+(?:, in \S+)?", line)) if len(line) > 60 else []
+    if not frames or (len(frames) == 1 and line.lstrip().startswith("File ") and not _named(line[frames[0].end() :])):
+        yield line
+        return
+    yield line[: start.end() if start and start.start() < frames[0].start() else frames[0].start()]
+    for index, frame in enumerate(frames):
+        yield f"  {frame[0]}"
+        end = frames[index + 1].start() if index + 1 < len(frames) else len(line)
+        code = line[frame.end() : end]
+        named = _named(code)
+        yield f"    {code[: named.start()] if named else code}"
+        if named:
+            yield code[named.start() :]
+
+
+def _named(code: str) -> "re.Match[str] | None":
+    return re.search(r"(?<=\s)(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration): ", code)
+
+
+def _read_source(lines: Iterable[str], found: FailureLines) -> None:
+    """Sort the lines of one rank or host."""
+    blocks: list[_Block] = []
+    block: _Block | None = None
+    in_frames = chained = ended = False
+    indent, code_lines, code = -1, 0, ""
+    frames: list[str] = []
+    for line in lines:
+        bare = line.strip()
+        start = _START.search(line)
+        if start or _FRAME.match(line):
+            if not in_frames:
+                block, chained, ended = None, chained, False
+            in_frames, code_lines = True, 0
+            frames = [*frames, bare] if start is None else []
+            if start is None:
+                indent = len(line) - len(line.lstrip())
+            else:
+                indent, code = -1, ""
+                if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
+                    found.errors.append(before)
+            continue
+        if _CHAIN.search(line):
+            chained, in_frames, block = True, False, None
+            continue
+        if in_frames:
+            if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
+                continue
+            depth = len(line) - len(line.lstrip())
+            is_code = depth > max(indent, 0) if indent >= 0 else depth >= 4
+            if indent == 0 and not is_code:
+                is_code = code_lines == 0 and not is_exception(bare)
+            if is_code:
+                code_lines, code = code_lines + 1, bare
+                frames.append(bare)
+                continue
+            block = _Block([bare.strip('"')], chained, code, "\n".join(frames))
+            frames = []
+            blocks.append(block)
+            in_frames = chained = ended = False
+            continue
+        if block is not None and not ended:
+            if not bare or bare in ('"""', "'''"):
+                ended = not bare or ended
+                continue
+            if len(block.lines) < MAX_MESSAGE_LINES and not _begins_anew(line):
+                block.lines.append(bare.strip('"'))
+                continue
+            ended = True
+        _sort_line(line, bare, found)
+    if in_frames:
+        found.is_cut = True
+        raised = _RAISED.match(code)
+        found.raised = raised[1] if raised else ""
+    for index, item in enumerate(blocks):
+        if _READS_INPUT.search(item.frames):
+            found.reading.add(item.text)
+        elif _LOADS_CHECKPOINT.search(item.frames):
+            found.loading.add(item.text)
+        is_replaced = index + 1 < len(blocks) and blocks[index + 1].is_chained
+        if (is_replaced and not is_wrapper(blocks[index + 1].text)) or (in_frames and chained and item is blocks[-1]):
+            found.replaced.append(item.text)
+        else:
+            found.exceptions.append(item.text)
+
+
+def _begins_anew(line: str) -> bool:
+    """Return whether the line does not continue an exception's message."""
+    return bool(
+        is_exception(line)
+        or _LEVEL.match(line)
+        or _LOWER_LEVEL.match(line)
+        or _PROGRESS.search(line)
+        or _FAULT.search(line)
+        or _NATIVE_FRAME.match(line)
+    )
+
+
+def _sort_line(line: str, bare: str, found: FailureLines) -> None:
+    if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
+        return
+    if is_exception(bare):
+        found.errors.append(bare)
+    elif _LEVEL.search(line) or _LOWER_LEVEL.match(line) or _PROGRESS.search(line) or _METRIC.search(line):
+        found.noise.append(bare)
+    elif _FAULT.search(line):
+        found.errors.append(bare)
+    elif _SETTING.match(line) or _INTENT.match(line):
+        found.noise.append(bare)
+    else:
+        found.others.append(bare)

@@ -1,0 +1,64 @@
+"""The log of a failed job is read where its FailureReason does not name the error, and only there."""
+
+import pytest
+
+from rerail.messages.messages import JobStateChanged
+from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.run import Run
+from tests.fakes import World
+
+BARE = "AlgorithmError: , exit code: 1"
+STEPS = "".join(f"step {step} loss 2.3\n" for step in range(50))
+TRACE = (
+    'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    main()  # CUDA out of memory?\n'
+)
+PEER = "[rank8]:[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+
+
+def fail(world: World, reason: str, *ends: str) -> Run:
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.logs.ends["gpt"] = ends
+    world.sagemaker.fail("gpt", reason)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    return world.run()
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends", "cause", "evidence"),
+    [
+        (BARE, (STEPS + TRACE + "KeyError: 'eos'",), "user_code", "KeyError: 'eos'"),
+        (BARE, (PEER, STEPS + TRACE + "torch.OutOfMemoryError: CUDA out of memory."), "oom", "OutOfMemoryError"),
+        (BARE, (STEPS + PEER, PEER), "hang", "Watchdog caught"),
+        (f"AlgorithmError: {TRACE}", (STEPS + TRACE + "KeyError: 'eos'",), "user_code", "KeyError: 'eos'"),
+        (BARE, (STEPS,), "user_code", "AlgorithmError"),
+    ],
+)
+def test_a_bare_reason_is_completed_from_the_logs_of_all_hosts(
+    reason: str, ends: tuple[str, ...], cause: str, evidence: str
+) -> None:
+    """The root error decides, on whichever host it is printed; a log without an error leaves the reason as it is."""
+    world = World()
+    (incident,) = fail(world, reason, *ends).incidents
+    assert (incident.cause, world.logs.read) == (cause, ["gpt"])
+    assert evidence in incident.evidence
+    assert "could be read" not in incident.reason
+
+
+@pytest.mark.parametrize("reason", ["AlgorithmError: KeyError: 'x', exit code: 1", '{"rerail": 1, "cause": "hang"}'])
+def test_a_reason_that_names_the_error_needs_no_log(reason: str) -> None:
+    """No call is made."""
+    world = World()
+    assert fail(world, reason, TRACE + "torch.OutOfMemoryError: CUDA out of memory.").incidents[0].cause != "oom"
+    assert world.logs.read == []
+
+
+@pytest.mark.parametrize("error", [StateUnknown("get_log_events: AccessDenied"), Throttled("slow"), None])
+def test_without_a_log_the_reason_alone_decides(error: Exception | None) -> None:
+    """Missing, denied or throttled: the run goes on as before."""
+    world = World()
+    world.logs.error = error
+    run = fail(world, BARE)
+    assert run.incidents[0].cause == "user_code"
+    assert "no log could be read: " + (str(error) if error else "the job has no log") in run.incidents[0].reason
+    assert run.current.number == 2
