@@ -34,7 +34,7 @@ def test_a_hung_process_reports_its_function(bucket: Bucket, tmp_path):
     try:
         assert ranks.said(0) == "training"
         report = bucket.wait_for(lambda: stand_still(bucket))
-        heartbeat = bucket.heartbeat()
+        heartbeat = bucket.wait_for(bucket.heartbeat)
         assert bucket.wait_for(lambda: bucket.heartbeat().at > heartbeat.at)
     finally:
         ranks.kill()

@@ -136,6 +136,7 @@ def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
         "job": "gpt-a002",
         "step": None,
         "dollars": 12.5,
+        "incident_dollars": None,
     }
     assert read_detail(detail) == NOTICE
 

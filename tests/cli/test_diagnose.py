@@ -70,7 +70,8 @@ def test_a_path_of_a_file_is_read_as_a_log(tmp_path: Path) -> None:
 def test_a_full_disk_is_answered_with_what_to_change() -> None:
     """The next job has a disk of the same size."""
     result = run("OSError: [Errno 28] No space left on device: '/opt/ml/checkpoints/step-40/model.pt'")
-    assert "will not help: first keep fewer checkpoints and temporary files, or take a larger one with --volume" in " ".join(result.stdout.split())
+    advice = "will not help: first keep fewer checkpoints and temporary files, or take a larger one with --volume"
+    assert advice in " ".join(result.stdout.split())
 
 
 def test_a_file_becomes_one_json_line_each(failures: Path) -> None:

@@ -24,6 +24,7 @@ WILDCARDS = {
     # The same, and the mailbox: jobs name their runs themselves.
     "s3:GetObject": (
         *(":s3:::*sagemaker*/*", "/runs/*/reports/*.json", "/runs/*/heartbeat.json", "/runs/*/report.html"),
+        "/changes/*/*.json",
     ),
     "s3:PutObject": ("/runs/*/command.json", "/runs/*/report.html"),
     "logs:DescribeLogStreams": ":log-group:/aws/sagemaker/TrainingJobs:*",  # all jobs print to this one group
@@ -175,8 +176,15 @@ def test_only_what_is_supervised_is_touched(template, action):
 @pytest.mark.parametrize(
     ("name", "may"),
     [
-        ("supervise", {"s3:PutObject": "/runs/*/command.json", "s3:GetObject": "/runs/*/reports/*.json"}),
-        ("sweep", {"s3:GetObject": "/runs/*/heartbeat.json"}),
+        (
+            "supervise",
+            {
+                ("s3:PutObject", "/runs/*/command.json"),
+                ("s3:GetObject", "/runs/*/reports/*.json"),
+                ("s3:GetObject", "/changes/*/*.json"),
+            },
+        ),
+        ("sweep", {("s3:GetObject", "/runs/*/heartbeat.json")}),
     ],
 )
 def test_the_mailbox_is_used_by_its_keys(template, name, may):
@@ -184,7 +192,7 @@ def test_the_mailbox_is_used_by_its_keys(template, name, may):
     from what is forbidden."""
     statements = [s for s in template.allowed(name) if MAILBOX in text(many(s["Resource"])[0])]
     assert {(s["Action"], text(s["Resource"]).removeprefix(MAILBOX)) for s in statements} == {
-        *may.items(),
+        *may,
         ("s3:ListBucket", ""),
     }
 
