@@ -1,7 +1,7 @@
 """Build everything that a release consists of: `make release` writes it to .local/release.
 
 Wheels and source distributions of the command line and of the agent, the template for deployments without the CDK,
-bills of materials, the version's notes, and the SHA-256 of each file. Nothing is uploaded.
+a Grafana dashboard, bills of materials, the version's notes, and the SHA-256 of each file. Nothing is uploaded.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-from tools import sbom, standalone_template
+from tools import grafana, sbom, standalone_template
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".local" / "release"
@@ -29,6 +29,7 @@ def main() -> None:
     if number != version("rerail"):
         print(f"note: the environment has version {version('rerail')}; this release is {number}")
     write_standalone(FOLDER, number)
+    grafana.main(FOLDER / f"rerail-grafana-{number}.json")
     sbom.main()
     for bill in sorted(sbom.FOLDER.glob("*.cdx.json")):
         shutil.copy2(bill, FOLDER / bill.name)
