@@ -26,6 +26,7 @@ from rerail.diagnosis.symptoms import (
 )
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
+from rerail.model.lazy_pattern import LazyPattern
 from rerail.model.mailbox import Report
 from rerail.model.redaction import redact_secrets
 from rerail.model.run import Job
@@ -54,7 +55,7 @@ _EXITS: Mapping[int, tuple[Cause, str]] = {
 } | dict.fromkeys((1, 2, 126, 127), (Cause.USER_CODE, "exit-status"))
 
 # Text that is printed with every failure of a kind, whatever its cause, and irrelevant lines.
-_BOILERPLATE = re.compile(
+_BOILERPLATE = LazyPattern(
     r'Command "[^"]{0,2000}"?|\b(?:[\w.]+: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: '
     r"|Due to the asynchronous nature of CUDA kernels[^.]{0,200}\.?|To avoid (?:data inconsistency|this)[^.]{0,200}\.?"
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
@@ -69,26 +70,26 @@ _BOILERPLATE = re.compile(
     r"(?:enough|sufficient|fine|ok|normal)\b",
     re.IGNORECASE,
 )
-_IRRELEVANT = re.compile(
+_IRRELEVANT = LazyPattern(
     r"NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
     r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
     r"|[Gg]radient overflow\. Skipping"
 )
-_NUMBER = re.compile(r"\d+")
-_EXIT_CODE = re.compile(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
-_SIGNAL = re.compile(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
+_NUMBER = LazyPattern(r"\d+")
+_EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
+_SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
 
-_STRUCTURED = re.compile(r'\{\s{0,3}"rerail"')
-_FIELD = re.compile(r'"(cause|error|step|exit_code)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
+_STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
+_FIELD = LazyPattern(r'"(cause|error|step|exit_code)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
 
 # Applied in this order to make two reports of one error equal.
-_VOLATILE_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r",? exit code: -?\d+\W*$", re.IGNORECASE), ""),
-    (re.compile(r"\b(?:s3|https?|gs|file|tcp)://[^\s\"']+|(?:/[\w.+@=~-]+){2,}/?"), "<path>"),
-    (re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b", re.IGNORECASE), "#"),
-    (re.compile(r"[-+]?\d+(?:[.,:e+-]+\d+)*"), "#"),
-    (re.compile(r"# ?(?:[KMGTP]i?B|bytes|ms|us|s|milliseconds|seconds|minutes|hours|%)(?![A-Za-z])"), "#"),
-    (re.compile(r"\[#(?:, ?#)*\]"), "[#]"),
+_VOLATILE_PATTERNS: tuple[tuple[LazyPattern, str], ...] = (
+    (LazyPattern(r",? exit code: -?\d+\W*$", re.IGNORECASE), ""),
+    (LazyPattern(r"\b(?:s3|https?|gs|file|tcp)://[^\s\"']+|(?:/[\w.+@=~-]+){2,}/?"), "<path>"),
+    (LazyPattern(r"0x[0-9a-f]+|\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b", re.IGNORECASE), "#"),
+    (LazyPattern(r"[-+]?\d+(?:[.,:e+-]+\d+)*"), "#"),
+    (LazyPattern(r"# ?(?:[KMGTP]i?B|bytes|ms|us|s|milliseconds|seconds|minutes|hours|%)(?![A-Za-z])"), "#"),
+    (LazyPattern(r"\[#(?:, ?#)*\]"), "[#]"),
 )
 
 

@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rerail.model.lazy_pattern import LazyPattern
+
 MAX_MESSAGE_LINES = 12
 
 # What launchers, log drivers and clusters put before each line. What names the rank or host tells its lines apart.
-_SOURCE = re.compile(
+_SOURCE = LazyPattern(
     r"\s{0,3}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
     r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
     r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\|"
@@ -20,69 +22,69 @@ _SOURCE = re.compile(
     r"|\d{1,4}: )"
     r" ?"
 )
-_STAMP = re.compile(
+_STAMP = LazyPattern(
     r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\]?(?= )|std(?:err|out) [FP](?= )|\[std(?:err|out)\]:?) ?"
 )
-_GROUP = re.compile(r"\s{0,20}(?:\+[+-]{2,}[-\s\d]*$|\+ (?=Exception Group)|\|(?: |$))")
+_GROUP = LazyPattern(r"\s{0,20}(?:\+[+-]{2,}[-\s\d]*$|\+ (?=Exception Group)|\|(?: |$))")
 
-_START = re.compile(r"Traceback \(most recent call last\):?|\(most recent call first\):?")
-_FRAME = re.compile(r"\s*File \"[^\"]*\", line \d+|.{0,200}\", line \d+, in \S+$|line \d+, in \S+$")
-_CARETS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
-_CHAIN = re.compile(
+_START = LazyPattern(r"Traceback \(most recent call last\):?|\(most recent call first\):?")
+_FRAME = LazyPattern(r"\s*File \"[^\"]*\", line \d+|.{0,200}\", line \d+, in \S+$|line \d+, in \S+$")
+_CARETS = LazyPattern(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
+_CHAIN = LazyPattern(
     r"(During handling of the above exception)|The above exception was the direct cause of the following"
 )
 # The names of exceptions; a bare class in a flattened traceback, where indentation does not tell code from exception.
-_EXCEPTION = re.compile(
+_EXCEPTION = LazyPattern(
     r"(?:[A-Za-z_]\w*\.){0,8}[A-Za-z_]\w*?"
     r"(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|TimedOut|Failure|Failed|Fault|Abort|Aborted|Killed|Lost|"
     r"Killer|Empty|NotFound|Group|Usage|OutOfMemory|Died|Unavailable|Refused|Truncated|NaN|Nan|Diverged|Traceback)"
     r"(?:\([\w., ]{1,80}\))?(?::(?:\s|$)|$)"
 )
-_DOTTED = re.compile(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?:\s|$)|$)")
-_RAISED = re.compile(r"raise ((?:\w+\.){0,5}[A-Z]\w*)\b")
+_DOTTED = LazyPattern(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?:\s|$)|$)")
+_RAISED = LazyPattern(r"raise ((?:\w+\.){0,5}[A-Z]\w*)\b")
 # SageMaker's and its toolkit's words around the program's own.
-_AROUND = re.compile(
+_AROUND = LazyPattern(
     r"(?:Command|Cmd) \"[^\"]{0,2000}\"?|\b(?:[\w.]+: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
     r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error):[ \t]?|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
 )
 
 # Exceptions that only report that another process, task or call has failed.
-_WRAPPERS = re.compile(
+_WRAPPERS = LazyPattern(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
     r"|ProcessExitedException|RemoteTraceback|_RemoteTraceback|RayTaskError|TrainingFailedError|TuneError|SystemExit"
     r"|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
     r"|RetryError|SignalException)\b"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
-_OF_PROGRAM = re.compile(
+_OF_PROGRAM = LazyPattern(
     r"(?:KeyError|AttributeError|NameError|UnboundLocalError|TypeError|IndexError|ImportError|ModuleNotFoundError"
     r"|SyntaxError|IndentationError|TabError|NotImplementedError|ZeroDivisionError|RecursionError)\b"
 )
 
 # Lines that a kernel, a runtime or a launcher prints when something fails.
-_FAULT = re.compile(
+_FAULT = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
     r"|\bFATAL\b|\bFatal\b|\bCRITICAL\b|\bERROR\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
     r"|\(SIG[A-Z]{2,6}\)|fallen off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
 )
-_DEVICE = re.compile(
+_DEVICE = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
 )
 
-_LEVEL = re.compile(
+_LEVEL = LazyPattern(
     r"^.{0,60}?(?<!NCCL )(?<![\w./-])(?:INFO|DEBUG|WARNING|WARN|NOTICE|TRACE)(?=[\s:\]|-])"
     r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])"
     r"|(?<=\w)Warning\b|NCCL INFO|warnings\.warn",
 )
-_LOWER_LEVEL = re.compile(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
-_PROGRESS = re.compile(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
+_LOWER_LEVEL = LazyPattern(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
+_PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
 _LITERAL = (
     r"(?:[-+]?[\d.][\d.eE_+-]*\w{0,3}|true|false|none|null|nan|inf|on|off|yes|no|enabled|disabled|\[.*|\{.*|\".*\"|'.*'"
     r"|[\w./-]+)"
 )
-_SETTING = re.compile(
+_SETTING = LazyPattern(
     rf"\s*(?:export |set |env |- |--|\+)?[\"']?[A-Za-z_][\w.\-/]*[\"']?\s?=\s?\S.*$"
     r"|\s*[{,]?\s*[\"'][\w.\-/ ]{1,60}[\"']\s*:\s*.*$"
     rf"|\s*[a-z]+[_\-.][\w.\-]*\s*:\s*{_LITERAL}\s*,?$|\s*[A-Z]+_[A-Z0-9_]+\s*:\s*\S.*$"
@@ -92,15 +94,15 @@ _SETTING = re.compile(
     r"|.{0,60}?(?:[\w.]+=[^\s,;]+[\s,;]+){3,}.*$",
     re.IGNORECASE,
 )
-_METRIC = re.compile(
+_METRIC = LazyPattern(
     r"\{'(?:loss|grad_norm|epoch|eval_\w+|train_\w+)':|^\s*(?:\S+ ){0,3}(?:step|iter\w*|epoch)s?[ :=\[(]+\d"
 )
-_INTENT = re.compile(
+_INTENT = LazyPattern(
     r"^\s{0,4}(?:setting|using|enabling|disabling|enabled|disabled|configured|watching for|checking (?:for|whether)"
     r"|registered|installing|will|if|when|starting|resuming|loading|loaded)\b(?!.{0,60}\b(?:fail|error)\w*)",
     re.IGNORECASE,
 )
-_NATIVE_FRAME = re.compile(
+_NATIVE_FRAME = LazyPattern(
     r"\s*(?:frame )?#\d+:? |\s*at (?:\S{1,200}\(\S{0,200}\)|/|[\w./]+:\d+)|\s*\d+:\s+0x|\s*\d+: \w+(?:::\w+)+"
     r"|\[\S+:\d+\] \[ ?\d+\]"
     r"|\s*\S{1,200}\(\S{0,200}\+0x[0-9a-f]+\)|\s*\.\.\. \d+ more$|Exception raised from \S+ at|\s*stack backtrace:"
@@ -109,12 +111,12 @@ _NATIVE_FRAME = re.compile(
 
 
 # Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
-_LOADS_CHECKPOINT = re.compile(
+_LOADS_CHECKPOINT = LazyPattern(
     r"\btorch\.load\(|load_state_dict|from_pretrained|load_checkpoint|checkpoint|\bckpt|\bresume|\brestore|safetensors"
     r"|\bload_model\b|\bload_weights\b|\bsafe_open\b",
     re.IGNORECASE,
 )
-_READS_INPUT = re.compile(
+_READS_INPUT = LazyPattern(
     r"__getitem__|data_?loader|_utils/fetch\.py|_utils/worker\.py|data_?sets?\b|read_(?:sample|record|shard|parquet)"
     r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
     re.IGNORECASE,

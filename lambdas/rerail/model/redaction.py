@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from rerail.model.lazy_pattern import LazyPattern
+
 HIDDEN = "[hidden]"
 PLACES = ("Environment", "HyperParameters")
 # Shorter values and numbers are not secrets, and occur in most texts by chance.
@@ -25,28 +27,28 @@ MAX_PARTS = 50
 
 # The first group is kept. The lengths are bounded, so that any line can be searched quickly.
 _SECRET_PATTERNS = (
-    re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[\s\S]{1,8000}?(?=-----END|\Z)"),
-    re.compile(r"(\b(?:AKIA|ASIA))[A-Z0-9]{16}\b"),
-    re.compile(
+    LazyPattern(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[\s\S]{1,8000}?(?=-----END|\Z)"),
+    LazyPattern(r"(\b(?:AKIA|ASIA))[A-Z0-9]{16}\b"),
+    LazyPattern(
         r"(\b(?:hf|gh[opsur]|github_pat|glpat|sk|pk|rk|xox[abeprs]|npm|pypi|dop_v1|whsec)[_-])[A-Za-z0-9_-]{16,400}"
     ),
-    re.compile(r"(\bAIza)[A-Za-z0-9_-]{30,60}"),
-    re.compile(r"(\beyJ)[A-Za-z0-9_-]{5,2000}\.[A-Za-z0-9_-]{2,2000}\.[A-Za-z0-9_-]{2,2000}"),
-    re.compile(
+    LazyPattern(r"(\bAIza)[A-Za-z0-9_-]{30,60}"),
+    LazyPattern(r"(\beyJ)[A-Za-z0-9_-]{5,2000}\.[A-Za-z0-9_-]{2,2000}\.[A-Za-z0-9_-]{2,2000}"),
+    LazyPattern(
         r"([?&;](?:X-Amz-(?:Signature|Security-Token|Credential)|sig|signature|se?cret|token|access_token|api_?key|key"
         r"|password|pwd|auth)=)[^&\s\"'<>]{6,2000}",
         re.IGNORECASE,
     ),
-    re.compile(r"(X-Amz-(?:Signature|Security-Token|Credential)=)[^&\s\"']{1,2000}"),
-    re.compile(r"(\b(?:bearer|basic)\s)[A-Za-z0-9._~+/=-]{12,2000}", re.IGNORECASE),
+    LazyPattern(r"(X-Amz-(?:Signature|Security-Token|Credential)=)[^&\s\"']{1,2000}"),
+    LazyPattern(r"(\b(?:bearer|basic)\s)[A-Za-z0-9._~+/=-]{12,2000}", re.IGNORECASE),
     # Credentials in a URL: user and password, or a key in the place of the user.
-    re.compile(r"(://[^/\s:@]{0,80}:)[^/\s]{1,200}(?=@)"),
-    re.compile(r"(://)[A-Za-z0-9._~+-]{16,200}(?=@)"),
+    LazyPattern(r"(://[^/\s:@]{0,80}:)[^/\s]{1,200}(?=@)"),
+    LazyPattern(r"(://)[A-Za-z0-9._~+-]{16,200}(?=@)"),
     # Addresses that anyone may post to.
-    re.compile(r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[\w/-]{6,200}"),
-    re.compile(r"(discord(?:app)?\.com/api/webhooks/)[\w/-]{6,200}"),
-    re.compile(r"(\.webhook\.office\.com/)[\w/@-]{6,300}"),
-    re.compile(
+    LazyPattern(r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[\w/-]{6,200}"),
+    LazyPattern(r"(discord(?:app)?\.com/api/webhooks/)[\w/-]{6,200}"),
+    LazyPattern(r"(\.webhook\.office\.com/)[\w/@-]{6,300}"),
+    LazyPattern(
         r"(\b[\w-]{0,40}(?:passwor[dt]|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
         r"|[a-z]_token|[a-z]-token|(?<![a-z])(?:pass|pwd|jwt|pat|sas))[\w-]{0,20}[\"']?\s?[=:]\s?[\"']?)"
         r"(?!\[hidden\])[^\s\"',;]{6,400}",
@@ -55,22 +57,22 @@ _SECRET_PATTERNS = (
 )
 
 # A word of a name that makes its value a secret; `apikey` is written in one word.
-_SECRET_WORD = re.compile(
+_SECRET_WORD = LazyPattern(
     r"secrets?|tokens?|\w*passwor[dt]s?|passwd|\w*passphrase|pass|pwd|pat|jwt|creds?|credentials?|auth|authorization"
     r"|cookies?|dsn|private|signature|sig|sas|webhook|connection|connstr|(?:api|access|secret|auth|private|ssh|deploy|license)key|bearer|otp"
 )
 # Tokens and keys of another kind: `pad_token`, `max_tokens`, `label_key`.
-_PLAIN_WORD = re.compile(
+_PLAIN_WORD = LazyPattern(
     r"pad|eos|bos|unk|mask|sep|cls|max|min|num|n|new|total|special|per|label|labels|data|input|inputs|target|image|text"
     r"|sort|primary|foreign|batch|metric|monitor|column|prompt|response|caption|audio|video"
 )
 # The last word of a name that describes a secret without being one: `auth_mode`, `token_file`, `secret_arn`.
-_DESCRIPTION = re.compile(
+_DESCRIPTION = LazyPattern(
     r"mode|type|kind|name|path|file|dir|folder|arn|size|length|count|limit|ttl|timeout|version|provider|backend|method"
     r"|class|enabled|required|env|var|region|ids?|prefix|suffix|column|field|format|level|policy"
 )
 # Words that error messages consist of: where one is the value of a secret, hiding it would hide the error.
-_ORDINARY_WORD = re.compile(
+_ORDINARY_WORD = LazyPattern(
     r"memory|tokenizer|default|disabled|enabled|required|optional|unknown|training|running|failed|failure|errors?|model"
     r"|process(?:es)?|signal|devices?|python|modules?|import(?:ed)?|load(?:ing|ed)|workers?|datasets?|checkpoints?"
     r"|gradients?|invalid|timeouts?|connection|network|internal|server|service|storage|bucket|secrets?|tokens?"
@@ -78,8 +80,8 @@ _ORDINARY_WORD = re.compile(
     r"|traceback|system|machines?|allocated?|capacity|denied|access|permission|forbidden|refused|expired|missing|epochs?",
     re.IGNORECASE,
 )
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_URL_SECRET = re.compile(
+_CAMEL = LazyPattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_URL_SECRET = LazyPattern(
     r"://([^/\s]+)@|[?&;](?:sig|signature|token|access_token|key|api_?key|password|secret)=([^&\s]+)|hooks\.slack\.com",
     re.IGNORECASE,
 )
