@@ -43,7 +43,6 @@ def test_what_is_saved_is_loaded(runs):
 
 
 def test_a_missing_run_or_owner_is_none(runs):
-    """No run, no owner."""
     assert runs.load("gpt") is None
     assert runs.run_of("gpt") is None
 
@@ -57,7 +56,6 @@ def test_times_in_a_request_become_text(runs):
 
 
 def test_a_run_is_begun_once(runs):
-    """Of two that adopt the same job in the same moment, one is told."""
     runs.save(RUN)
     with pytest.raises(Conflict, match="run gpt is no longer at version 0"):
         runs.save(RUN)
@@ -111,7 +109,6 @@ def test_a_held_run_whose_job_lives_stays_open(runs):
 
 
 def test_every_run_there_is(runs):
-    """For people: open or ended, and nothing that is not a run."""
     runs.save(RUN, an_entry(1), REQUEST)
     runs.save(replace(RUN, id="old", state=RunState.COMPLETED, attempts=(Attempt(1, "old"),)))
     runs.ignore("stranger", "no tag", until=NOON)
@@ -127,7 +124,6 @@ def test_a_timeline_reads_from_the_first_day(runs):
 
 
 def test_a_decision_without_a_reason_leaves_no_entry(runs):
-    """Facts alone are noted in the run."""
     runs.save(RUN)
     assert runs.timeline("gpt") == []
 
