@@ -175,6 +175,7 @@ def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
     assert cpu_seconds(lambda: made.append(make_report(known)), repeats=1) / cost_of_tenth < 40
     (report,) = made
     page = render_page(report)
+    assert len(render_page(make_report(immense(every=200, tries=50)))) < len(page)
     assert len(page.encode()) < MOST_BYTES
     for chart in report.charts:
         assert sum(len(line.points) for line in chart.curve.lines) <= CHART_POINT_LIMIT

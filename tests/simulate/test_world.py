@@ -23,7 +23,7 @@ def outcome(way: Way, *, gpus: int = 4096, days: float = 0.5, seed: int = 0, fac
 
 @cache
 def ettr(way: Way, factor: float) -> float:
-    return sum(outcome(way, gpus=16_384, days=1.0, seed=seed, factor=factor).ettr for seed in range(2)) / 2
+    return sum(outcome(way, gpus=16_384, days=1.5, seed=seed, factor=factor).ettr for seed in range(3)) / 3
 
 
 @settings(max_examples=25, deadline=None)
