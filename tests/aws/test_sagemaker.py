@@ -299,26 +299,21 @@ def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):
     SageMakerJobs().release_warm_pool("gpt-7b")
 
 
-@pytest.mark.parametrize("code", COME_BACK_LATER)
-def test_a_throttled_stop_stays_pending(api, code):
-    """The sweep finds it pending a minute later."""
-    refuse(api, "stop_training_job", code)
-    refuse(api, "update_training_job", code)
-    with pytest.raises(Throttled):
-        SageMakerJobs().stop("gpt-7b")
-    with pytest.raises(Throttled):
-        SageMakerJobs().release_warm_pool("gpt-7b")
-
-
-@pytest.mark.parametrize("code", ["AccessDeniedException", "InternalFailure"])
-def test_a_stop_that_fails_otherwise_is_an_error(api, code):
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        *((code, Throttled) for code in COME_BACK_LATER),
+        ("AccessDeniedException", ClientError),
+        ("InternalFailure", ClientError),
+    ],
+)
+def test_a_throttled_stop_stays_pending_and_another_failure_is_an_error(api, code, error):
     """A missing permission must not pass for a stopped job."""
     refuse(api, "stop_training_job", code)
     refuse(api, "update_training_job", code)
-    with pytest.raises(ClientError, match=code):
-        SageMakerJobs().stop("gpt-7b")
-    with pytest.raises(ClientError, match=code):
-        SageMakerJobs().release_warm_pool("gpt-7b")
+    for call in (SageMakerJobs().stop, SageMakerJobs().release_warm_pool):
+        with pytest.raises(error, match=code):
+            call("gpt-7b")
 
 
 def test_every_page_of_tags_is_read(api):
