@@ -1,9 +1,11 @@
 """Settings of every suite: Hypothesis draws the same examples each time, and sets no deadline."""
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import botocore.loaders
 import pytest
@@ -13,8 +15,18 @@ settings.register_profile(
     "rerail", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("rerail")
+# A module whose tests are all slow.
+IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
 # Thousands of sessions read the same service models: parse each once per process.
 botocore.loaders.create_loader = cache(botocore.loaders.create_loader)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is slow as a whole where `-m` deselects it: importing the CDK and the frameworks takes seconds."""
+    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+        return None
+    is_slow = "tests/stacks/" in collection_path.as_posix() or IS_SLOW.search(collection_path.read_text())
+    return True if is_slow else None
 
 
 def pytest_collection_finish() -> None:

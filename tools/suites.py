@@ -17,8 +17,11 @@ from local.pace import SLOWEST, VARIABLE, measure_pace
 # The runs share the cores.
 SHARED = 2.0
 RUNS = {
-    # One at a time would take as long as all the others together.
-    "demo": ("tests/demo", "-m", "not rehearsal and not load", "-n", "4", "--dist", "load"),
+    # One at a time would take as long as all the others together; "load" gives neighbours to the same worker.
+    "demo": (
+        *("tests/demo", "-m", "not rehearsal and not load"),
+        *("-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder"),
+    ),
     # The longest files of the folder begin first, which xdist would reorder.
     "deployed": ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (

@@ -62,7 +62,6 @@ def test_only_what_was_saved_at_the_agreed_step_or_later_answers():
 
 
 def test_the_same_command_again_is_no_news():
-    """S3 gives what is there; only another id is another command."""
     state = make_state()
     assert state.receive(mine(), at=NOW).save
     assert state.receive(mine(), at=NOW) == CommandEffect()
@@ -70,12 +69,10 @@ def test_the_same_command_again_is_no_news():
 
 
 def test_an_older_attempts_command_is_not_ours():
-    """It lies there from before this attempt was started."""
     assert make_state().receive(serialize(command(attempt=1)), at=NOW) == CommandEffect()
 
 
 def test_owning_the_run_asks_for_nothing():
-    """What every attempt finds in the mailbox when it starts."""
     assert make_state().receive(mine(kind=CommandKind.TRAIN), at=NOW) == CommandEffect()
 
 

@@ -142,7 +142,6 @@ def callback(new_guard, tmp_path):
 
 
 def test_training_is_what_it_was_and_each_batch_has_its_metric_line(callback, tmp_path, capsys):
-    """Outside SageMaker nothing else happens."""
     losses = fit(callback())
     assert losses == fit()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rerail step=")]
@@ -181,8 +180,6 @@ def test_periodic_and_final_checkpoints_are_kept_in_number(callback, tmp_path):
 
 
 def test_a_fenced_attempt_saves_no_more(callback, bucket, tmp_path):
-    """Once a newer attempt owns the run."""
-
     def fence():
         bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
         bucket.wait_for_report(ReportKind.REFUSED)

@@ -22,24 +22,17 @@ def rows(values: list[float], first: int = 1) -> list[Sample]:
     return [Sample(step=step, loss=value, step_time_s=0.1) for step, value in enumerate(values, first)]
 
 
-def test_a_spike_makes_checkpoints_suspect_until_the_loss_recovers():
-    """From the first row that is too high to the first that is back."""
+@pytest.mark.parametrize(
+    ("trouble", "good_before", "suspect"), [([6.0, 5.0, 4.0], 100, 3), ([math.nan], 40, 10)], ids=["spike", "no number"]
+)
+def test_checkpoints_are_suspect_until_the_loss_recovers(trouble, good_before, suspect):
+    """From the first row that is too high to the first that is back; after a NaN until ten good rows in a row."""
     judgement = StepDetection(Thresholds())
     health = []
-    for sample in rows(losses(100) + [6.0, 5.0, 4.0] + losses(20, seed=2)):
+    for sample in rows([*losses(good_before), *trouble, *losses(30, seed=2)]):
         judgement.evaluate(sample)
         health.append(judgement.health)
-    assert health == ["clean"] * 100 + ["suspect"] * 3 + ["clean"] * 20
-
-
-def test_a_loss_that_is_no_number_makes_checkpoints_suspect_for_some_steps():
-    """Until the detector has seen ten good rows in a row."""
-    judgement = StepDetection(Thresholds())
-    health = []
-    for sample in rows([*losses(40), math.nan, *losses(30, seed=2)]):
-        judgement.evaluate(sample)
-        health.append(judgement.health)
-    assert health == ["clean"] * 40 + ["suspect"] * 10 + ["clean"] * 21
+    assert health == ["clean"] * good_before + ["suspect"] * suspect + ["clean"] * (30 + len(trouble) - suspect)
 
 
 def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():

@@ -55,7 +55,6 @@ def test_outside_sagemaker_it_prints_metric_lines_and_starts_no_thread(new_guard
 
 
 def test_log_every_thins_the_lines_and_log_overrides_it(new_guard, capfd):
-    """Detectors see every step all the same."""
     guard = new_guard(log_every=10)
     for step in range(1, 31):
         guard.step(step=step, loss=2.0, log={15: True, 20: False}.get(step))
@@ -134,8 +133,6 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     ],
 )
 def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypatch, target):
-    """From the first line of a script to its last."""
-
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
@@ -235,7 +232,6 @@ def test_the_time_of_a_save_is_not_taken_for_a_slow_step(new_guard):
 
 
 def test_an_error_in_a_phase_is_the_scripts(new_guard):
-    """It passes, and the phase is over."""
     guard = new_guard()
     guard.step(step=1, loss=2.0)
     phase = guard.phase("save")

@@ -92,7 +92,6 @@ class Watched:
 
 
 def test_a_stall_is_reported_once(monkeypatch, capfd):
-    """However long it lasts; the next one is news."""
     watched = Watched(monkeypatch)
     for step in (1, 2):
         watched.progress.on_step(step)
@@ -141,7 +140,6 @@ def test_steps_that_take_long_by_nature_raise_the_limit(monkeypatch):
 
 
 def test_a_start_that_takes_too_long_is_reported_as_a_startup_stall(monkeypatch):
-    """Before the first step there is another limit, and another kind of finding."""
     watched = Watched(monkeypatch, unknown_s=0.2)
     watched.wait(0.6)
     assert watched.kinds == [("startup_stall", None)]

@@ -21,7 +21,7 @@ from rerail_agent.hf import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
 from tests.agent.test_manifests import snippets
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 STEPS = 12
 LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) grad_norm=(\S+) lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
 
@@ -171,7 +171,6 @@ def test_sigterm_saves_and_ends_the_training(new_guard, tmp_path):
     assert resume_from(str(tmp_path)) == str(tmp_path / "checkpoint-5")
 
 
-@pytest.mark.slow
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path):
     """Killed at step 10, with a torn save lying there: from step 8 on, the same losses and weights bit for bit."""
     child = os.fork()
@@ -206,7 +205,6 @@ def test_an_attempt_that_rolls_back_trains_those_steps_again(undisturbed, new_gu
 
 
 def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
-    """Once a newer attempt owns the run, neither the guard's saves nor the Trainer's own are made."""
     guard = new_guard(bucket)
 
     def fence():
@@ -278,7 +276,6 @@ def test_the_detectors_remember_across_a_resume(new_guard, tmp_path):
 
 
 def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsys):
-    """It trains, and started again it goes on from what it has saved."""
     new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
     (text,) = snippets("Hugging Face Trainer")
     like = trainer_in(tmp_path)
@@ -293,7 +290,6 @@ def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsy
     assert capsys.readouterr().out.count("rerail step=") == 6
 
 
-@pytest.mark.slow
 def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
     """SIGTERM comes to one of two: both leave after the same step, and its checkpoint has the state of both."""
     environment = {"SAGEMAKER_BASE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}

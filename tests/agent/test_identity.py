@@ -20,7 +20,6 @@ def identity(**variables: str) -> tuple[Identity, list[str]]:
 
 
 def test_a_successor_knows_its_run_its_attempt_and_its_mailbox():
-    """The bucket follows from the account and region of the job's ARN."""
     found, logged = identity(**JOB, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RANK="3", WORLD_SIZE="8")
     assert (found.run, found.attempt, found.job, found.rank, found.size) == ("night", 2, "night-a002", 3, 8)
     assert (found.bucket, found.region) == ("sagemaker-rerail-123456789012-eu-west-1", "eu-west-1")
@@ -52,13 +51,11 @@ def test_the_mailbox_can_be_another_or_none(asked, bucket, words):
 
 
 def test_outside_sagemaker_there_is_no_run_and_no_mailbox():
-    """Whatever else is set."""
     found, logged = identity(RERAIL_RUN="night", RERAIL_MAILBOX="s3://mine", RANK="1")
     assert (found.run, found.bucket, logged) == ("", "", [])
 
 
 def test_under_mpirun_the_rank_is_mpiruns():
-    """Before torch.distributed knows it, the launcher's variables do."""
     found, _ = identity(**JOB, OMPI_COMM_WORLD_RANK="5", OMPI_COMM_WORLD_SIZE="16")
     assert (found.rank, found.size) == (5, 16)
 
@@ -111,7 +108,6 @@ def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):
 
 
 def test_a_bad_interval_is_one_line_and_the_default():
-    """As with every other setting."""
     for text in ("soon", "0", "-1", "nan", "inf"):
         found, logged = settings(RERAIL_POLL_SECONDS=text)
         assert found.poll_s == 5

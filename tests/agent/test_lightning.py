@@ -21,7 +21,7 @@ from rerail_agent.lightning import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
 from tests.agent.test_manifests import snippets
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 STEPS = 12
 LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) .*?lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
 
@@ -182,7 +182,6 @@ def test_sigterm_saves_and_ends_the_process_with_zero(undisturbed, new_guard, tm
     assert model.seen == undisturbed.seen[5:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [5, 8])
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path, save_every):
     """Killed at step 10, in the middle of an epoch or after its end: the same losses bit for bit, dropout included."""
@@ -215,8 +214,6 @@ def test_an_attempt_that_rolls_back_quarantines_later_checkpoints(new_guard, tmp
 
 
 def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
-    """Once a newer attempt owns the run, no checkpoint is written any more."""
-
     def fence():
         bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
         bucket.wait_for_report(ReportKind.REFUSED)
@@ -287,7 +284,6 @@ def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path):
     assert manifest(tmp_path / "step-000000003")["reason"] == "final"
 
 
-@pytest.mark.slow
 def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
     """SIGTERM comes to one of two: both save after the step in which it came, and both go on from there.
 

@@ -98,7 +98,6 @@ def test_a_checkpoint_that_could_not_be_restored_is_reported_each_time(bucket: B
 
 
 def test_the_handshake_reports_hello_receipt_and_checkpoint(bucket: Bucket, new_guard):
-    """The whole handshake: hello, a command, heard, a save, and the report with the command's id."""
     guard = new_guard(bucket)
     hello = bucket.wait_for_report("hello")
     assert (hello.id, hello.run, hello.attempt, hello.job) == ("a001-hello", "night", 1, "night")
@@ -165,7 +164,6 @@ def test_a_save_that_fails_is_reported(bucket: Bucket, new_guard, capfd):
 
 
 def test_step_calls_the_save_function_that_the_guard_was_given(bucket: Bucket, new_guard):
-    """Guard(save=...) needs no further line in the loop."""
     reasons = []
     guard = new_guard(bucket, save=lambda reason: reasons.append(reason) or "/fsx/step-1")
     bucket.command(command())
@@ -175,7 +173,6 @@ def test_step_calls_the_save_function_that_the_guard_was_given(bucket: Bucket, n
 
 
 def test_the_heartbeat_has_step_loss_speed_and_phase(bucket: Bucket, new_guard):
-    """Its step, its loss, its speed, and what it is doing."""
     guard = new_guard(bucket)
     assert bucket.wait_for(bucket.heartbeat).phase == "startup"
     before, after = [], []
@@ -198,7 +195,6 @@ def test_the_heartbeat_has_step_loss_speed_and_phase(bucket: Bucket, new_guard):
 
 
 def test_findings_are_filed_once(bucket: Bucket, new_guard, capfd):
-    """Each kind, level and onset; people read them on stderr too."""
     guard = new_guard(bucket)
     guard.report(SPIKE)
     report = bucket.wait_for_report("findings")
@@ -222,7 +218,6 @@ def test_a_spike_is_reported_and_requests_a_suspect_checkpoint(bucket: Bucket, n
 
 
 def test_saving_on_a_warning_can_be_switched_off(bucket: Bucket, new_guard):
-    """The finding is reported all the same."""
     guard = new_guard(bucket, RERAIL_SAVE_ON_WARNING="off")
     for step in range(1, 110):
         guard.step(step=step, loss=9.0 if step == 100 else 2.0 + step % 7 / 100, log=False)
@@ -231,7 +226,6 @@ def test_saving_on_a_warning_can_be_switched_off(bucket: Bucket, new_guard):
 
 
 def test_a_broken_command_is_refused_once_and_changes_nothing(bucket: Bucket, new_guard):
-    """The next good one is heard."""
     guard = new_guard(bucket)
     bucket.put("runs/night/command.json", b'{"schema": 1}')
     assert "type" in bucket.wait_for_report("refused").reason
@@ -326,7 +320,6 @@ def test_a_network_that_never_answers_does_not_hold_up_the_end(bucket: Bucket, n
 
 
 def test_the_last_report_gets_out_before_the_end(bucket: Bucket, new_guard):
-    """close() sends what is queued."""
     guard = new_guard(bucket)
     bucket.wait_for_report("hello")
     guard.report(SPIKE)
@@ -336,7 +329,6 @@ def test_the_last_report_gets_out_before_the_end(bucket: Bucket, new_guard):
 
 @pytest.mark.parametrize("rank", ["1", "7"])
 def test_only_rank_0_talks_to_the_mailbox(bucket: Bucket, new_guard, rank):
-    """The others do not even look."""
     guard = new_guard(bucket, RANK=rank)
     guard.step(step=1, loss=2.0)
     guard.report(SPIKE)

@@ -70,7 +70,6 @@ def test_a_loss_that_is_no_number_is_left_out(tmp_path):
     [("step-7", {"a": b"1"}, "checkpoint of step 8"), ("model", {"a": b"1"}, "step-8"), ("step-8", None, "no files")],
 )
 def test_what_is_no_checkpoint_of_this_step_is_refused(tmp_path, name, files, message):
-    """With the path and what to do."""
     place = folder(tmp_path, name, **(files or {"manifest.json": b"{}"}))
     with pytest.raises(ValueError, match=message):
         commit(place, step=8)
@@ -119,7 +118,6 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path, capsys, harm):
 
 
 def test_steps_are_numbers_and_not_names(tmp_path):
-    """checkpoint-1000 is newer than checkpoint-999; other folders are none of ours."""
     saved(tmp_path, "checkpoint-999"), folder(tmp_path, "checkpoint-last"), folder(tmp_path, "runs-7")
     newest = saved(tmp_path, "checkpoint-1000")
     assert manifests.find_newest_whole(tmp_path, lambda manifest: True) == newest

@@ -17,7 +17,6 @@ def read(text: str) -> dict[str, str]:
 
 
 def test_every_standard_field_is_found_by_its_expression():
-    """Whatever else the script adds, and however odd its names."""
     text = format_line(
         step=60, loss=2.5, grad_norm=1.25, lr=3e-4, tokens_per_s=12345.6, extra={"mfu": 0.41, "loss z": 1, "step": 7}
     )
@@ -37,7 +36,6 @@ def test_a_float32_loss_comes_back_bit_for_bit(loss):
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.inf), (2.0, math.nan)])
 def test_what_is_not_finite_raises_the_flag_and_gives_no_number(loss, norm):
-    """CloudWatch takes no NaN, so the flag says it."""
     found = read(format_line(step=1, loss=loss, grad_norm=norm, lr=None, tokens_per_s=5, extra={}))
     assert found["nonfinite"] == "1"
     assert ("loss" in found) is math.isfinite(loss)
@@ -55,7 +53,6 @@ def test_tokens_a_second_are_those_since_the_last_line():
 
 
 def test_without_tokens_no_speed_is_printed():
-    """A script that counts no tokens prints no speed."""
     lines: list[str] = []
     TokenMeter(lines.append).report(step=1, loss=1.0, grad_norm=None, lr=None, trained_s=1.0, extra={"odd": "a b"})
     assert lines == ["rerail step=1 loss=1 nonfinite=0 odd=a_b"]

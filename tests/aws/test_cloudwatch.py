@@ -68,7 +68,6 @@ def test_a_host_is_read_by_its_own_dimension():
 
 
 def test_a_silent_metric_is_an_empty_series():
-    """Known to be empty: that is an answer."""
     assert read(STEP) == {STEP: []}
     assert CloudWatchSeries().read([], START, END, MINUTE) == {}
 
@@ -157,13 +156,11 @@ def test_any_order_is_put_right(api):
 
 @pytest.mark.parametrize("status", ["PartialData", "InternalError", "Forbidden"])
 def test_half_a_series_is_none(api, status):
-    """What was not fully answered is left out: the run waits a minute, and the others go on."""
     answer(api, a_result(0, [0, 1], status), a_result(1, [0]))
     assert read(STEP, LOSS) == {LOSS: points(0)}
 
 
 def test_a_query_without_a_result_is_left_out(api):
-    """An answer that forgets it says nothing about it."""
     answer(api, a_result(1, [0]))
     assert read(STEP, LOSS) == {LOSS: points(0)}
 

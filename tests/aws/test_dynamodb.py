@@ -43,7 +43,6 @@ def test_what_is_saved_is_loaded(runs):
 
 
 def test_a_missing_run_or_owner_is_none(runs):
-    """No run, no owner."""
     assert runs.load("gpt") is None
     assert runs.run_of("gpt") is None
 
@@ -57,7 +56,6 @@ def test_times_in_a_request_become_text(runs):
 
 
 def test_a_run_is_begun_once(runs):
-    """Of two that adopt the same job in the same moment, one is told."""
     runs.save(RUN)
     with pytest.raises(Conflict, match="run gpt is no longer at version 0"):
         runs.save(RUN)
@@ -111,7 +109,6 @@ def test_a_held_run_whose_job_lives_stays_open(runs):
 
 
 def test_every_run_there_is(runs):
-    """For people: open or ended, and nothing that is not a run."""
     runs.save(RUN, an_entry(1), REQUEST)
     runs.save(replace(RUN, id="old", state=RunState.COMPLETED, attempts=(Attempt(1, "old"),)))
     runs.ignore("stranger", "no tag", until=NOON)
@@ -127,7 +124,6 @@ def test_a_timeline_reads_from_the_first_day(runs):
 
 
 def test_a_decision_without_a_reason_leaves_no_entry(runs):
-    """Facts alone are noted in the run."""
     runs.save(RUN)
     assert runs.timeline("gpt") == []
 
@@ -207,23 +203,13 @@ def test_a_long_run_fits_into_one_item(runs):
     assert len(item["doc"]["B"]) < 300_000
 
 
-def test_a_damaged_record_is_named_and_hides_no_other(runs):
+@pytest.mark.parametrize("doc", [{"B": b"no zlib"}, {"S": '{"schema": 99}'}], ids=["damaged", "of another version"])
+def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(runs, doc):
+    """One run that cannot be read must not blind the sweep for all."""
     runs.save(run_with_attempts(300))
     runs.save(replace(RUN, id="llama"))
     key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
-    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": {"B": b"no zlib"}}}
-    client("dynamodb").update_item(TableName=TABLE, Key=key, **update)
-    found = dict(runs.open_runs())
-    assert found["gpt"] is None
-    assert found["llama"].id == "llama"
-
-
-def test_a_record_of_another_version_is_named_and_hides_no_other(runs, table):
-    """One run that cannot be read must not blind the sweep for all."""
-    runs.save(RUN)
-    runs.save(replace(RUN, id="llama"))
-    key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
-    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": {"S": '{"schema": 99}'}}}
+    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": doc}}
     client("dynamodb").update_item(TableName=TABLE, Key=key, **update)
     found = dict(runs.open_runs())
     assert found["gpt"] is None

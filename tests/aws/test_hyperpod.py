@@ -27,18 +27,15 @@ MEMORY = ClusterRecord(
 
 
 def test_a_memory_comes_back_as_it_was(table):
-    """Times, conditions and notices that are still owed."""
     DynamoClusters(table).keep(MEMORY, until=LATER)
     assert DynamoClusters(table).recall("pod") == MEMORY
 
 
 def test_of_an_unknown_cluster_nothing_is_known(table):
-    """And the first to write begins at version 1."""
     assert DynamoClusters(table).recall("pod") == ClusterRecord("pod")
 
 
 def test_it_is_forgotten_in_time(table):
-    """The table drops it by itself."""
     DynamoClusters(table).keep(MEMORY, until=LATER)
     (item,) = client("dynamodb").scan(TableName=table)["Items"]
     assert item["pk"] == {"S": "hyperpod#pod"}

@@ -73,7 +73,6 @@ def topic_queue(queue_url) -> tuple[str, str]:
 
 @pytest.mark.parametrize("count", [0, 1, 10, 11, 25])
 def test_wakeups_arrive_in_any_number(queue_url, count):
-    """Ten a batch, however many there are, and each is one that the supervisor reads."""
     SqsQueue(queue_url).wake([{"run": f"run-{n}"} for n in range(count)], at=NOON)
     assert sorted(map(str, map(parse_message, received(queue_url)))) == sorted(
         str(RunDue(f"run-{n}")) for n in range(count)
@@ -90,8 +89,6 @@ def test_messages_for_a_job_and_for_a_run_are_distinguished(queue_url):
 
 
 def test_a_message_that_is_not_accepted_is_an_error(monkeypatch):
-    """SQS may take nine of ten: the round fails aloud, and the next minute makes it good."""
-
     class Choosy:
         def send_message_batch(self, QueueUrl, Entries):
             return {"Successful": Entries[1:], "Failed": [{"Id": "0", "Code": "InternalError", "Message": "busy"}]}
@@ -142,7 +139,6 @@ def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
 
 
 def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
-    """The detail is the body: EventBridge sends it on as it is."""
     check_source("Rerail PagerDuty")
     pager = Receiver("rerail", "Rerail PagerDuty", format_pagerduty)
     pager.send(NOTICE, LINKS)

@@ -52,7 +52,6 @@ def steps(uri: str = URI) -> list[int]:
 
 
 def test_checkpoints_are_listed_newest_first(s3):
-    """By step, whatever the order of their saving."""
     for step in (100, 60, 1000):
         save(s3, step)
     (newest, *_) = found = S3Checkpoints().list_checkpoints(URI)
@@ -63,7 +62,6 @@ def test_checkpoints_are_listed_newest_first(s3):
 
 @pytest.mark.parametrize("uri", ["s3://bucket/runs/gpt", "s3://bucket/runs/gpt/", "s3://bucket/runs/gpt//"])
 def test_a_folder_is_meant_however_it_is_written(s3, uri):
-    """With or without its slash, and never the folder whose name merely begins alike."""
     save(s3, 60)
     save(s3, 99, prefix="runs/gpt-2/")
     assert steps(uri) == [60]
@@ -83,7 +81,6 @@ def test_both_ways_of_naming_a_folder_are_known(s3):
 
 @pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/"])
 def test_a_bucket_may_be_the_folder(s3, uri):
-    """Checkpoints at the bucket's root are found as well."""
     save(s3, 60, prefix="")
     assert steps(uri) == [60]
 
@@ -96,7 +93,6 @@ def test_a_key_is_no_url(s3, folder):
 
 
 def test_a_torn_save_is_seen_and_not_resumed_from(s3):
-    """A shard that is missing or short is named; the newest whole one is older."""
     save(s3, 60)
     save(s3, 80)
     save(s3, 100)
@@ -174,7 +170,6 @@ def page_of_seven(params, **_):
 
 
 def test_steps_are_compared_as_numbers(s3):
-    """Step 9 without its zeros is older than step 10."""
     for folder, step in (("step-9", 9), ("step-10", 10), ("step-000000008", 8)):
         put(s3, f"runs/gpt/{folder}/a", b"x")
         put(s3, f"runs/gpt/{folder}/manifest.json", manifest(step, {"a": 1}))

@@ -126,7 +126,6 @@ def test_a_description_becomes_a_job(api):
 
 
 def test_a_new_job_has_empty_fields():
-    """What SageMaker does not say yet is empty, not an error."""
     table = {**description("script_mode"), "FinalMetricDataList": []}
     job = read_job(table)
     assert (job.training_started_at, job.ended_at, job.failure_reason, job.checkpoint_uri) == (None, None, "", "")
@@ -182,7 +181,6 @@ def test_every_no_to_a_launch_means_one_thing(api, code, message, error):
 
 
 def test_a_launch_sends_the_request_as_it_is(api):
-    """Nothing is added on the way, and an answer is all that is waited for."""
     api.add_response("create_training_job", {"TrainingJobArn": ARN}, REQUEST)
     assert SageMakerJobs().create(REQUEST) is None
 
@@ -301,30 +299,24 @@ def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):
     SageMakerJobs().release_warm_pool("gpt-7b")
 
 
-@pytest.mark.parametrize("code", COME_BACK_LATER)
-def test_a_throttled_stop_stays_pending(api, code):
-    """The sweep finds it pending a minute later."""
-    refuse(api, "stop_training_job", code)
-    refuse(api, "update_training_job", code)
-    with pytest.raises(Throttled):
-        SageMakerJobs().stop("gpt-7b")
-    with pytest.raises(Throttled):
-        SageMakerJobs().release_warm_pool("gpt-7b")
-
-
-@pytest.mark.parametrize("code", ["AccessDeniedException", "InternalFailure"])
-def test_a_stop_that_fails_otherwise_is_an_error(api, code):
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        *((code, Throttled) for code in COME_BACK_LATER),
+        ("AccessDeniedException", ClientError),
+        ("InternalFailure", ClientError),
+    ],
+)
+def test_a_throttled_stop_stays_pending_and_another_failure_is_an_error(api, code, error):
     """A missing permission must not pass for a stopped job."""
     refuse(api, "stop_training_job", code)
     refuse(api, "update_training_job", code)
-    with pytest.raises(ClientError, match=code):
-        SageMakerJobs().stop("gpt-7b")
-    with pytest.raises(ClientError, match=code):
-        SageMakerJobs().release_warm_pool("gpt-7b")
+    for call in (SageMakerJobs().stop, SageMakerJobs().release_warm_pool):
+        with pytest.raises(error, match=code):
+            call("gpt-7b")
 
 
 def test_every_page_of_tags_is_read(api):
-    """Fifty tags come in pages."""
     first = {"Tags": [{"Key": "a", "Value": "1"}, {"Key": "b", "Value": ""}], "NextToken": "more"}
     api.add_response("list_tags", first, {"ResourceArn": ARN})
     second = {"Tags": [{"Key": "rerail:policy", "Value": "night"}]}
@@ -361,7 +353,6 @@ def test_a_list_is_read_to_its_end(api):
 
 
 def test_a_list_that_breaks_off_blinds(api):
-    """Half a list is no list."""
     api.add_response("list_training_jobs", {"TrainingJobSummaries": [], "NextToken": "more"})
     refuse(api, "list_training_jobs", "ThrottlingException")
     with pytest.raises(StateUnknown, match="ListTrainingJobs"):

@@ -61,7 +61,6 @@ def test_one_that_cannot_be_asked_is_named():
 
 
 def test_a_shards_report_is_stored_and_read_completely(table):
-    """The newest report of a share takes the place of the one before, and nothing of it is lost on the way."""
     shares = InvokedShards(table)
     shares.keep((1, 2), replace(REPORT, open=1), at=MIDNIGHT - timedelta(minutes=1))
     shares.keep((1, 2), REPORT, at=MIDNIGHT)
@@ -72,7 +71,6 @@ def test_a_shards_report_is_stored_and_read_completely(table):
 
 
 def test_a_report_of_another_version_is_none(table):
-    """It is as if that part were not swept yet: the next report is a minute away."""
     InvokedShards(table).keep((1,), REPORT, at=MIDNIGHT)
     item = client("dynamodb").get_item(TableName=table, Key={"pk": {"S": "round#1"}, "sk": {"S": "round"}})["Item"]
     later = zlib.compress(b'{"schema": 99}')

@@ -27,7 +27,6 @@ def policies(request, clock) -> SsmPolicies:
 
 
 def test_a_deployed_policy_is_read(policies):
-    """The parameter's text is the policy, its last word the name."""
     deploy("night", 'mode = "observe"')
     assert policies.get("night") == Policy(name="night", mode=Mode.OBSERVE)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import faults as drills  # container/faults.py, that a training process has
-from bench.soaking.faults import FAULTS, SETUPS
+from bench.soaking.faults import FAULTS
 from bench.soaking.notes import Notes, different, lineage, lost_steps, uncovered
-from bench.soaking.plan import EVEN, choose_faults, make_plans
 from bench.soaking.remedied import Stretch, stretches
 from cli.demo.scenarios import Name
 
@@ -17,16 +16,6 @@ BATCH = 4
 
 
 # ------------------------------------------------------------------ the plan
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_soak_meets_every_scenario(seed):
-    """Whatever the seed, and no fault is lost on the way from the choice to the runs."""
-    names = choose_faults(seed, 40)
-    met = [planned for plan in make_plans(seed, names) for planned in plan.faults]
-    assert set(names) == set(FAULTS) and len(names) == 40
-    assert sorted(planned.name for planned in met) == sorted(names)
-    assert sorted(planned.number for planned in met) == list(range(40))
 
 
 def test_every_scenario_of_the_demo_and_every_drill_is_soaked():
@@ -41,25 +30,6 @@ def test_every_drill_can_be_read_by_the_training_script():
     ours = [fault for fault in FAULTS.values() if fault.setup.script_name == "gpt" and fault.drill]
     marks = {"step": 100, "sample": 1599}
     assert all(drills.parse(fault.drill.format(**marks)) for fault in ours)
-
-
-def test_a_soak_is_a_function_of_its_seed():
-    """What fails can be played again; another seed is another soak."""
-    assert (
-        make_plans(7, choose_faults(7, 40))
-        == make_plans(7, choose_faults(7, 40))
-        != make_plans(8, choose_faults(8, 40))
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_there_is_room_for_every_fault(seed):
-    """In the order of their steps, behind what the detectors must have learnt, and before the end of the run."""
-    for plan in make_plans(seed, choose_faults(seed, 60)):
-        steps = [planned.step for planned in plan.faults]
-        assert steps == sorted(steps) and len(steps) <= plan.setup.most
-        assert plan.setup.first <= steps[0] and steps[-1] + FAULTS[plan.faults[-1].name].room < plan.steps
-        assert plan.steps % EVEN == 0 and plan.setup in SETUPS
 
 
 # ------------------------------------------------------------------ what was trained

@@ -93,7 +93,6 @@ def facts(*arguments: str) -> dict:
 
 
 def test_what_is_saved_is_listed_newest_first_and_the_one_to_resume_from_is_named(s3):
-    """With its step, attempt, time, reason, health and size."""
     for step in (20, 100, 60):
         save(s3, step)
     answer = rerail("gpt")
@@ -186,7 +185,6 @@ def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
 
 
 def test_nothing_to_resume_from_is_reported(s3):
-    """An empty folder, and one that holds nothing sound."""
     assert "nothing is saved" in rerail("gpt").stdout
     save(s3, 20, health="quarantined")
     assert "from the beginning" in rerail("gpt").stdout
@@ -224,7 +222,6 @@ def test_a_manifest_without_checksums_cannot_be_verified(s3):
     ],
 )
 def test_an_error_names_the_problem_and_the_remedy(s3, run, problem, remedy):
-    """On stderr, exit status 2, no traceback."""
     keep(replace(RUN, id="bare", checkpoint_uri=""))
     keep(replace(RUN, id="elsewhere", checkpoint_uri="s3://no-such-bucket/x/"))
     answer = rerail(run)

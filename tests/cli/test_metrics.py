@@ -27,7 +27,6 @@ def run(text: str) -> list:
 
 
 def test_the_definitions_for_boto3_are_python():
-    """Pasted, they are the list that AlgorithmSpecification takes, expressions unharmed."""
     assert run(shown()) == make_definitions()
     assert shown() == shown("--format", "boto3")
 
@@ -52,7 +51,6 @@ def test_each_metric_has_a_line_on_what_it_is_for():
 
 
 def test_json_is_what_the_api_takes():
-    """Names and expressions, nothing else."""
     assert json.loads(shown("--format", "json")) == make_definitions()
 
 

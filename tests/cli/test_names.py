@@ -68,7 +68,6 @@ def test_a_wrong_name_is_answered_with_the_nearest(deployed, command, typed, mea
 
 
 def test_where_there_are_no_runs_nothing_is_suggested():
-    """It says how a run comes to be."""
     empty = Deployed(Cloud({"dynamodb.scan": {"Items": []}}))
     assert "rerail:policy=default" in names.explain_unknown_run(empty, "gpt")[1]
 
@@ -147,7 +146,6 @@ def test_an_unknown_command_is_answered_with_the_nearest():
 
 @pytest.mark.slow
 def test_the_version_is_printed():
-    """Also by `python -m cli`, which is the same command."""
     assert CliRunner().invoke(app, ["--version"]).stdout == f"rerail {version('rerail')}\n"
     asked = subprocess.run([sys.executable, "-m", "cli", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert asked.stdout == f"rerail {version('rerail')}\n"

@@ -99,7 +99,6 @@ def test_every_oddity_is_tested():
 
 @pytest.mark.parametrize("text", ODD.values(), ids=list(ODD))
 def test_an_odd_setting_is_reported_and_does_not_fail(tmp_path, text):
-    """One sentence for one oddity, which names the field."""
     assert len(list(find_oddities(parse_policy(text, name="mine")))) == 1
     answer = call("check", str(written(tmp_path, text)))
     assert answer.exit_code == 0 and "odd" in answer.stdout

@@ -41,7 +41,6 @@ def test_the_page_is_written_to_the_given_path(asked, tmp_path: Path):
 
 
 def test_the_browser_is_opened_on_the_local_file(asked, tmp_path: Path, monkeypatch):
-    """Nothing is served; where there is no browser, the file is named all the same."""
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or len(opened) == 1)
     out = tmp_path / "a folder" / "page.html"
@@ -80,7 +79,6 @@ def test_a_wrong_name_and_a_wrong_place_are_one_clear_error_each(asked, tmp_path
 
 
 def test_missing_libraries_are_named_with_the_install_command(asked, monkeypatch):
-    """They are an extra of their own."""
     found = builtins.__import__
 
     def importing(name: str, *rest: object) -> object:

@@ -63,7 +63,6 @@ def given(sent: list[dict]) -> CommandReceived:
 
 @pytest.mark.parametrize(("to", "start"), [(300, 300), (299, 200), (5000, 300), (0, 0)])
 def test_the_resume_step_is_printed_and_the_step_is_sent(sent, to, start):
-    """The newest clean checkpoint at or before the step; the supervisor decides again."""
     answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
     assert answer.exit_code == 0, answer.output
     assert f"gpt goes back to step {start};" in answer.stdout

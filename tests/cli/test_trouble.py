@@ -68,7 +68,6 @@ def test_the_cores_own_errors_are_explained_by_their_cause(monkeypatch):
 
 
 def test_the_stack_is_looked_for_with_one_clear_error(monkeypatch):
-    """The first thing that every command does."""
     cloud = Deployed(Cloud({"cloudformation.describe_stacks": NO_STACK}))
     monkeypatch.setattr(place, "client", cloud.client)
     answer = CliRunner().invoke(app, ["checkpoints", "gpt"])

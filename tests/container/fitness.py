@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # every rank would import it by itself
 
 import parallel
 import preflight
@@ -115,4 +114,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # every rank would import it by itself
+
     raise SystemExit(main())

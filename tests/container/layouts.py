@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # every rank would import it by itself, for AdamW and DDP
 from torch.distributed import checkpoint as dcp
 
 import parallel
@@ -187,4 +186,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # every rank would import it by itself, for AdamW and DDP
+
     raise SystemExit(main())

@@ -20,7 +20,6 @@ RANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=8
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=8), st.integers(0, 500), RANGES)
 def test_any_ranks_read_every_sample_once(world_sizes: list[int], start: int, skipped: tuple[range, ...]) -> None:
-    """However the number of ranks changes from one resume to the next, every id is read once, a skipped one never."""
     consumed, read = start, []
     for world_size in world_sizes:
         ids = data.choose_batch_ids(consumed, 12, skipped=skipped)
@@ -49,14 +48,12 @@ def test_skipping_far_ahead_costs_nothing() -> None:
 
 
 def test_ranges_are_put_in_order() -> None:
-    """Written in any order, and also into one another."""
     assert read_ranges("20-29, 5-9,10-12,25-40,7-8") == (range(5, 13), range(20, 41))
     assert read_ranges("") == read_ranges(" , ") == ()
 
 
 @pytest.mark.parametrize("text", ["7", "9-8", "a-b", "1-2-3", "1-2;3-4", "-1-2", "1-2,x"])
 def test_ranges_that_cannot_be_read_are_refused(text: str) -> None:
-    """The message names the variable and says what may be written."""
     with pytest.raises(
         ValueError, match=r"RERAIL_SKIP_SAMPLES: .* is not a valid range of sample ids; write first-last"
     ):
@@ -70,7 +67,6 @@ def test_the_factor_on_the_learning_rate_is_a_number(text: str, rate: float) -> 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e9", "half"])
 def test_a_factor_that_is_none_is_refused(text: str) -> None:
-    """The message names the variable and says what may be written."""
     with pytest.raises(ValueError, match=r"RERAIL_LR_SCALE=.* must be a number above 0, at most 1000, such as 0.9"):
         TrainingJob.from_environment({"RERAIL_LR_SCALE": text})
 
@@ -78,7 +74,6 @@ def test_a_factor_that_is_none_is_refused(text: str) -> None:
 @settings(deadline=None)
 @given(st.integers(20, 400), st.integers(1, 9), st.integers(0, 2**32), st.integers(0, 3))
 def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int, epoch: int) -> None:
-    """Each epoch is a permutation of the windows."""
     corpus = data.TextCorpus(bytes(length), context=context, seed=seed)
     windows = [corpus.window(epoch * corpus.windows + position) for position in range(corpus.windows)]
     assert sorted(windows) == list(range(corpus.windows))
@@ -107,7 +102,6 @@ def test_epochs_differ_in_order_and_seeds_in_text() -> None:
 
 
 def test_the_channels_files_are_the_text(tmp_path: Path) -> None:
-    """All files of the channel are read, in the order of their names."""
     (tmp_path / "b.txt").write_bytes(b"second")
     (tmp_path / "a.txt").write_bytes(b"first, \xff")
     corpus = data.open_corpus(tmp_path, context=4, seed=1)
@@ -115,14 +109,11 @@ def test_the_channels_files_are_the_text(tmp_path: Path) -> None:
 
 
 def test_an_empty_channel_is_a_data_error(tmp_path: Path) -> None:
-    """An empty channel is named, with what to do."""
     with pytest.raises(DataError, match="channel 'train'.*add text"):
         data.open_corpus(tmp_path, context=4, seed=1)
 
 
 def test_an_unreadable_file_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that fails is the data's fault, not the script's."""
-
     def fail(path: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error", str(path))
 

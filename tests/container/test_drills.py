@@ -23,7 +23,6 @@ def level(losses: dict[int, str], steps: Iterable[int]) -> float:
 
 
 def test_a_spike_jumps_and_does_not_recover(train_here: Here, tmp_path: Path) -> None:
-    """Up by more than a half at once, and still up 100 steps later; until then nothing is different."""
     options = {"steps": "160", "checkpoint_every": "1000"}
     undisturbed = train_here(tmp_path / "undisturbed", **options, drill="bug:step=60")
     spiked = train_here(tmp_path / "spiked", **options, drill="spike:step=60")
@@ -34,7 +33,6 @@ def test_a_spike_jumps_and_does_not_recover(train_here: Here, tmp_path: Path) ->
 
 
 def test_a_spike_is_the_same_on_every_rank() -> None:
-    """No rank is spared, and each does the same to the same weights."""
     plans = [faults.FaultPlan.of(faults.parse("spike:step=2"), attempt=1, rank=rank, world_size=3) for rank in range(3)]
     layers = []
     for plan in plans:
@@ -84,7 +82,6 @@ def test_a_healing_spike_comes_back_to_its_level(train_here: Here, tmp_path: Pat
 
 
 def test_healing_takes_eight_steps_by_default() -> None:
-    """The first wrong batch and the first good one after it."""
     plan = faults.FaultPlan.of(faults.parse("heal:step=10"), attempt=1, rank=0, world_size=1)
     shares = {step: plan.wrong_labels(step) for step in range(1, 30)}
     assert [step for step, share in shares.items() if share] == list(range(10, 18))
@@ -152,7 +149,6 @@ def signal_until(over: threading.Event) -> None:
 
 
 def test_a_blind_run_trains_without_a_line(train_here: Here, tmp_path: Path) -> None:
-    """It comes to its end, with the weights of a run that says what it does."""
     train_here(tmp_path / "talking")
     weights = re.findall(r"finished after step 40, weights (\S+)", train_here.err)
     losses = train_here(tmp_path / "blind", drill="blind:step=21")
@@ -179,7 +175,6 @@ def test_drills_fire_at_their_step_attempt_and_rank() -> None:
 
 
 def test_a_drill_has_settings_of_its_own() -> None:
-    """Those of its kind are read, and what is left out has its default."""
     assert faults.parse("") == ()
     assert faults.parse("exit:code=7:step=60")[0].code == 7
     assert [drill.length for drill in faults.parse("heal:step=1;heal:step=1:for=3")] == [8, 3]
@@ -202,7 +197,6 @@ def test_a_drill_has_settings_of_its_own() -> None:
     ],
 )
 def test_a_drill_that_cannot_be_read_is_refused(text: str) -> None:
-    """The message says what may be written."""
     kinds = "bug, oom, kill, exit, hang, spike, toxic, unstable, heal, nan, slow, stall, blind, wait"
     with pytest.raises(ValueError, match=rf"RERAIL_DRILL: cannot read .* kind of {kinds}"):
         faults.parse(text)

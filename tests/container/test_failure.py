@@ -92,7 +92,6 @@ def test_the_first_writer_wins(tmp_path: Path) -> None:
 
 
 def test_a_deliberate_exit_writes_no_failure_file(tmp_path: Path) -> None:
-    """A script that exits has its exit code to speak for it."""
     with pytest.raises(SystemExit), failure.record_failure(tmp_path / "failure", rank=0):
         raise SystemExit(7)
     assert not (tmp_path / "failure").exists()

@@ -36,7 +36,6 @@ def test_every_target_starts_launch_py_without_a_shell() -> None:
 
 
 def test_both_targets_take_their_base_image_as_an_argument() -> None:
-    """Another region or another release needs no change of the file."""
     arguments = re.findall(r"^ARG (\w+)=\S+$", DOCKERFILE, re.MULTILINE)
     stages = {name: base for base, name in re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE)}
     assert stages == {"code": "scratch", "smddp": "${SMDDP_IMAGE}", "nccl": "${NCCL_IMAGE}"}
@@ -45,7 +44,6 @@ def test_both_targets_take_their_base_image_as_an_argument() -> None:
 
 
 def test_requirements_are_pinned() -> None:
-    """An image built next year has the same packages."""
     assert all(re.fullmatch(r"[a-z0-9]+", name) for name in REQUIRED)
     assert all(re.fullmatch(r"[0-9.]+", version) for version in REQUIRED.values())
 
@@ -103,7 +101,6 @@ def test_the_build_context_has_what_is_copied_and_little_else() -> None:
 
 
 def test_the_readme_names_every_file() -> None:
-    """Whoever reads the README finds each module in it, and no other."""
     listed = set(re.findall(r"^(\w+\.py) ", (CONTAINER / "README.md").read_text(), re.MULTILINE))
     assert listed == {path.name for path in CONTAINER.glob("*.py")}
 
@@ -138,7 +135,6 @@ def test_hosts_are_ranked_in_natural_order(tmp_path: Path) -> None:
 
 
 def test_one_host_meets_itself_on_a_free_port(tmp_path: Path) -> None:
-    """Jobs side by side on one machine do not meet each other."""
     assert launch.choose_rendezvous(TrainingCluster.read(tmp_path), {})["MASTER_ADDR"] == "127.0.0.1"
 
 
@@ -187,7 +183,6 @@ def test_smddprun_is_for_p4d_alone(tmp_path: Path, instance: str, smddp: bool) -
 
 
 def test_a_host_leaves_its_environment_to_its_ranks_alone(tmp_path: Path) -> None:
-    """There may be keys in it."""
     (tmp_path / "rerail-environment.json").write_text("of an attempt before")
     place = mpi.write_environment(tmp_path, {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"})
     assert json.loads(place.read_text()) == {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}
@@ -232,13 +227,11 @@ def test_where_an_attempt_may_resume(environment: dict[str, str], expected: tupl
 
 
 def test_a_resume_step_that_is_no_number_is_refused() -> None:
-    """The variable is named."""
     with pytest.raises(ValueError, match="RERAIL_RESUME_STEP='latest'"):
         TrainingJob.from_environment({"RERAIL_RESUME_STEP": "latest"})
 
 
 def test_smddp_is_chosen_only_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P4d with SMDDP installed; NCCL on every other GPU; gloo without one."""
     assert parallel.choose_backend("cuda", "ml.p4d.24xlarge") == "nccl"
     monkeypatch.setattr(parallel, "is_smddp_installed", lambda: True)
     assert parallel.choose_backend("cuda", "ml.p4d.24xlarge") == "smddp"

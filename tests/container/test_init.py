@@ -267,7 +267,6 @@ def test_a_rank_that_fails_to_save_keeps_the_exit_code(new_job: NewJob) -> None:
 
 
 def test_the_grace_ends(new_job: NewJob) -> None:
-    """A rank that saves for ever is killed, and so is its launcher."""
     job = new_job("listen(); run(save_s=600)", constants="init.KILL_S = 0.3", RERAIL_GRACE_SECONDS="0.5")
     job.start(PYTHON, job.launcher, "1", job.rank).wait_for("ready-0")
     job.send(signal.SIGTERM)
@@ -313,7 +312,6 @@ def test_ranks_of_a_dead_launcher_may_still_save(new_job: NewJob) -> None:
 
 
 def test_nothing_outlives_init(new_job: NewJob) -> None:
-    """Killed itself, it takes the command along."""
     job = new_job().start().wait_for("ready-0").send(signal.SIGKILL)
     job.process.wait()
     rank = int(job.note("ready-0") or "0")
@@ -366,7 +364,6 @@ def test_a_signal_that_kills_a_rank_has_a_name(new_job: NewJob) -> None:
 
 
 def test_the_first_failure_file_stays(new_job: NewJob) -> None:
-    """The script's own word, or another launcher's, counts for more."""
     job = new_job(
         "os.makedirs(os.environ['SAGEMAKER_BASE_DIR'] + '/output'); "
         "open(os.environ['SAGEMAKER_BASE_DIR'] + '/output/failure', 'w').write('{}'); sys.exit(1)"

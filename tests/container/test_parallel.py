@@ -125,14 +125,12 @@ def test_smddp_has_no_groups_of_ranks() -> None:
 
 
 def test_a_torch_release_that_cannot_shard_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The release, and what works with it."""
     monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
     with pytest.raises(ValueError, match=r"torch 2\.5\.1\+cu124 cuts up models on GPUs alone.*use parallel=ddp"):
         layout(replace(ALONE, size=2, local_size=2), parallel="fsdp")
 
 
 def test_smddp_gives_way_to_nccl_where_groups_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen for DDP and FSDP on a P4d alone."""
     monkeypatch.setattr(parallel, "is_smddp_installed", lambda: True)
     chosen = {
         name: parallel.choose_backend("cuda", "ml.p4d.24xlarge", needs_groups=Choices.of(options).needs_groups)
@@ -248,7 +246,6 @@ def test_a_rank_finds_its_position(environment: dict[str, str], expected: tuple[
 
 
 def test_without_a_launcher_a_rank_is_alone(tmp_path: Path) -> None:
-    """Off SageMaker, with nothing set."""
     assert find_position({}, tmp_path) == (0, 1, 0, 1, "none")
 
 
@@ -280,5 +277,4 @@ def test_half_a_position_is_refused(environment: dict[str, str], complaint: str,
     ],
 )
 def test_efa_is_asked_for_where_it_exists(instance_type: str, expected: dict[str, str]) -> None:
-    """As AWS's own launcher does, by the instance type."""
     assert instances.make_network_settings(instance_type) == expected

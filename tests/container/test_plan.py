@@ -69,7 +69,6 @@ def test_an_impossible_plan_is_refused_before_it_starts(wrong: TrainingPlan, wha
     ],
 )
 def test_what_can_start_has_no_errors(fine: TrainingPlan) -> None:
-    """On one and on two machines of eight GPUs."""
     assert not findings(fine, PlanLevel.ERROR)
 
 
@@ -170,7 +169,6 @@ def test_what_a_model_does_not_need_is_noted(name: str) -> None:
 
 
 def test_an_unknown_machine_is_noted_and_a_missing_one_is_not() -> None:
-    """Off SageMaker there is nothing to say."""
     strange = replace(asked(), instance_type="ml.p9.metal")
     assert [finding.what for finding in plan.check_plan(strange)] == ["ml.p9.metal"]
     assert plan.check_plan(replace(asked(), instance_type="", ranks_per_node=2)) == []
@@ -207,7 +205,6 @@ def test_the_estimate_of_activations_is_what_torch_keeps(precision: Precision, d
 
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_counted_as_the_model_has_them(name: str) -> None:
-    """To the last one."""
     block, others = count_parameters(SIZES[name])
     assert SIZES[name].layers * block + others == sum(parameter.numel() for parameter in GPT(SIZES[name]).parameters())
 
@@ -232,7 +229,6 @@ def test_sharding_over_more_ranks_takes_less_of_each() -> None:
 
 
 def test_options_are_read_from_the_jobs_hyperparameters(tmp_path: Path) -> None:
-    """From a namespace of hyperparameters, on the hosts of resourceconfig.json; missing ones keep their defaults."""
     cluster = TrainingCluster(
         hosts=("algo-1", "algo-2"), current_host="algo-1", instance_type=P4D, network_interface=""
     )
@@ -244,12 +240,10 @@ def test_options_are_read_from_the_jobs_hyperparameters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("1", True), ("False", False), ("no", False)])
 def test_a_truth_is_read_from_a_string(text: str, expected: bool) -> None:
-    """As SageMaker's hyperparameters have it."""
     assert parse_bool(text) is expected
 
 
 def test_anything_else_is_no_truth() -> None:
-    """Least of all a silent false."""
     with pytest.raises(ValueError, match="'maybe' is not a boolean: use true or false"):
         parse_bool("maybe")
 
@@ -266,7 +260,6 @@ def test_by_hand_it_prints_a_table() -> None:
 
 
 def test_a_plan_that_fits_has_a_short_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """And the exit code is 0."""
     assert plan.main(["--instance", P4D, "--count", "2"]) == 0
     assert capsys.readouterr().out.endswith("nothing to object to\n")
 

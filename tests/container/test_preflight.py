@@ -114,7 +114,6 @@ def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    """With the figures, and the field of the job that makes it larger."""
     with pytest.raises(
         ValueError, match=r"disk: .* GiB free under .*a checkpoint takes 1048576.0; raise VolumeSizeInGB"
     ):
@@ -128,8 +127,6 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None
 def test_a_failing_disk_is_distinguished_from_a_forbidden_path(
     error: int, expected: ProbeStatus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By the error's number."""
-
     def fail(handle: int) -> None:
         raise OSError(error, os.strerror(error))
 
@@ -193,7 +190,6 @@ HEALTHY = "0, 0\n1, 0\n2, 0\n3, 0\n4, 0\n5, 0\n6, 0\n7, 0\n"
 def test_memory_errors_of_nvidia_smi_are_classified(
     errors: str, remapped: str, expected: ProbeStatus, detail: str
 ) -> None:
-    """A GPU that is missing or worn out is broken; errors that were dealt with are odd."""
     result = preflight.evaluate_gpus(errors, remapped, "ml.p4d.24xlarge")
     assert (result.status, detail in result.detail) == (expected, True), result
 

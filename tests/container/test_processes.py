@@ -83,10 +83,19 @@ def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Her
     assert weights(train_here.err) == expected
 
 
-def test_three_ranks_sum_in_the_same_order_after_a_resume(new_host: NewHost, run_forked: RunForked) -> None:
+@pytest.fixture(scope="module")
+def whole(run_forked: RunForked, tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """An undisturbed run of three ranks."""
+    host = Host(tmp_path_factory.mktemp("whole"))
+    assert run_forked(host, ranks=3) == [0, 0, 0]
+    return host
+
+
+def test_three_ranks_sum_in_the_same_order_after_a_resume(
+    whole: Host, new_host: NewHost, run_forked: RunForked
+) -> None:
     """From three ranks on the order of summation shows in the last bits: it must not depend on where the run began."""
-    whole, broken = new_host("whole"), new_host("broken")
-    run_forked(whole, ranks=3)
+    broken = new_host("broken")
     run_forked(broken, ranks=3, RERAIL_DRILL="bug:step=27:rank=1")
     first = broken.losses
     assert broken.failure is not None
@@ -98,10 +107,9 @@ def test_three_ranks_sum_in_the_same_order_after_a_resume(new_host: NewHost, run
     assert ending(broken) == ending(whole)
 
 
-def test_three_ranks_roll_back_as_one(new_host: NewHost, run_forked: RunForked) -> None:
+def test_three_ranks_roll_back_as_one(whole: Host, new_host: NewHost, run_forked: RunForked) -> None:
     """All have the spike; rank 0 sets its checkpoints aside, the others wait, and all go on without it."""
-    whole, spiked = new_host("whole"), new_host("spiked")
-    run_forked(whole, ranks=3)
+    spiked = new_host("spiked")
     drill = "spike:step=15:attempt=1"
     run_forked(spiked, ranks=3, RERAIL_DRILL=f"{drill};bug:step=35:attempt=1")
     first = spiked.losses

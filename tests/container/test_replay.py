@@ -41,7 +41,6 @@ def test_what_was_kept_is_repeated_bit_for_bit(values: list[float]) -> None:
 
 
 def test_one_different_bit_is_reported_once() -> None:
-    """The line has both losses; after it there is nothing to compare."""
     [(_, text)] = kept()
     again = make_resumed(text)
     assert again.compare(11, 2.5) is None
@@ -85,7 +84,6 @@ def test_a_checkpoint_without_losses_gets_them_from_its_resume() -> None:
 
 
 def test_other_conditions_are_not_compared() -> None:
-    """The first one that differs is named with both values."""
     [(_, text)] = kept()
     other = Replay({**CONDITIONS, "ranks": 4})
     assert other.set_expected(10, text) == "this resume is not compared: ranks was 2, it is 4"

@@ -104,7 +104,6 @@ def test_an_approval_counts_once(world):
 
 @pytest.mark.parametrize("named", ["p1", ""])
 def test_a_late_approval_never_grants_a_newer_proposal(world, named):
-    """It has to name the one that stands."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     send_command(world, OperatorVerb.APPROVE, named)
@@ -167,7 +166,6 @@ def test_a_proposal_falls_with_what_it_was_about(world):
 
 
 def test_a_newer_finding_takes_the_place_of_an_older_one(world):
-    """The newest is what people are asked about."""
     report_finding(world, Kind.THROUGHPUT_DROP, onset=300)
     first = world.run().proposal
     report_finding(world, Kind.NON_FINITE, onset=350)
@@ -176,14 +174,12 @@ def test_a_newer_finding_takes_the_place_of_an_older_one(world):
 
 
 def test_an_operators_own_command_needs_no_approval(world):
-    """Whoever says restart has decided."""
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
 def test_an_approval_while_paused_waits_for_the_resume(world):
-    """The pause goes before: a launch that was granted waits for it, a running job is left alone."""
     report_finding(world)
     world.pause.paused = True
     send_command(world, OperatorVerb.APPROVE)
@@ -201,7 +197,6 @@ def test_an_approval_while_paused_waits_for_the_resume(world):
 
 
 def test_a_spent_budget_is_held_and_not_proposed(world):
-    """Nobody is asked to approve what the rules would refuse."""
     world.policies.by_name["default"] = replace(
         world.policies.by_name["default"], limits=replace(Policy().limits, attempts=1)
     )

@@ -38,7 +38,6 @@ def a_checkpoint(step: int, *, minute: int = 0, **facts) -> Checkpoint:
 
 
 def test_a_manifest_becomes_a_checkpoint():
-    """Step, attempt, time and health are the manifest's; the URI is the folder that it lies in."""
     assert read() == Checkpoint(
         "s3://bucket/run/step-000000060/", 60, 2, SAVED, reason="periodic", consumed_samples=480
     )
@@ -54,7 +53,6 @@ def test_a_manifest_becomes_a_checkpoint():
     ],
 )
 def test_a_checkpoint_is_whole_when_every_file_is_there_with_its_size(sizes, missing):
-    """A file that is absent or of another size is named as missing."""
     assert read(sizes).missing == missing
     assert not read(sizes).is_whole
 
@@ -65,7 +63,6 @@ def test_files_beside_the_checkpoint_do_not_spoil_it():
 
 
 def test_files_may_be_in_folders_and_begin_with_a_dot():
-    """As torch.distributed.checkpoint calls them."""
     files = [{"name": name, "bytes": 7} for name in (".metadata", "__0_0.distcp", "optimizer/__1_0.distcp")]
     assert read({file["name"]: 7 for file in files}, files=files).is_whole
 

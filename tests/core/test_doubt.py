@@ -65,7 +65,6 @@ def test_a_clock_that_jumps_stops_no_healthy_job(world, hours):
 
 
 def test_a_stall_is_found_on_time_with_a_correct_clock(world):
-    """By a clock that goes right there is no doubt, and nothing is put off."""
     train(world, 60, prints=True)
     train(world, 30, prints=False)
     assert world.run().incidents[0].kind == "stall"

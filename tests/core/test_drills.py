@@ -142,7 +142,6 @@ def test_while_paused_there_is_no_drill():
 
 
 def test_a_pause_that_comes_before_the_stop_calls_it_off():
-    """It is not made up for hours later, when nobody looks any more."""
     world = with_agent()
     stop = world.sagemaker.stop
 

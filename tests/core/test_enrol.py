@@ -39,7 +39,6 @@ def adopt_job(
 
 
 def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
-    """The run has the job's name, its checkpoints and its policy, and its launch counts as a start."""
     enrolled = adopt_job()
     assert isinstance(enrolled, Adopted)
     assert enrolled.reason == "adopted gpt under policy 'night'"
@@ -53,7 +52,6 @@ def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
 
 @pytest.mark.parametrize("tags", [{}, {"team": "nlp"}, {"rerail:run": "gpt"}, {"rerail:Policy": "night"}])
 def test_an_untagged_job_is_never_touched(tags):
-    """No tag, no run and no notice: whoever did not ask is not spoken to."""
     assert adopt_job(tags=tags) == AdoptionRefused("it has no tag rerail:policy")
 
 
@@ -99,7 +97,6 @@ def test_a_job_that_may_still_need_us_is_adopted(status):
 
 
 def test_an_old_failure_is_not_dug_up():
-    """A job that failed more than an hour ago was not failing on our watch."""
     old = replace(JOB, status=JobStatus.FAILED, ended_at=NOON - timedelta(minutes=61))
     assert adopt_job(old) == AdoptionRefused("it failed too long before it was heard of")
 
@@ -134,7 +131,6 @@ def test_a_name_that_was_used_before_is_another_run():
 
 @given(job_names)
 def test_names_leave_room_for_successors(name):
-    """However long the job's name is, taken or not, every attempt's name fits SageMaker's 63 characters."""
     for taken in (False, True):
         run = adopt_job(replace(JOB, name=name), taken=taken).run
         assert len(make_job_name(run.id, 999)) <= 63

@@ -71,7 +71,6 @@ def test_a_policy_lists_its_fall_backs_and_keeps_their_order():
     ],
 )
 def test_an_impossible_fallback_is_refused_when_the_policy_is_read(value, said):
-    """The message names the entry."""
     with pytest.raises(PolicyError) as error:
         parse_policy(f"[capacity]\nfallbacks = {value}", name="night")
     assert said in str(error.value)
@@ -93,7 +92,6 @@ def test_fall_backs_are_tried_in_the_policys_order_each_once():
 
 
 def test_before_its_time_no_fall_back_is_tried():
-    """The run's own machines are worth half an hour of waiting."""
     verdict = choose_capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
     assert isinstance(verdict, Relaunch)
     assert (verdict.changes_machines, verdict.machines) == (False, None)
@@ -252,7 +250,6 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):
-    """SageMaker accepted it, tried, and gave up."""
     adopt_run(world, f"{P4DE} subnet-9")
     world.sagemaker.fail("gpt", NO_MACHINES, training_started_at=None)
     world.sagemaker.full = {P4D}
@@ -295,7 +292,6 @@ def test_a_job_that_waits_in_sagemakers_own_queue_is_called_back_for_a_fall_back
     ids=["no fall-back", "none that fits", "spot waits as its owner said", "a training plan"],
 )
 def test_without_a_place_to_go_a_job_keeps_its_place_in_the_queue(world, fallbacks, request_):
-    """It is told of after a while, and never stopped."""
     world.sagemaker.full = {P4D}
     adopt_run(world, *fallbacks, request=request_)
     world.minutes(90)
@@ -316,13 +312,11 @@ def test_a_wait_that_sagemaker_ends_by_its_own_clock_is_a_want_of_machines(world
 
 
 def test_the_runs_own_machines_are_no_fall_back():
-    """An entry that changes nothing would only use up its turn."""
     assert list_untried(a_run(), policy(P4D, "subnet-1", P4DE)) == (Machines((P4DE,)),)
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE, Mode.PAUSE])
 def test_where_a_human_decides_a_job_is_not_called_back(world, mode):
-    """Its place in the queue would be lost while somebody is asked."""
     world.sagemaker.full = {P4D}
     adopt_run(world, P4DE)
     world.policies.by_name["default"] = replace(policy(P4DE), mode=mode)

@@ -109,7 +109,6 @@ def test_what_people_would_have_taken_longer_is_saved():
 
 @pytest.mark.parametrize("closed", [None, 200])
 def test_nothing_is_saved_before_it_is_proven(closed):
-    """An incident that is open, or mended later than now, has saved nothing yet."""
     account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
     assert (account.saved_s, account.recovered, account.mttr_s, account.decided) == (0, 0, None, 1)
 
@@ -130,7 +129,6 @@ def test_a_job_that_would_have_gone_on_for_nothing_saves_money_too(kind, cause, 
 
 
 def test_who_is_slower_than_people_saves_nothing():
-    """No capacity for an hour: they would have waited as well."""
     late = (DIED[0], an_attempt(2, 125, 130, None, resumed_from_step=400))
     account = make_account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
     assert account.saved_s == 0
@@ -149,7 +147,6 @@ def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[
 
 @pytest.mark.parametrize(("resumed", "lost"), [(None, 60), (0, 60), (400, 0)])
 def test_where_no_step_is_known_all_is_lost_or_unknown(resumed, lost):
-    """Started anew, the whole attempt was for nothing; resumed from somewhere within, nobody knows how far it came."""
     run = a_run(an_attempt(1, 0, 5, 65), an_attempt(2, 65, 65, None, resumed_from_step=resumed))
     assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == lost
 
@@ -178,7 +175,6 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
 
 
 def test_a_restart_that_came_to_nothing_lasts_until_the_job_ends():
-    """Nothing trained any more."""
     order = InPlaceRestart(1, "c", "diverged", at(65), at(70), failed="nothing was heard")
     account = make_account(a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,))), at(75), PRICED)
     assert minutes(account) == {"GOOD": 60, "RESTART": 10, "MACHINES": 5}
@@ -193,13 +189,11 @@ def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
 
 
 def test_a_run_that_is_over_spends_no_more_time():
-    """Its wall time ends with its last job."""
     run = a_run(an_attempt(1, 0, 5, 65), state=RunState.COMPLETED)
     assert make_account(run, at(65), PRICED) == make_account(run, at(6500), PRICED)
 
 
 def test_a_held_run_waits_for_people():
-    """From the decision on; after their release, the wait stays theirs."""
     dead = an_attempt(1, 0, 5, 65, last_step=600)
     held = an_incident(65, 66, 66, recovered=False, actions=("hold",))
     account = make_account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
@@ -231,7 +225,6 @@ def test_a_proposal_waits_for_people():
 
 
 def test_a_stop_under_way_is_badput():
-    """From the moment it was asked for."""
     run = a_run(
         an_attempt(1, 0, 5, None), stop=PlannedStop(AfterStop.RELAUNCH, "", at(65), at(80)), state=RunState.SAVING
     )
@@ -239,7 +232,6 @@ def test_a_stop_under_way_is_badput():
 
 
 def test_an_unknown_price_keeps_money_untold():
-    """Time is told all the same, and in a sum the other runs' money."""
     account = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), Policy())
     assert (account.dollars, account.lost_dollars, account.goodput_s) == (None, None, 3600)
     assert sum_accounts([account, make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)]).dollars == 60

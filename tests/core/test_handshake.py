@@ -72,7 +72,6 @@ def test_a_hello_is_a_fact_and_no_news(world):
 
 
 def test_any_report_proves_that_there_is_an_agent(world):
-    """Its hello may have been lost."""
     agent = Agent(world)
     agent.deliver(agent.files(ReportKind.CHECKPOINT, step=510, durability=Durability.REMOTE))
     assert world.run().current.agent
@@ -99,7 +98,6 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
 
 
 def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(world, agent):
-    """The checkpoint that was saved for the move is no progress of the successor."""
     report_finding(world)
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
@@ -166,7 +164,6 @@ def test_a_state_that_went_wrong_is_kept_as_evidence_and_never_resumed_from(worl
 
 @pytest.mark.parametrize("kind", [Kind.STALL, Kind.STARTUP_STALL])
 def test_a_job_that_hangs_is_not_asked(world, agent, kind):
-    """Nobody could answer."""
     report_finding(world, kind)
     assert world.run().state is RunState.STOPPING
     assert world.mailbox.commands == []
@@ -226,7 +223,6 @@ def test_the_agents_report_counts_where_rerail_cannot_list_checkpoints(durabilit
 
 
 def test_a_listing_replaces_lost_reports(world, agent):
-    """Neither heard nor committed arrives; the checkpoint does."""
     report_finding(world)
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=520, reason=EMERGENCY)
@@ -256,7 +252,6 @@ def test_a_report_that_comes_again_changes_nothing(world, agent):
 
 
 def test_a_late_answer_is_an_answer(world, agent):
-    """Nobody heard for two minutes; then they save after all, within the deadline."""
     report_finding(world)
     world.minutes(5)
     assert world.run().state is RunState.SAVING
@@ -313,7 +308,6 @@ def test_a_report_that_is_not_there_is_asked_for_again_until_it_is_gone(world, a
 
 
 def test_a_report_that_becomes_readable_is_handled(world):
-    """A hello that was denied at first."""
     agent = Agent(world)
     key = agent.files(ReportKind.HELLO)
     hidden = world.mailbox.objects.pop(key)
@@ -455,7 +449,6 @@ def test_an_operators_command_is_handled_while_the_mailbox_is_closed(world, agen
 
 
 def test_a_successor_is_created_when_the_mailbox_is_closed(world, agent):
-    """The announcement is owed, and its failure said; the run trains, is watched, and the debt is paid later."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.mailbox.closed = True
     world.supervisor().handle(RunDue("gpt"))
@@ -583,7 +576,6 @@ def test_a_resume_mismatch_is_reported(world, agent):
 
 
 def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
-    """No message goes back to the queue for it, and nothing else comes of it."""
     for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
         key = make_report_key("gpt", f"bad-{number}")
         world.mailbox.put(key, text)

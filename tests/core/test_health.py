@@ -55,7 +55,6 @@ def lose_node(world: World) -> int | None:
 
 
 def test_from_the_warning_on_what_is_saved_is_suspect(world):
-    """Also what was saved before the warning was heard, after the onset that it dates."""
     report_finding(world, Level.WARN, onset=450, step=510)
     world.checkpoints.save(step=600)
     assert health_of(world, 400) == (Health.CLEAN, "")
@@ -114,7 +113,6 @@ def test_where_nothing_is_clean_a_suspect_one_is_better_than_the_start(world):
 
 
 def test_what_is_rolled_back_is_never_resumed_from(world):
-    """Even where it is all that there is."""
     report_finding(world, Level.INTERVENE, onset=50, step=510)
     world.minutes(20)
     assert world.run().current.resumed_from_step is None

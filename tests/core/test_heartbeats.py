@@ -82,14 +82,12 @@ def test_a_fresh_heartbeat_costs_no_metrics(world, agent, asked):
 
 
 def test_without_an_agent_nothing_is_looked_for_in_the_mailbox(world, monkeypatch):
-    """A request for each run each minute, for nothing."""
     monkeypatch.setattr(world.mailbox, "heartbeats", lambda folders: 1 / 0)
     train(world, 5)
     assert detector_state(world).cursor.step == 40
 
 
 def test_metrics_are_read_once_the_heartbeat_is_stale(world, agent, asked):
-    """After two and a half intervals, not after one."""
     step = train(world, 30, agent)
     step = train(world, 1, first=step)
     assert asked == []
@@ -149,7 +147,6 @@ def print_nan(world: World, minutes: int, *, first: int) -> int:
 
 @pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "gpt-old"}])
 def test_a_heartbeat_of_another_attempt_is_ignored(world, agent, asked, facts):
-    """The dead one's last heartbeat lies there until the successor's first."""
     for name, value in facts.items():
         setattr(agent, name, value)
     train(world, 5, agent)

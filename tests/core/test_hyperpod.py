@@ -89,14 +89,12 @@ class ClusterWorld(World):
     ],
 )
 def test_every_sample_gives_the_condition_of_a_part(name, signs):
-    """What each of the documented events means to somebody whose run needs the cluster."""
     event = parse_event(sample(name))
     assert (event.cluster, event.arn) == (CLUSTER, ARN)
     assert [(sign.part, sign.condition.value, sign.what) for sign in event.signs] == signs
 
 
 def test_hyperpods_own_message_is_kept():
-    """The fault, the recommendation, and why a node could not be had."""
     (sign,) = parse_event(sample("node_unhealthy")).signs
     assert "fault type NvidiaErrorTerminate" in sign.message
     assert sign.message.endswith("Please Replace the Faulty Node.")
@@ -134,7 +132,6 @@ def test_what_is_malformed_is_named(path, value, named):
 
 @given(st.text(max_size=2000))
 def test_cleaned_text_is_one_line_of_bounded_length(text):
-    """Nothing of it can break out of a notice."""
     assert len(clean_text(text)) <= 500
     assert clean_text(text).isprintable()
 
@@ -163,14 +160,12 @@ def test_a_broken_node_pages_with_the_runs_that_need_the_cluster():
 
 
 def test_there_may_be_no_run_at_all():
-    """A broken node is told all the same; it is nobody's run."""
     (notice,) = ClusterWorld().receive(parse_event(sample("node_unhealthy")))
     assert (notice.severity, notice.run) == (Severity.PAGE, f"hyperpod/{CLUSTER}")
     assert "No open run is tagged as depending on this cluster" in notice.body
 
 
 def test_a_run_that_has_ended_depends_on_nothing():
-    """Only open runs are named."""
     world = ClusterWorld().with_run("gpt")
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.supervisor().handle(JobStateChanged("gpt"))
@@ -179,7 +174,6 @@ def test_a_run_that_has_ended_depends_on_nothing():
 
 
 def test_a_node_that_hyperpod_replaces_pages_no_one():
-    """It is told to whoever looks, with nothing to do."""
     (notice,) = ClusterWorld().receive(health("Unhealthy", "Replace"))
     assert (notice.severity, notice.todo) == (Severity.INFORM, "")
     assert "being replaced by HyperPod" in notice.title
@@ -199,7 +193,6 @@ def test_an_old_event_that_is_redriven_is_reported_once():
 
 
 def test_parts_are_forgotten_after_a_month():
-    """A node that nobody has heard of since is gone; the record of a cluster does not grow for ever."""
     world = ClusterWorld()
     world.receive(health("Unhealthy"))
     world.clock.pass_by(timedelta(days=31))
@@ -221,7 +214,6 @@ def test_a_lasting_condition_is_reported_again():
 
 
 def test_a_node_that_hyperpod_gives_up_pages_at_once():
-    """Informed first, paged as soon as only a human can help."""
     notices = ClusterWorld().receive(health("Unhealthy", "Replace"), health("Unhealthy", "None", minute=1))
     assert [notice.severity for notice in notices] == [Severity.INFORM, Severity.PAGE]
 
@@ -239,7 +231,6 @@ def test_all_clear_ends_the_page():
 
 
 def test_who_was_informed_is_informed_of_the_end():
-    """Nobody was woken, so nobody is."""
     notices = ClusterWorld().receive(health("Unhealthy", "Replace"), health("Healthy", minute=1))
     assert [notice.severity for notice in notices] == [Severity.INFORM, Severity.INFORM]
     assert notices[1].title.endswith("is healthy")
@@ -258,7 +249,6 @@ def test_a_node_that_leaves_the_cluster_is_over_too():
 
 
 def test_healthy_nodes_are_no_news_and_leave_no_trace():
-    """A thousand of them write nothing."""
     world = ClusterWorld()
     assert world.receive(health("Healthy")) == []
     assert world.hyperpods.records == {}
@@ -284,7 +274,6 @@ def test_many_events_are_reported_in_few_notices():
 
 
 def test_clusters_do_not_share_a_cap():
-    """One cluster's storm does not silence another's."""
     world = ClusterWorld().with_policy(most=1)
     here = health("Unhealthy")
     there = replace(here, cluster="elsewhere", arn=ARN.replace(CLUSTER, "elsewhere"))
@@ -301,7 +290,6 @@ def test_clusters_do_not_share_a_cap():
     ],
 )
 def test_the_policy_selects_the_clusters(which, needed, notices):
-    """All, those that an open run needs, or none."""
     world = ClusterWorld().with_policy(notify_for=which)
     if needed:
         world.with_run()
@@ -309,7 +297,6 @@ def test_the_policy_selects_the_clusters(which, needed, notices):
 
 
 def test_an_unreported_condition_is_reported_when_a_run_needs_the_cluster():
-    """A run that comes to a broken cluster is told with the next event."""
     world = ClusterWorld().with_policy(notify_for=WhichClusters.NEEDED)
     assert world.receive(health("Unhealthy")) == []
     assert len(world.with_run().receive(health("Unhealthy", minute=1))) == 1
@@ -342,7 +329,6 @@ def test_a_long_repair_pages_when_a_run_needs_the_cluster():
 
 
 def test_a_long_repair_pages_no_one_where_no_run_needs_the_cluster():
-    """It is told to whoever looks, once."""
     world = ClusterWorld()
     world.receive(health("Unhealthy", "Replace"))
     world.minutes(200)
@@ -409,7 +395,6 @@ def test_two_instances_at_once_report_once():
 
 
 def test_a_memory_that_never_stands_still_is_asked_for_later():
-    """The message comes back."""
     world = ClusterWorld()
 
     def refuse(memory: object, *, until: datetime) -> None:
@@ -448,12 +433,10 @@ def test_every_page_ends_once_and_no_all_clear_comes_alone(events):
 
 @pytest.mark.parametrize("value", [CLUSTER, ARN])
 def test_a_tag_names_the_cluster_that_a_run_needs(value):
-    """By name or by ARN, when it is adopted."""
     assert ClusterWorld().with_run(cluster=value).run().hyperpod == value
 
 
 def test_an_invalid_cluster_tag_is_reported():
-    """The run is supervised all the same."""
     world = ClusterWorld().with_run(cluster="my cluster!")
     assert world.run().hyperpod == ""
     (notice,) = world.bus.notices
@@ -462,7 +445,6 @@ def test_an_invalid_cluster_tag_is_reported():
 
 
 def test_a_notice_names_ten_runs_at_most():
-    """And says how many there are beside them."""
     world = ClusterWorld()
     for number in range(13):
         world.with_run(f"run-{number:02}")

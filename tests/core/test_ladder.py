@@ -86,7 +86,6 @@ def test_nothing_before_the_checkpoint_is_skipped():
 
 
 def test_a_trouble_far_beyond_starts_with_a_replay_and_keeps_what_is_skipped():
-    """And the learning rate stays where it is."""
     saved = saves(*range(100, 3_001, 100))
     run = run_at()
     for _ in RUNGS:
@@ -136,7 +135,6 @@ def test_a_rung_without_its_ability_is_passed_over_with_the_reason(abilities, ba
 
 
 def test_where_retention_has_left_nothing_a_margin_before_the_newest_before_the_onset_has_to_do():
-    """And it is said, with the remedy."""
     planned = plan_rollback(run_at(), 1_000, saves(950, 975, 1_000), Policy())
     assert planned.resume_step == 975
     assert (
@@ -178,7 +176,6 @@ def test_without_readable_checkpoints_the_job_gets_an_upper_bound():
 
 
 def test_the_learning_rate_has_a_floor():
-    """Below it, it would be another experiment."""
     policy = Policy(ladder=Ladder(lower_rates=10, least_rate=0.8))
     plans, hold = take_all_rungs(run_at(), 1_000, saves(800, 900), policy)
     assert [plan.rate for plan in plans[3:]] == [0.9, 0.81]
@@ -360,7 +357,6 @@ def test_progress_beyond_the_onset_ends_the_incident_and_not_before(world):
 
 
 def test_every_later_launch_skips_the_same_samples(world):
-    """Whatever it is launched for."""
     report_divergence(world)
     report_divergence(world)
     skipped = launch_environment(world)["RERAIL_SKIP_SAMPLES"]
@@ -380,7 +376,6 @@ def test_what_vanished_before_the_launch_is_not_resumed_from(world):
 
 
 def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
-    """A backoff may be long."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 1_000

@@ -59,7 +59,6 @@ def reasons(world: World) -> list[str]:
 
 
 def test_the_checks_are_asked_in_this_order():
-    """Order is policy: nobody is asked to approve what could not be launched anyway."""
     assert [check.__name__ for check in CHECKS] == [
         "is_not_paused",
         "has_time_left",
@@ -110,7 +109,6 @@ def test_while_paused_no_finding_stops_a_job(world):
 
 
 def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
-    """A loss may have mended in hours of silence: a page asks, with the command."""
     world.pause.paused = True
     report_finding(world, Kind.DIVERGENCE)
     world.minutes(120)
@@ -155,7 +153,6 @@ def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
 
 
 def test_an_unreadable_policy_blocks_pending_actions(world, monkeypatch):
-    """Blind is no reason to stop a job: the stop stays owed."""
     monkeypatch.setattr(world.sagemaker, "stop", lambda job: (_ for _ in ()).throw(Throttled("later")))
     report_finding(world, Kind.NON_FINITE)
     monkeypatch.undo()
@@ -328,7 +325,6 @@ def test_a_policy_pauses_its_own_runs(world):
 
 
 def test_a_blocked_launch_waits_and_is_tried_at_each_tick(world):
-    """It waits until the time that the run has, or from now on."""
     obstacle, at = (
         Obstacle(LaunchCheck.RUN_COST, Consequence.WAIT, "too expensive", "raise it", Runbook.MONEY_SPENT),
         world.clock(),

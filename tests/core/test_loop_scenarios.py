@@ -240,17 +240,6 @@ def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
     assert notice_titles(world, Severity.PAGE) == []
 
 
-def test_an_unknown_policy_is_one_notice_and_observe_mode(world):
-    adopt_run(world, policy="defualt")
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(60)
-    assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [title for title in notice_titles(world, Severity.INFORM) if "observing only" in title] == [
-        "gpt: observing only",
-        "gpt: held: observing only",
-    ]
-
-
 def test_a_job_without_the_tag_is_never_touched(world):
     world.sagemaker.submit("mine", policy=None)
     world.supervisor().handle(JobStateChanged("mine"))

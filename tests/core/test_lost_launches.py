@@ -124,7 +124,6 @@ def test_a_stop_looks_before_it_ends_the_run(monkeypatch, refusal):
 
 
 def test_a_job_of_a_stopped_run_is_stopped_when_it_becomes_visible(monkeypatch):
-    """The stop found no job: its event comes later."""
     world = World().with_saves()
     lose_answer(world, monkeypatch, CAPACITY)
     show = hide(world, monkeypatch)
@@ -140,7 +139,6 @@ def test_a_job_of_a_stopped_run_is_stopped_when_it_becomes_visible(monkeypatch):
 
 
 def test_an_operators_hold_outlives_a_job_that_becomes_visible(monkeypatch):
-    """The operator is paged that it runs, and decides."""
     world = World().with_saves()
     lose_answer(world, monkeypatch, CAPACITY)
     show = hide(world, monkeypatch)

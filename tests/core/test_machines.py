@@ -98,7 +98,6 @@ def test_other_subnets_suit_any_job_that_has_a_network():
 
 @given(st.sampled_from(sorted(TYPES)), st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=5))
 def test_nothing_that_fits_is_less_in_any_way(before, kinds):
-    """Never fewer GPUs, never smaller ones, never another generation, never less memory."""
     if find_misfit(of(before), Machines(tuple(kinds))):
         return
     for kind in kinds:
@@ -178,7 +177,6 @@ def test_the_type_that_sagemaker_chose_is_the_type():
 
 
 def test_a_pools_status_is_read_from_the_description():
-    """The member is called ReusedByJob, whatever the guide says."""
     pool = {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40, "ReusedByJob": "gpt-a002"}
     assert read_warm_pool({"WarmPoolStatus": pool}) == WarmPool("Reused", 40, "gpt-a002")
     assert read_warm_pool({"WarmPoolStatus": {"Status": "InUse"}}) == WarmPool("InUse")

@@ -59,7 +59,6 @@ def refusal(message: object) -> str:
     ],
 )
 def test_every_sample_is_read_right(name, expected):
-    """What each source really sends, from the samples in tests/events."""
     assert parse_message(sample(name)) == expected
 
 
@@ -73,14 +72,12 @@ def test_an_event_is_believed_in_nothing_but_the_name():
 
 @given(job_names)
 def test_every_name_that_sagemaker_allows_is_accepted(name):
-    """Job names are those of SageMaker's own pattern."""
     assert parse_message(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobStateChanged(name)
 
 
 @pytest.mark.threat("T6")
 @pytest.mark.parametrize("name", ["", "-gpt", "gpt-", "gpt_7b", "a" * 64, "gpt\n", "../x", 7, None, ["gpt"], {}])
 def test_what_is_no_name_is_refused(name):
-    """The message quotes what stood there and says what should."""
     message = refusal({"source": "aws.sagemaker", "detail": {"TrainingJobName": name}})
     assert message.startswith("field 'detail.TrainingJobName' is ")
     assert message.endswith("; it must be the name of a training job or run")
@@ -88,7 +85,6 @@ def test_what_is_no_name_is_refused(name):
 
 @pytest.mark.parametrize("source", ["aws.ec2", "rerail", "", None, 7, ["aws.sagemaker"]])
 def test_an_unknown_source_is_refused_with_the_known_ones(source):
-    """The message lists everybody who is heard."""
     message = refusal({"source": source, "detail": {"TrainingJobName": "gpt", "run": "gpt"}})
     sources = "aws.sagemaker, aws.cloudwatch, aws.s3, rerail.sweep, rerail.operator"
     assert message == f"field 'source' is {source!r}; it must be one of {sources}"
@@ -106,7 +102,6 @@ def test_an_unknown_source_is_refused_with_the_known_ones(source):
     ],
 )
 def test_what_is_no_envelope_is_refused(message, complaint):
-    """Torn text, other JSON and an envelope without its letter."""
     assert refusal(message).startswith(complaint)
 
 
@@ -128,7 +123,6 @@ def test_what_is_no_envelope_is_refused(message, complaint):
     ],
 )
 def test_a_command_that_is_not_one_names_its_field(change, complaint):
-    """An operator's slip is answered with the field and what it may hold."""
     assert refusal({**COMMAND, "detail": {**COMMAND["detail"], **change}}).startswith(complaint)
 
 
@@ -139,7 +133,6 @@ def test_a_command_needs_an_id_and_no_reason():
 
 
 def test_a_rollback_names_its_step_and_a_drill_may():
-    """The step to go back to; 0 is the start."""
     for verb, step in (("rollback", 0), ("rollback", 300), ("drill", 300), ("drill", None)):
         given = parse_message(json.dumps({**COMMAND, "detail": {**COMMAND["detail"], "verb": verb, "step": step}}))
         assert isinstance(given, CommandReceived) and (given.verb, given.step) == (verb, step)

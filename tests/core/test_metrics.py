@@ -88,7 +88,6 @@ def test_what_is_no_number_is_not_read(word):
     "line", ["", "step=60 loss=2.3", "derail step=60 loss=2", "rerail_agent step=60 loss=2", "rerail: 3"]
 )
 def test_other_lines_are_left_alone(line):
-    """Only our own line speaks."""
     assert not read(line)
 
 
@@ -167,7 +166,6 @@ def see(
 
 
 def test_a_minute_becomes_a_sample():
-    """The aggregates, the step that the minute ends with, its end, and seconds a step since the minute before."""
     series = PublishedSeries()
     series.minute(0, step=10.0, loss=3.0, loss_min=2.9, count=5.0, nonfinite=0.0)
     series.minute(1, step=22.0, loss=2.8, loss_min=2.7, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
@@ -234,7 +232,6 @@ def test_a_relaunch_repeats_steps_that_are_not_judged_again():
 
 
 def test_steps_that_we_threw_away_are_new_when_they_come_again():
-    """After a rollback the watch is set back before the onset, and so is the cursor."""
     series = PublishedSeries()
     series.minutes(range(5))
     cursor, _ = see(series, Cursor("gpt"))
@@ -244,7 +241,6 @@ def test_steps_that_we_threw_away_are_new_when_they_come_again():
 
 
 def test_a_job_that_restarts_inside_itself_repeats_steps_too():
-    """The container's own restart keeps the job's name; the rule is the same."""
     series = PublishedSeries()
     series.minutes(range(3))
     series.minutes(range(3, 6), first_step=20)
@@ -275,7 +271,6 @@ def test_a_job_without_steps_is_judged_by_its_lines():
 
 
 def test_the_flag_reports_a_nan():
-    """At once, whether other lines of the minute had a loss or not."""
     series = PublishedSeries()
     series.minute(0, step=10.0, loss=3.0, nonfinite=1.0)
     series.minute(1, step=20.0, nonfinite=1.0)
@@ -382,7 +377,6 @@ def test_a_silent_run_does_not_lengthen_the_reading_of_the_others():
 
 
 def test_a_longer_period_is_read_less_often():
-    """Five minutes cost a fifth."""
     series = PublishedSeries()
     names = replace(NAMES, period=5 * MINUTE)
     cursor = Cursor("gpt", read_to=START)
@@ -448,8 +442,6 @@ def test_reading_in_parts_is_reading_at_once(waits):
 
 
 def test_a_run_costs_no_more_among_a_thousand():
-    """One new minute of each run: what a run costs is about the same with 100 and with 1,000 runs in one answer."""
-
     def prepare(runs: int) -> Callable[[], list[Sample]]:
         published = PublishedSeries()
         for number in range(runs):

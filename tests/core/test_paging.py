@@ -54,7 +54,6 @@ def held(world) -> World:
 
 
 def test_a_release_ends_the_page_of_a_held_run(held):
-    """Who was paged hears that somebody has seen to it, and who."""
     send_command(held, OperatorVerb.RELEASE)
     held.minutes(60)
     (clear,) = notices_of(held, Severity.CLEAR)
@@ -65,7 +64,6 @@ def test_a_release_ends_the_page_of_a_held_run(held):
 
 
 def test_a_stop_ends_it_too(held):
-    """Somebody has decided that the run is over."""
     send_command(held, OperatorVerb.STOP)
     assert (held.run().state, cleared(held)) == (RunState.STOPPED, ["gpt/held-1"])
 
@@ -101,7 +99,6 @@ def test_zero_is_never_again(held):
 
 
 def test_an_ended_run_whose_page_stands_costs_no_call_to_sagemaker(held, monkeypatch):
-    """The sweep comes by for the time alone."""
     asked: list[str] = []
     monkeypatch.setattr(held.sagemaker, "describe", asked.append)
     held.minutes(30)
@@ -249,8 +246,6 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
 
 
 def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
-    """The policy was broken by a deployment while the bus was down: what is owed is told."""
-
     def refuses(notice: Notice) -> None:
         raise RuntimeError("the bus is full")
 

@@ -23,12 +23,10 @@ def refusal(text: str, name: str = "night") -> str:
 
 
 def test_an_empty_file_is_the_default_policy():
-    """Whatever a file does not say keeps its default."""
     assert parse_policy("", name="default") == Policy()
 
 
 def test_every_field_can_be_written():
-    """Modes, counts and durations are read into the core's own types."""
     text = """
         mode = "observe"
         on_max_runtime = "relaunch"
@@ -62,7 +60,6 @@ def test_every_field_can_be_written():
     ],
 )
 def test_durations_are_written_with_their_unit(text, duration):
-    """From milliseconds to days, whole or decimal."""
     assert parse_policy(f'[save]\ndeadline = "{text}"', name="night").save.deadline == duration
 
 
@@ -70,7 +67,6 @@ def test_durations_are_written_with_their_unit(text, duration):
     "value", ['""', '"15"', '"15 minutes"', '"-5m"', '"1h30m"', '"fast"', '"1e3s"', "900", "true", "[]"]
 )
 def test_a_duration_without_a_unit_is_refused(value):
-    """The message names the policy and the field, and shows how a duration is written."""
     assert "field 'save.deadline'" in (message := refusal(f"[save]\ndeadline = {value}"))
     assert "policy 'night'" in message
     assert 'it must be a duration such as "90s", "15m" or "12h"' in message
@@ -84,14 +80,12 @@ def test_a_duration_ends_within_a_year():
 
 @pytest.mark.parametrize("value", ["-1", "1_000_001", "1.5", '"3"', "true", "[3]", "{}"])
 def test_a_count_is_a_whole_number(value):
-    """Counts run from 0 to a million, and a boolean is no count."""
     message = refusal(f"[retries]\nhang = {value}")
     assert "policy 'night': field 'retries.hang' is" in message
     assert "must be a whole number from 0 to 1,000,000" in message
 
 
 def test_a_choice_lists_what_it_may_be():
-    """A wrong mode is answered with the right ones."""
     modes = "act, approve, observe, pause"
     assert refusal('mode = "dry-run"') == f"policy 'night': field 'mode' is 'dry-run'; it must be one of {modes}"
     assert "field 'on_max_runtime' is 1; it must be one of stop, relaunch" in refusal("on_max_runtime = 1")
@@ -108,17 +102,14 @@ def test_a_choice_lists_what_it_may_be():
     ],
 )
 def test_an_unknown_field_is_answered_with_a_known_one(text, hint):
-    """The nearest name where there is one, all names where there is none."""
     assert refusal(text) == f"policy 'night': {hint}"
 
 
 def test_a_section_is_a_table():
-    """A section that is given a plain value is told how a table is written."""
     assert refusal("retries = 3") == "policy 'night': field 'retries' must be a table, written [retries]"
 
 
 def test_invalid_toml_is_refused_with_its_line():
-    """The parser's own line and column are passed on."""
     assert refusal("mode = ").startswith("policy 'night' is not valid TOML: ")
 
 
@@ -131,7 +122,6 @@ def test_the_name_comes_from_outside():
 
 @given(policies)
 def test_a_policy_survives_its_own_text(policy):
-    """Whatever policy there is, its TOML reads back as the same."""
     assert parse_policy(to_toml(policy), name="any") == policy
 
 
@@ -148,13 +138,11 @@ def test_a_policy_on_a_faster_clock_differs_in_durations_alone():
 
 @given(policies, st.floats(1, 10_000))
 def test_a_scaled_policy_can_be_deployed(policy, factor):
-    """Any policy on any faster clock can still be written and read."""
     scaled = policy.scaled(factor)
     assert parse_policy(to_toml(scaled), name="any") == scaled
 
 
 def test_a_policy_may_set_prices():
-    """By instance type, and read back as it was written."""
     policy = parse_policy('[prices]\n"ml.p5.48xlarge" = 40\n"ml.p6-b200.48xlarge" = 99.5', name="night")
     assert policy.prices == {"ml.p5.48xlarge": 40.0, "ml.p6-b200.48xlarge": 99.5}
     assert parse_policy(to_toml(policy), name="night") == policy
@@ -169,7 +157,6 @@ def test_a_policy_may_set_prices():
     ],
 )
 def test_a_price_belongs_to_an_instance_type(text, complaint):
-    """The message names the field."""
     assert complaint in refusal(text)
 
 
@@ -181,7 +168,6 @@ def test_each_cause_but_two_has_a_budget():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_policy_is_read(path):
-    """What `policies/` holds can be deployed as it is."""
     assert parse_policy(path.read_text(), name=path.stem).name == path.stem
 
 

@@ -87,7 +87,6 @@ def test_a_job_that_never_had_machines_left_none():
     ],
 )
 def test_the_forecast_names_why_a_successor_misses_the_pool(attempt, facts, why):
-    """Each rule that does not hold, in words."""
     assert forecast(attempt, **facts) == f"attempt 2 will not get the warm pool: {why}"
 
 
@@ -161,7 +160,6 @@ def test_a_crash_of_the_script_keeps_the_machines_warm(world):
 
 
 def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
-    """Another job took it while we waited: no promise is made."""
     adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.supervisor().handle(JobStateChanged("gpt"))

@@ -95,7 +95,6 @@ def test_a_pending_action_is_done_on_an_old_message(monkeypatch):
 
 
 def test_a_late_operator_command_is_handled():
-    """A wish is no hint: that somebody looked since says nothing of it."""
     world = training_run()
     post = lose_node(world)
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=post.sent_at), post)

@@ -47,7 +47,6 @@ def send_command(world: World, verb: OperatorVerb, id: str) -> None:
 
 
 def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
-    """The script takes the newest that it finds: so the newest is the one to resume from."""
     created = []
     create = world.sagemaker.create
     world.sagemaker.create = lambda request: created.append(steps_in_folder(world)) or create(request)
@@ -61,7 +60,6 @@ def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
 
 
 def test_a_job_waits_for_as_many_turns_as_moving_takes(world):
-    """And no other job is launched in the meantime."""
     world.checkpoints.moves_at_once = 0
     report_divergence(world)
     world.minutes(5)
@@ -164,14 +162,12 @@ def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(
 
 
 def test_without_a_clean_save_all_of_them_are_quarantined(world):
-    """From the start means from the start."""
     report_divergence(world, onset=50)
     world.minutes(3)
     assert (world.run().current.resumed_from_step, steps_in_folder(world)) == (None, [])
 
 
 def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
-    """It moves aside by itself, and resumes from nothing else."""
     agent = Agent(world)
     agent.hello()
     world.checkpoints.save(250)
@@ -276,7 +272,6 @@ ENDED = rollback_scenario(CALM)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", range(1, CALM.calls + 1))
 def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, after):
-    """Whenever the function dies: one successor, and nothing tainted in its folder when it is created."""
     world = World()
     world = rollback_scenario(FaultInjector(call, after))
     for state in (ENDED, world):

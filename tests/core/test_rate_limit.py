@@ -36,7 +36,6 @@ def test_in_no_window_are_there_more_than_the_limit(asking, limit, window):
 
 
 def test_the_same_launch_counts_once():
-    """A turn that is repeated asks again, and gets the same answer."""
     launches, _ = asked(Launches(), "a", 0)
     launches, again = asked(launches, "a", 1)
     launches, other = asked(launches, "b", 2)

@@ -67,7 +67,6 @@ def test_what_the_user_asked_for_is_carried():
 
 
 def test_what_only_describe_knows_is_left_behind():
-    """Statuses, times, bills and the chosen machine are answers, not wishes."""
     request = rebuilt()
     assert set(request) <= MEMBERS
     assert not {"TrainingJobStatus", "WarmPoolStatus", "ModelArtifacts", "ResponseMetadata"} & set(request)
@@ -99,7 +98,6 @@ def test_an_empty_value_of_the_users_own_means_something():
     "vpc", [{}, {"Subnets": ["subnet-1"]}, {"SecurityGroupIds": [], "Subnets": ["subnet-1"]}, None]
 )
 def test_half_a_network_is_none(vpc):
-    """VpcConfig needs both of its members, or it is not sent."""
     assert "VpcConfig" not in rebuilt(VpcConfig=vpc)
 
 
@@ -114,7 +112,6 @@ def test_the_users_tags_are_carried_and_reserved_ones_are_not():
 
 
 def test_nothing_that_was_given_is_changed():
-    """Neither the description nor the stored request is touched by what is made of them."""
     description = described()
     request = rebuild(description, TAGS, members=MEMBERS)
     assert description == described()
@@ -189,7 +186,6 @@ def test_an_attempt_with_unreadable_checkpoints_gets_no_step(place):
 
 
 def test_an_attempt_is_found_by_its_tags():
-    """Run and attempt are tags too, and replace those of an earlier attempt."""
     tags = [{"Key": "rerail:run", "Value": "old"}, {"Key": "team", "Value": "nlp"}]
     assert {tag["Key"]: tag["Value"] for tag in second(Tags=tags)["Tags"]} == {
         "team": "nlp",
@@ -254,7 +250,6 @@ def test_jobs_that_are_not_ours_to_launch_are_refused(member, value, reason):
 
 @pytest.mark.parametrize("empty", ["", None, {}])
 def test_an_empty_answer_is_no_reason(empty):
-    """A description that names no owner, or an empty one, is a plain training job."""
     assert find_refusal(described(TuningJobArn=empty, ServerlessJobConfig=empty)) == ""
 
 
@@ -264,7 +259,6 @@ def moved(machines: Machines, **changes) -> dict:
 
 
 def test_other_machines_replace_the_requests_own():
-    """The type alone changes: as many instances, the same volume, the same keep-alive."""
     request = moved(Machines(("ml.p4de.24xlarge",)), HyperParameters={"sagemaker_instance_type": '"ml.p4d.24xlarge"'})
     assert request["ResourceConfig"] == {
         "InstanceType": "ml.p4de.24xlarge",
@@ -277,7 +271,6 @@ def test_other_machines_replace_the_requests_own():
 
 
 def test_several_types_are_preferences_of_which_sagemaker_takes_one():
-    """InstancePreferences excludes InstanceType; the number of instances stands beside it, once for all."""
     request = moved(Machines(("ml.p5e.48xlarge", "ml.p5en.48xlarge")))
     assert request["ResourceConfig"] == {
         "InstancePreferences": [{"InstanceType": "ml.p5e.48xlarge"}, {"InstanceType": "ml.p5en.48xlarge"}],

@@ -118,7 +118,6 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
 
 
 def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
-    """Step 500 was saved by the processes that were wrong at step 450; only what the new ones save counts."""
     job.finds()
     job = job.restarts()
     world.minutes(5)
@@ -129,7 +128,6 @@ def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
 
 
 def test_checkpoints_of_the_restarted_processes_are_clean(world, job):
-    """A node is lost afterwards: the run goes on from there, and not from before the onset."""
     job.finds()
     job = job.restarts()
     job.saves(500)
@@ -257,7 +255,6 @@ def test_an_approval_of_a_restart_covers_the_stop_after_it_fails(world, job):
 
 
 def test_one_refusal_by_an_init_is_enough(world, job):
-    """The first machine's processes run again; the second's init cannot end the old ones."""
     job.finds()
     asked = job.order
     job.restarts()
@@ -282,7 +279,6 @@ def test_a_refusal_after_the_first_step_comes_too_late(world, job):
 
 
 def test_any_report_of_the_new_processes_proves_that_they_run(world, job):
-    """Init's report is lost, and the agent's hello is not."""
     job.finds()
     Job(world, restart=1).hello()
     assert world.run().state is RunState.WATCHING
@@ -418,7 +414,6 @@ def test_a_hold_cancels_the_restart(world, job):
 
 
 def test_a_crash_is_restarted_within_the_job(world, job):
-    """62:00 the ranks die of an exception; 62:08 they run again, from the newest checkpoint that they find."""
     job.crashes()
     run = world.run()
     assert (run.state, run.ledger.charges) == (RunState.RESTARTING, {Cause.USER_CODE: 1})

@@ -38,7 +38,6 @@ def under(world: World, **fields) -> World:
 
 
 def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
-    """Asked to save, stopped, relaunched from the step; what it saved on its way out is never resumed from."""
     world = World().with_saves()
     agent = Agent(world)
     agent.hello()
@@ -110,7 +109,6 @@ def test_a_completion_that_came_first_is_not_what_was_wanted():
 
 
 def test_a_failure_that_came_first_goes_back_as_far():
-    """Even where the policy only observes: the operator has spoken."""
     world = under(World().with_saves(), mode=Mode.OBSERVE)
     Agent(world).hello()
     roll_back(world, 300)
@@ -248,7 +246,6 @@ def test_asked_twice_it_is_done_once():
 
 
 def test_a_loss_that_went_wrong_unseen_for_long_goes_back_all_the_same():
-    """More was saved since the onset than is looked at first: it resumes from before it, and not from scratch."""
     world = World().with_saves()
     everything = world.checkpoints.list_checkpoints
     world.checkpoints.list_checkpoints = lambda uri, *, upto=None: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]

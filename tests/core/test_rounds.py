@@ -39,14 +39,12 @@ def fail_describe(world: World, monkeypatch, *names: str) -> None:
 
 
 def test_runs_that_go_well_are_let_sleep(world):
-    """Three healthy runs: asked about, none woken, nothing sent."""
     adopt_runs(world, "a", "b", "c")
     assert world.round().run() == SweepReport(open=3, due=0, discovered=0, unknown=())
     assert world.queue.waiting == []
 
 
 def test_only_due_runs_are_woken(world):
-    """Of three runs, the one whose job died is woken, by its run's name."""
     adopt_runs(world, "a", "b", "c")
     world.sagemaker.fail("b", NODE_LOST)
     assert world.round().run() == SweepReport(open=3, due=1, discovered=0, unknown=())
@@ -54,7 +52,6 @@ def test_only_due_runs_are_woken(world):
 
 
 def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
-    """A backoff is nobody's timer: the round finds that the time has come."""
     adopt_runs(world, "a")
     world.sagemaker.fail("a", NODE_LOST)
     world.supervisor().handle(JobStateChanged("a"))
@@ -88,7 +85,6 @@ def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
 
 
 def test_a_broken_policy_blinds_its_own_runs_alone(world):
-    """A policy that cannot be read now is no reason to leave every other run alone."""
     adopt_runs(world, "a", "b")
     world.sagemaker.fail("b", NODE_LOST)
     get = world.policies.get
@@ -120,7 +116,6 @@ def test_a_job_whose_events_were_lost_is_discovered(world):
 
 
 def test_an_untagged_job_is_asked_about_once(world):
-    """Its tags are read once; after that the round knows that it is none of ours."""
     world.sagemaker.submit("stranger", policy=None)
     assert world.round().run().discovered == 1
     world.minutes(1)
@@ -138,7 +133,6 @@ def test_our_own_jobs_are_known(world):
 
 
 def test_runs_that_have_ended_are_not_asked_about(world):
-    """A completed run costs nothing any more."""
     adopt_runs(world, "a")
     world.sagemaker.end("a", JobStatus.COMPLETED)
     world.minutes(2)
@@ -171,7 +165,6 @@ def test_the_round_writes_nothing(world):
 
 
 def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, monkeypatch):
-    """Whatever goes wrong with one run is said, and counts as blind; who needs the supervisor gets it."""
     adopt_runs(world, "a", "b", "c")
     see = world.sagemaker.describe
     world.sagemaker.fail("c", NODE_LOST)

@@ -89,14 +89,12 @@ def listed(world: World, monkeypatch, *names: str) -> list[str]:
 
 
 def test_a_small_fleet_is_swept_by_one_invocation(monkeypatch):
-    """Nobody is asked for help, nothing is left to be told."""
     world, shares = fleet(monkeypatch, 3)
     report = the_round(world, shares).run(name="sweep")
     assert (report.open, report.unswept, shares.asked, shares.kept) == (3, (), [], {})
 
 
 def test_every_part_of_a_large_fleet_is_swept(monkeypatch):
-    """What the first invocation does not take it hands on, each part once; a minute later the whole is told."""
     world, shares = fleet(monkeypatch)
     the_round(world, shares).run(name="sweep")
     handed = [part for share in shares.asked for part in share.parts]
@@ -170,7 +168,6 @@ def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
 
 
 def test_a_refused_list_is_raised_after_all_else(monkeypatch):
-    """Nothing is taken for dead, what is due otherwise is woken, and the round fails aloud."""
     world, shares = fleet(monkeypatch, 24, enough=1000)
 
     def mute(time):
@@ -183,7 +180,6 @@ def test_a_refused_list_is_raised_after_all_else(monkeypatch):
 
 
 def test_a_job_as_recorded_changes_nothing():
-    """To decide on what is known already changes nothing, and asks for nothing."""
     world = World().with_saves()
     run = world.run()
     assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
@@ -250,7 +246,6 @@ def test_no_part_is_lost_and_none_is_swept_twice(runs, read):
 
 
 def test_fresh_reports_count_once():
-    """Shares were cut otherwise a minute ago: the newest word of each part counts."""
     at = MIDNIGHT
     early, late = at - timedelta(minutes=1), at - timedelta(minutes=4)
     reports = {(1, 2): (early, "both"), (2,): (at, "two"), (3,): (late, "old"), (4,): (at, "four")}

@@ -97,7 +97,6 @@ def test_every_record_is_read_and_written_back_whole(cls: type, kind: str) -> No
 
 @pytest.mark.parametrize("line", stored("runs"))
 def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
-    """Its job seen in training, failed or gone, its time come: each is answered, and the answer can be stored."""
     run = loads(Run, line)
     at, name = newest(run), run.current.job_name
     begun = run.current.created_at or run.created_at
@@ -180,7 +179,6 @@ def test_a_job_that_dies_after_an_upgrade_is_answered(line: str) -> None:
 
 @pytest.mark.parametrize("line", stored("launches"))
 def test_the_rate_limit_keeps_its_count(line: str) -> None:
-    """Launches that an older version has counted still count."""
     launches = loads(Launches, line)
     at = max(launches.at.values())
     after, admission = admit(launches, "another", at=at, limit=100_000, window=timedelta(hours=1))

@@ -180,7 +180,6 @@ def test_a_job_that_stands_still_on_idle_machines_is_stopped_and_resumes(world):
 
 
 def test_a_job_that_only_stopped_printing_is_never_stopped(world):
-    """It saves: it is we who are blind. People are told, the job goes on."""
     train(world, 95)
     for step in range(1000, 2000, 100):
         world.checkpoints.save(step=step)
@@ -191,14 +190,12 @@ def test_a_job_that_only_stopped_printing_is_never_stopped(world):
 
 
 def test_a_slow_start_on_busy_machines_is_reported_and_not_stopped(world):
-    """Two hours of preprocessing before the first step."""
     stall(world, 120, CPUUtilization=380.0)
     assert world.sagemaker.live() == ["gpt"]
     assert any("startup_stall" in notice.title for notice in world.bus.notices)
 
 
 def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
-    """The limit is learnt from the run's own longest pauses."""
     last = train(world, 30)
     for _ in range(4):
         stall(world, 4, GPUUtilization=90.0)

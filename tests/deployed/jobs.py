@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -248,11 +247,6 @@ def rerail(environment: Mapping[str, str], *arguments: str) -> Answer:
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Answer(done.exit_code, done.stdout, done.stderr)
-
-
-def rerail_process(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as an operator does, in a process of its own."""
-    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def checks(environment: Mapping[str, str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:

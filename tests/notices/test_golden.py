@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from rerail.model.notice import Notice
 from rerail.notices.notifiers.chat import format_chat
@@ -21,8 +22,11 @@ WEBHOOK = Path(__file__).parents[2] / "docs" / "notice.schema.json"
 JSON = {"chat": format_chat, "pagerduty": format_pagerduty, "webhook": format_webhook}
 
 
-def validator(kind: str) -> Draft202012Validator:
+@cache
+def validator(kind: str) -> Any:
     """What the receiver takes, as it is published."""
+    from jsonschema import Draft202012Validator  # takes seconds of each worker that collects this file
+
     path = WEBHOOK if kind == "webhook" else SCHEMAS / f"{kind}.json"
     return Draft202012Validator(json.loads(path.read_text()), format_checker=Draft202012Validator.FORMAT_CHECKER)
 

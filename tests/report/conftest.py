@@ -104,11 +104,8 @@ def hostile() -> Facts:
     return replace(known, run=bad, timeline=entries, lines={1: lines}, unread=(HOSTILE,))
 
 
-def immense(*, every: int = 1, tries: int = 500) -> Facts:
-    """Return five hundred attempts with two thousand rows each: a million points, and a timeline to match.
-
-    With `every`, only one row of so many steps; with `tries`, another number of attempts.
-    """
+def immense(*, every: int, tries: int = 500) -> Facts:
+    """Return attempts with two thousand steps each, one row of `every` so many steps, and a timeline to match."""
     numbers = range(1, tries + 1)
     attempts = [attempt(n, start=(n - 1) * 1000 or None, last=n * 1000, cause=Cause.UNKNOWN) for n in numbers]
     incidents = [

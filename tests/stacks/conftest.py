@@ -1,8 +1,8 @@
-"""The app, synthesized once by its own command line, in an environment without credentials."""
+"""The app, synthesized by its own command line, in an environment without credentials."""
 
 import fcntl
 import json
-import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from local import deploy
 from local.deploy import LOCAL_SCOPE, node_folder
 from stacks import ROOT
 from tests.stacks.template import Template
@@ -57,35 +58,38 @@ CHOICES = {
 
 
 @pytest.fixture(scope="session")
-def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assembly() -> Path:
     """Return the folder of the cloud assembly with the defaults."""
-    return _assembly_of_all_workers(tmp_path_factory, "default", {})
+    return _keep_assembly("default", {})
 
 
 @pytest.fixture(scope="session")
-def full_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_assembly() -> Path:
     """Return the folder of the cloud assembly of an account that asked for EVERYTHING."""
-    return _assembly_of_all_workers(tmp_path_factory, "full", EVERYTHING)
+    return _keep_assembly("full", EVERYTHING)
 
 
 @pytest.fixture(scope="session")
-def organization(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def organization() -> Path:
     """Return the folder of the cloud assembly of an organization's account with CHOICES."""
-    return _assembly_of_all_workers(tmp_path_factory, "organization", ORGANIZATION | CHOICES)
+    return _keep_assembly("organization", ORGANIZATION | CHOICES)
 
 
-def _assembly_of_all_workers(factory: pytest.TempPathFactory, name: str, context: Mapping[str, Any]) -> Path:
-    """Synthesize once for all workers of pytest-xdist, and return the folder."""
-    own = factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = shared / f"assembly-{name}"
-    folder.mkdir(exist_ok=True)
+def _keep_assembly(name: str, context: Mapping[str, Any]) -> Path:
+    """Synthesize once for all workers of pytest-xdist, and again only after a change of what a synthesis reads."""
+    folder = ROOT / ".local" / "tested-assemblies" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs = (*deploy.INPUTS, "tests/stacks/conftest.py")
+    fingerprint = deploy._fingerprint(ROOT, "app.py", inputs, context)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "whole").exists():
+        made_of = folder / "made-of"
+        if not made_of.exists() or made_of.read_text() != fingerprint:
+            made_of.unlink(missing_ok=True)
+            shutil.rmtree(folder / "cdk.out", ignore_errors=True)
             run = synthesize(folder / "cdk.out", context)
             assert run.returncode == 0, run.stderr
-            (folder / "whole").touch()
+            made_of.write_text(fingerprint)
     return folder / "cdk.out"
 
 

@@ -38,7 +38,6 @@ def asynchronous(template: Template) -> list[str]:
 
 @pytest.mark.parametrize("metric", ["Errors", "Throttles"])
 def test_every_function_is_watched(either, metric):
-    """One that keeps failing, or is kept from running, pages."""
     assert watched(either, metric) == sorted(either.of("Lambda::Function"))
 
 
@@ -52,19 +51,16 @@ def test_every_event_that_a_function_loses_raises_an_alarm(either, metric):
 
 
 def test_every_dead_letter_queue_is_watched(either):
-    """A letter in any of them pages."""
     letters = watched(either, "ApproximateNumberOfMessagesVisible")
     assert letters == sorted(set(dead_letter_queues(either)))
 
 
 def test_the_oldest_signal_is_watched(template):
-    """A queue that nobody empties pages."""
     queues = [target(template.body["Outputs"][f"{name}QueueUrl"]["Value"]) for name in ("Signals", "FiledReports")]
     assert watched(template, "ApproximateAgeOfOldestMessage") == sorted(queues)
 
 
 def test_every_topic_is_watched(either):
-    """One that cannot reach a subscriber says so to the others."""
     assert watched(either, "NumberOfNotificationsFailed") == sorted(either.of("SNS::Topic"))
 
 
@@ -133,10 +129,10 @@ def test_alarms_may_publish_on_their_topics(template):
     assert {text(s["Resource"]) for s in said} == {
         text(outputs[name]["Value"]) for name in ("PageTopicArn", "InformTopicArn")
     }
-    assert all("aws:SourceAccount" in s["Condition"]["StringEquals"] for s in said)
+    assert {text(s["Principal"]["Service"]) for s in said} == {"cloudwatch.amazonaws.com"}
+    assert all(s["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}} for s in said)
 
 
 def test_runbooks_are_linked_where_the_docs_are_served(full):
-    """With docsUrl the last words are a link."""
     for alarm in described(full):
         assert re.search(r" https://docs\.example\.com/rerail/runbooks/[a-z-]+/$", alarm["AlarmDescription"])

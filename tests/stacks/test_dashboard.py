@@ -56,13 +56,11 @@ def test_every_measure_on_it_is_published_and_the_other_way_round(widgets):
 
 
 def test_the_first_row_is_what_on_call_needs(widgets):
-    """Is Rerail well, who waits for a human, what is going wrong."""
     first = [widget["properties"]["title"] for widget in widgets if widget["y"] == 0]
     assert first[:3] == ["Is Rerail well?", "Runs held", "Open incidents"]
 
 
 def test_the_first_widget_is_the_health_of_all(template, widgets):
-    """The one state over all alarms."""
     (health,) = template.of("CloudWatch::CompositeAlarm")
     assert widgets[0]["properties"]["alarms"] == [f"<{health}.Arn>"]
 
@@ -90,7 +88,6 @@ GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
 def test_the_guide_explains_every_measure():
-    """Name, unit and dimension in the table are those that are published."""
     rows = re.findall(r"^\| `([\w.]+)` \| (\w+) \| (\w*) ?\|", GUIDE, re.MULTILINE)
     assert rows == [(each.name, each.unit, each.dimension) for said in ALL.values() for each in said]
 
@@ -103,7 +100,6 @@ def test_the_guide_states_their_cost():
 
 
 def test_the_guide_names_the_runbook_of_every_alarm(template):
-    """Whatever an alarm's description ends with is linked in the table."""
     alarms = [*template.of("CloudWatch::Alarm").values(), *template.of("CloudWatch::CompositeAlarm").values()]
     named = {alarm["AlarmDescription"].rpartition("docs/")[2] for alarm in alarms}
     assert named == set(re.findall(r"\((runbooks/[\w-]+\.md)\)", GUIDE))

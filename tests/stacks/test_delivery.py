@@ -69,7 +69,6 @@ def test_a_sample_reaches_its_target_and_no_other(template, name):
 
 @pytest.mark.parametrize("prefix", MEANT_FOR)
 def test_there_is_a_sample_of_each(prefix):
-    """No rule goes untried."""
     assert [name for name in SAMPLES if name.startswith(prefix)]
 
 
@@ -89,13 +88,11 @@ def test_only_reports_in_the_mailbox_reach_the_queue(template, event, matching):
 
 
 def test_the_mailbox_sends_events_to_the_bus(template):
-    """The bucket announces its objects to EventBridge, by its own property and without a custom resource."""
     bucket = template.of("S3::Bucket")[target(template.body["Outputs"]["MailboxBucket"]["Value"])]
     assert bucket["NotificationConfiguration"] == {"EventBridgeConfiguration": {"EventBridgeEnabled": True}}
 
 
 def test_the_rules_match_the_names_in_the_code(template):
-    """Sources and detail types of our own events are those that the functions send and read."""
     patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
     spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}
     assert spoken == {(messages.OPERATOR, messages.COMMAND), (messages.RERAIL, messages.NOTICE)}
@@ -126,7 +123,6 @@ def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
 
 
 def test_every_rule_may_send_dead_letters(template):
-    """A dead-letter queue of a rule lets EventBridge in on behalf of that rule."""
     for id, rule in template.of("Events::Rule").items():
         for one in rule["Targets"]:
             queue = target(one["DeadLetterConfig"]["Arn"])

@@ -20,21 +20,18 @@ each_function = pytest.mark.parametrize("name", SETTINGS)
 
 
 def test_there_are_no_other_functions(template):
-    """Four functions, each with a settings class."""
     handlers = {function["Handler"] for function in template.of("Lambda::Function").values()}
     assert handlers == {f"{name}.handler" for name in SETTINGS}
 
 
 @each_function
 def test_the_handler_exists(name):
-    """`<name>.handler` is a function of lambdas/<name>.py."""
     module = ast.parse((ROOT / "lambdas" / f"{name}.py").read_text())
     assert "handler" in {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
 
 
 @each_function
 def test_the_environment_is_complete(template, name):
-    """Every setting is there, nothing else is, and the settings can be read back from it."""
     variables = template.function(name)["Environment"]["Variables"]
     assert set(variables) == set(SETTINGS[name].names().values()) | POWERTOOLS
     assert SETTINGS[name].from_environment(variables).variables().items() <= variables.items()
@@ -112,7 +109,6 @@ def test_reports_are_drawn_at_once_and_later_and_never_by_many(template):
 
 
 def test_names_in_the_environment_are_the_deployed_ones(template):
-    """The functions are pointed at the table, queue, bus, mailbox and topics of this very stack."""
     outputs = {name: output["Value"] for name, output in template.body["Outputs"].items()}
     environment = {**template.function("supervise")["Environment"]["Variables"]}
     environment |= template.function("sweep")["Environment"]["Variables"]

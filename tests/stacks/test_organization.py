@@ -68,7 +68,6 @@ def test_every_finding_of_it_is_fixed_or_acknowledged(organization):
 
 @pytest.mark.parametrize("missing", ["organizationId", "organizationRegions"])
 def test_half_an_organization_is_refused(missing):
-    """The message names what is missing."""
     with pytest.raises(BadOption, match=missing):
         Organization.from_context(Context(**{**ORGANIZATION, missing: ""}))
 

@@ -253,15 +253,6 @@ def test_the_key_knows_its_senders(template):
         assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
 
 
-def test_alarms_can_reach_the_page_topic(template):
-    """A topic with a policy of its own must say so: the default policy is gone."""
-    page = target(template.body["Outputs"]["PageTopicArn"]["Value"])
-    (policy,) = (p for p in template.of("SNS::TopicPolicy").values() if target(p["Topics"][0]) == page)
-    (allowed,) = (s for s in policy["PolicyDocument"]["Statement"] if s["Effect"] == "Allow")
-    assert allowed["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
-    assert allowed["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
-
-
 def test_the_schedule_may_call_the_sweep_and_nothing_else(template):
     """Its role is assumed by Scheduler for this account alone."""
     (schedule,) = template.of("Scheduler::Schedule").values()

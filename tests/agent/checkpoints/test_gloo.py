@@ -1,17 +1,10 @@
 """Real processes on gloo: DDP, fully sharded and two-dimensional states, and a change of their number."""
 
-import os
-import socket
-import sys
-import warnings
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -22,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rerail_agent.checkpoints import Saver, open_store
 from tests.agent.checkpoints.ranks import manifest, same
+from tests.agent.jobs import Ranks
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +30,7 @@ SLOWEST_S = 120
 def test_resharding_from_two_to_three_to_one(tmp_path: Path) -> None:
     """Each number of ranks reads what the one before wrote, bit for bit, and writes it again."""
     for ranks, act in ((2, _write_fresh), (3, _read_and_write)):
-        mp.spawn(_rank, (ranks, _free_port(), act, str(tmp_path)), ranks)
+        assert Ranks(act, ranks, ranks=ranks, root=tmp_path).answers(SLOWEST_S) == [None] * ranks
     for name in ("fsdp", "mesh"):
         two, three = (_read_by_torch(tmp_path / name / f"step-0000000{step}") for step in (10, 20))
         assert (len(two.pop("random")), len(three.pop("random"))) == (2, 3)
@@ -50,24 +44,13 @@ def test_resharding_from_two_to_three_to_one(tmp_path: Path) -> None:
     assert names == [".metadata", *(f"__{rank}_0.distcp" for rank in range(3)), "manifest.json"]
 
 
-def _rank(rank: int, ranks: int, port: int, act: Callable[[int, int, Path], None], root: str) -> None:
-    warnings.simplefilter("ignore")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=SLOWEST_S))
-    act(rank, ranks, Path(root))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # destroying a gloo group can hang
-
-
-def _write_fresh(rank: int, ranks: int, root: Path) -> None:
+def _write_fresh(rank: int, *, say: Any, ranks: int, root: Path) -> None:
     _save(_sharded_model(ranks, steps=3), root / "fsdp", 10, rank, ranks)
     _save(_two_dimensional(ranks), root / "mesh", 10, rank, ranks)
     _check_that_training_goes_on(rank, ranks, root / "ddp")
 
 
-def _read_and_write(rank: int, ranks: int, root: Path) -> None:
+def _read_and_write(rank: int, *, say: Any, ranks: int, root: Path) -> None:
     for name, blank in (("fsdp", _sharded_model(ranks, steps=1)), ("mesh", _two_dimensional(ranks, fill=0.0))):
         saver = _saver(root / name, rank, ranks)
         assert saver.newest() == 10
@@ -169,9 +152,3 @@ def _tensors(state: Any) -> list[torch.Tensor]:
     if isinstance(state, dict | list):
         return [one for value in (state.values() if isinstance(state, dict) else state) for one in _tensors(value)]
     return [state] if isinstance(state, torch.Tensor) else []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

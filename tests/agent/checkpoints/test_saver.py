@@ -253,7 +253,6 @@ def test_a_state_may_change_its_structure(saver: Saver, logged: LoggedLines) -> 
 
 
 def test_values_may_grow(saver: Saver) -> None:
-    """A plain value of any length goes with the state."""
     for step, length in ((1, 3), (2, 30_000), (3, 200_000), (4, 5)):
         changing = state(step) | {"note": "x" * length, "list": list(range(length))}
         saver.save(changing, manifest(step))
@@ -264,7 +263,6 @@ def test_values_may_grow(saver: Saver) -> None:
 
 
 def test_a_later_save_takes_up_no_more_than_the_state(saver: Saver, tmp_path: Path) -> None:
-    """A strided tensor is saved as what it is, not with all that lies between."""
     wide = torch.arange(1_000_000).view(1000, 1000)
     seen = {"column": wide[:, 3], "turned": wide[:30, :20].t(), "part": wide[5:9]}
     saver.save(seen, manifest(1))
@@ -397,7 +395,6 @@ def test_pruning_follows_each_commit(saver: Saver, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_save_left_is_swept_up(saver: Saver, tmp_path: Path) -> None:
-    """The next start deletes it."""
     (tmp_path / ".saving-step-000000010").mkdir()
     (tmp_path / ".saving-step-000000010" / "__0_0.distcp").write_text("half")
     assert saver.newest() == 0
@@ -474,7 +471,6 @@ def test_nothing_whole_is_written_over(tmp_path: Path) -> None:
 
 
 def test_where_checkpoints_go() -> None:
-    """A path or a bucket; anything else is a mistake that the message explains."""
     assert open_store("/some/where/").uri == "/some/where"
     assert open_store("s3://bucket/a/b/").uri == "s3://bucket/a/b/"
     assert open_store("s3://bucket").uri == "s3://bucket/"

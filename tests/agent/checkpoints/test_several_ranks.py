@@ -31,7 +31,6 @@ def large(seed: int, rank: int = 0) -> dict[str, Any]:
 
 
 def test_each_rank_stages_its_share(three: Ranks, tmp_path: Path) -> None:
-    """A replica of the state is staged once, not three times, and evenly; what only one rank has is its own."""
     three.all(lambda saver, rank: saver.prepare(large(1, rank)))
     staged = [saver._plan.staged_bytes for saver in three.savers if saver._plan]
     total = 4 * (6000 * 300 + 300 * 1500) + 8 * (3 + 4 + 5)
@@ -61,7 +60,6 @@ def test_fewer_and_more_ranks_load_it(three: Ranks, tmp_path: Path) -> None:
 
 
 def test_every_rank_gets_the_result_of_the_save(three: Ranks) -> None:
-    """The same outcome on all, whichever rank asks."""
     first, *others = three.save(10)
     assert len(first) == 1
     assert others == [first, first]
@@ -110,7 +108,6 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
-    """Rank 0 does not wait for ever for one that has not come to prepare()."""
     with (
         Ranks([tmp_path] * 2, patience_s=0.3) as two,
         pytest.raises(RanksTimedOut, match="nothing received from rank 1 for"),

@@ -129,7 +129,6 @@ def test_a_lost_node_comes_back_with_what_its_neighbour_has(nodes: Nodes) -> Non
 
 
 def test_two_lost_neighbours_cost_the_snapshots_and_one_line(nodes: Nodes) -> None:
-    """Nobody has anything, which is how a first start looks too: then nothing is said at all."""
     nodes.take(10)
     nodes.renew(0)
     nodes.renew(1)
@@ -290,7 +289,6 @@ def test_a_state_that_grows_finds_room(alone: Nodes) -> None:
 
 
 def test_a_full_machine_trains_without_snapshots(alone: Nodes) -> None:
-    """A line names the rank and the figures; nothing is raised."""
     alone.renew(0, SnapshotMemory(room=lambda: 1000))
     assert alone.take(10) == [[False]] * 2
     assert alone.logged.containing("1000 are free")
@@ -298,7 +296,6 @@ def test_a_full_machine_trains_without_snapshots(alone: Nodes) -> None:
 
 
 def test_without_a_keeper_there_are_no_snapshots(alone: Nodes) -> None:
-    """A job that does not run under the agent's init logs once what is missing."""
     assert alone.restored(folder="") is None
     remedy = "RERAIL_SNAPSHOT_STEPS needs rerail_agent.init around the job on every node"
     assert alone.logged == [f"no snapshots: rank 0: has no snapshot process; {remedy}"]

@@ -90,7 +90,6 @@ def asked(changes: Mapping[str, Any] | None = None, **outputs: str) -> dict[str,
 
 
 def test_a_sound_deployment_is_sound_in_every_point():
-    """Every question is answered, and each with yes."""
     answers = asked()
     assert len(answers) == len(account.QUESTIONS)
     assert {name: check.said for name, check in answers.items() if check.verdict is not CheckStatus.OK} == {}
@@ -151,7 +150,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name, changes", BROKEN.values(), ids=list(BROKEN))
 def test_what_is_broken_is_named_with_its_remedy(name, changes):
-    """One thing breaks, and the question about it says so; the exit status follows."""
     answers = asked(changes)
     assert answers[name].verdict is CheckStatus.BROKEN
     assert answers[name].remedy

@@ -79,7 +79,6 @@ def asked(*given: Any, **more: Any) -> dict[str, Check]:
 
 
 def test_a_sound_request_is_sound_in_every_point():
-    """No question is left open, and none is answered with anything but yes."""
     answers = asked()
     assert {name: check.said for name, check in answers.items() if check.verdict is not CheckStatus.OK} == {}
     assert {"supervision", "metrics", "checkpoint bucket", "role is passed", "machine quota"} <= answers.keys()
@@ -181,7 +180,6 @@ def with_metrics(request: dict[str, Any], metrics: Mapping[str, str] | None) -> 
 
 @pytest.mark.parametrize("name, request_, more", BROKEN.values(), ids=list(BROKEN))
 def test_what_is_broken_is_named_with_its_remedy(name, request_, more):
-    """One thing is wrong with the job or its place, and the question about it says so."""
     more = dict(more)
     answers = asked(with_metrics(request_, more.pop("metrics", None)), **more)
     assert answers[name].verdict is CheckStatus.BROKEN, answers[name]
@@ -305,7 +303,6 @@ def test_a_recent_heartbeat_is_found():
 
 
 def test_a_missing_heartbeat_is_reported(monkeypatch):
-    """Nobody answers, or nobody any more; before the start nothing can be known."""
     silent = subject(exists=True, run=RUN, answers={"s3.list_objects_v2": {"KeyCount": 0}})
     found = job.agent(silent)
     assert found and found.verdict is CheckStatus.WARN and "runs/gpt/command.json" in found.remedy
