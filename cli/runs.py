@@ -184,12 +184,19 @@ def make_attempts_table(run: Run) -> Table:
             str(attempt.number),
             attempt.job_name + (f"\non {format_instance_types(attempt.machines)}" if attempt.machines else ""),
             _job(attempt),
-            "\n".join((format_step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
+            "\n".join((_start(attempt) + _reason_to_start(attempt), *_orders(attempt))),
             format_step(attempt.last_step),
             attempt.cause or "",
             escape(attempt.failure_reason[:120]),
         )
     return table
+
+
+def _start(attempt: Attempt) -> str:
+    """The step it resumed from; of a script that resumes by itself, the one before the first that it reported."""
+    if attempt.resumed_from_step is None and attempt.first_step is not None:
+        return f"{max(0, attempt.first_step - 1)} (by itself)"
+    return format_step(attempt.resumed_from_step)
 
 
 def _reason_to_start(attempt: Attempt) -> str:

@@ -5,6 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.accounting.goodput import make_account
+from rerail.accounting.wall_time import Badput
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
@@ -360,12 +362,24 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
 
 
 def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
-    """Without an agent and a readable checkpoint nobody knows where it goes on; a script with an agent begins again."""
+    """Without an agent and a readable checkpoint nobody knows where it goes on, until it reports its first step."""
+    world.sagemaker.defined_metrics = ("step", "loss")
     adopt_run(world)
+    world.minutes(60)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
     world.minutes(5)
     run = world.run()
     assert run.incidents[0].step == 349 and run.incidents[0].lost_steps is None
+    assert make_account(run, world.clock(), Policy()).badput_s[Badput.LOST] == 0
+    for step in (301.0, 340.0, 380.0):
+        world.series.print("gpt-a002", world.clock(), step=step, loss=2.0)
+        world.minutes(1)
+    world.minutes(2)
+    run = world.run()
+    assert (run.current.first_step, run.incidents[0].lost_steps) == (301, 49)
+    trained_s = (run.attempts[0].ended_at - run.attempts[0].training_started_at).total_seconds()
+    lost_s = make_account(run, world.clock(), Policy()).badput_s[Badput.LOST]
+    assert lost_s == pytest.approx(trained_s * 49 / 349)
     assert any("from wherever its script resumes" in entry.reason for entry in world.runs.timeline)
     assert not any("from the start" in entry.reason for entry in world.runs.timeline)
 
