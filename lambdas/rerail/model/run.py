@@ -275,6 +275,9 @@ class Incident(Record):
     resolution: str = ""
     # The attempt's in-place restart during which it happened; 0 is the job's own start.
     restart: int = 0
+    # When a later attempt was first seen beyond `step`, where only a file that it overwrites in place can prove that it
+    # recovered.
+    passed_at: datetime | None = None
 
     @property
     def lost_steps(self) -> int | None:
