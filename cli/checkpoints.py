@@ -26,7 +26,8 @@ Verify = Annotated[
 ]
 SINGLE_FILES = (
     "overwritten in place, with no step in its name: a relaunch resumes from wherever the script does. Rerail takes a "
-    "change as a save, and cannot roll it back: docs/recovery.md#what-is-recognised"
+    "change as a save, and cannot roll it back: docs/recovery.md#what-is-recognised. A kill can tear the file while it "
+    "is written: only a bucket with S3 versioning keeps an earlier one"
 )
 STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
 

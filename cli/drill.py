@@ -185,11 +185,12 @@ class RestartDrill:
         """The step to restart from: of a save made for it, or of the newest that there is."""
         there = {checkpoint.step for checkpoint in self._clean(run)}
         if run.current.agent:
-            self.say("asking the agent to save; the job goes on")
+            patience = min(self.within_s, self.policy.save.deadline.total_seconds())
+            until = place.now() + timedelta(seconds=patience)
+            self.say(f"asking the agent to save; the job goes on; it waits for a checkpoint until {until:%H:%M} UTC")
             ask(self.where, self.run_id, OperatorVerb.SAVE, self._reason(), quietly=True)
-            patience = self.policy.save.deadline.total_seconds()
             others = 0
-            for _ in self._looks(within_s=min(self.within_s, patience)):
+            for _ in self._looks(within_s=patience):
                 self._still_trains(run)
                 new = [checkpoint for checkpoint in self._clean(run) if checkpoint.step not in there]
                 forced = [checkpoint for checkpoint in new if checkpoint.reason == EMERGENCY]

@@ -5,7 +5,7 @@ those of every decision ever made."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,8 @@ from rerail.supervisor.pause import parse_pause
 SCANNED_EVERY = timedelta(minutes=1)
 # So many heartbeats are read in about a second; of more runs, what the sweep has noted of them a minute ago must do.
 MOST_HEARTBEATS = 200
+# Of so many ended runs the checkpoints are listed, once each.
+MOST_LISTED = 20
 ENDS = (RunState.COMPLETED, RunState.STOPPED)
 # Advice often ends so; the command says it.
 RELEASE = ", then release the run"
@@ -79,6 +81,8 @@ class FleetReader:
     _open: set[str] = field(default_factory=set)
     _scanned_at: datetime | None = None
     _unread: tuple[str, ...] = ()
+    # Step and time of the newest checkpoint of each ended run; None: there is none, or it cannot be read.
+    _saved: dict[str, tuple[int, datetime] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from rerail.aws.ssm import SsmPolicies
@@ -95,6 +99,22 @@ class FleetReader:
         return FleetStatus(
             at, self.where.name, tuple(sorted(rows, key=_order)), self._paused(), self._alarms(), self._unread
         )
+
+    def read_row(self, run: Run) -> FleetRow:
+        """One run as it is now."""
+        known = self._steps([run]).get(run.id) if run.is_open else None
+        return self.with_saved_steps([self._row(run, known, place.now())])[0]
+
+    def with_saved_steps(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
+        """The rows, of ended jobs with the step of the newest checkpoint where no later one is known.
+
+        A job's last metrics arrive late or not at all, and its record is closed by then.
+        """
+        ended = [row.run for row in rows if row.run.checkpoint_uri and row.run.current.ended_at]
+        for run in ended[:MOST_LISTED]:
+            if run.current.job_name not in self._saved:
+                self._saved[run.current.job_name] = _find_newest_save(run)
+        return [_with_save(row, self._saved.get(row.run.current.job_name)) for row in rows]
 
     def _runs(self, at: datetime) -> Sequence[Run]:
         if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:
@@ -142,9 +162,8 @@ class FleetReader:
     def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> FleetRow:
         policy = self._policy(run)
         account = make_account(run, at, policy)
-        step, step_at = known or (_last_step(run), run.current.ended_at)
-        seen_at = step_at if step is not None else None
-        return FleetRow(run, find_state_start(run), step, seen_at, account.share, account.dollars, *find_todo(run))
+        step, step_at = known or _last_step(run)
+        return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, *find_todo(run))
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
@@ -215,10 +234,30 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
     return None if step is None else (step, liveness.moved_at or cursor.seen_at)
 
 
-def _last_step(run: Run) -> int | None:
-    known = [attempt.last_step for attempt in run.attempts if attempt.last_step is not None]
-    known += [attempt.resumed_from_step for attempt in run.attempts[-1:] if attempt.resumed_from_step is not None]
-    return known[-1] if known else None
+def _last_step(run: Run) -> tuple[int | None, datetime | None]:
+    """The last step of a job that has ended, and when; a job that is to come or has reported none yet has none."""
+    attempt = run.current
+    if attempt.ended_at is None:
+        return None, None
+    if attempt.last_step is not None:
+        return attempt.last_step, attempt.ended_at
+    before = run.attempts[-2].ended_at if len(run.attempts) > 1 else None
+    return attempt.resumed_from_step, before if attempt.resumed_from_step is not None else None
+
+
+def _find_newest_save(run: Run) -> tuple[int, datetime] | None:
+    from rerail.aws.s3 import S3Checkpoints
+
+    try:
+        whole = [save for save in S3Checkpoints().list_checkpoints(run.checkpoint_uri) if save.is_whole]
+    except (RerailError, ClientError, BotoCoreError):
+        return None
+    return max(((save.step, save.saved_at) for save in whole), default=None)
+
+
+def _with_save(row: FleetRow, saved: tuple[int, datetime] | None) -> FleetRow:
+    is_newer = saved is not None and (row.step is None or saved[0] > row.step)
+    return replace(row, step=saved[0], step_at=saved[1]) if saved and is_newer else row
 
 
 def _order(row: FleetRow) -> tuple[bool, bool, float]:

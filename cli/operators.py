@@ -58,8 +58,13 @@ def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once
     record = find_run(where, run)
     ask(where, run, verb, why, as_json=as_json, at_once=at_once)
     if not at_once and record.current.may_be_live and record.checkpoint_uri:
-        until = place.now() + (record.last_policy or Policy()).save.deadline
-        say(f"it waits for a checkpoint until {until:%H:%M} UTC; `rerail {verb} {run} --now` stops at once", as_json)
+        until = format_save_deadline(record)
+        say(f"it waits for a checkpoint {until}; `rerail {verb} {run} --now` stops at once", as_json)
+
+
+def format_save_deadline(run: Run) -> str:
+    """Return until when a save that is asked for now is waited for, in words."""
+    return f"until {place.now() + (run.last_policy or Policy()).save.deadline:%H:%M} UTC"
 
 
 def rollback(
@@ -111,9 +116,11 @@ def _named(steps: Sequence[int]) -> str:
 def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Have a run's agent save a checkpoint now; the job goes on."""
     where = place.find(local=local)
-    if not find_run(where, run).current.agent:
+    record = find_run(where, run)
+    if not record.current.agent:
         place.fail(f"no agent works in the job of {run}", "add the agent to the job: docs/agent.md")
     ask(where, run, OperatorVerb.SAVE, why, as_json=as_json)
+    say(f"it waits for a checkpoint {format_save_deadline(record)}", as_json)
 
 
 def approve(

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from cli import place
 from cli.console import Console
+from cli.fleet import FleetReader, FleetRow
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, now
 from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
@@ -58,6 +59,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)
     console.print(make_headline(incident_report))
     for line in (
+        describe_step(FleetReader(where).read_row(record)),
         *describe_waits(record),
         *describe_machines(record),
         *describe_spending(record, policy),
@@ -72,6 +74,15 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     console.print(make_timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
+
+
+def describe_step(row: FleetRow) -> str:
+    """Return the newest step of the current attempt and its age, in words."""
+    number = row.run.current.number
+    if row.step is None:
+        return f"step: - (attempt {number} has reported none yet)"
+    age = f", {format_duration(now() - row.step_at)} ago" if row.step_at else ""
+    return f"step {row.step:,} in attempt {number}{age}"
 
 
 def make_headline(incident_report: IncidentReport) -> Panel:
@@ -184,12 +195,19 @@ def make_attempts_table(run: Run) -> Table:
             str(attempt.number),
             attempt.job_name + (f"\non {format_instance_types(attempt.machines)}" if attempt.machines else ""),
             _job(attempt),
-            "\n".join((format_step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
+            "\n".join((_start(attempt) + _reason_to_start(attempt), *_orders(attempt))),
             format_step(attempt.last_step),
             attempt.cause or "",
             escape(attempt.failure_reason[:120]),
         )
     return table
+
+
+def _start(attempt: Attempt) -> str:
+    """The step it resumed from; of a script that resumes by itself, the one before the first that it reported."""
+    if attempt.resumed_from_step is None and attempt.first_step is not None:
+        return f"{max(0, attempt.first_step - 1)} (by itself)"
+    return format_step(attempt.resumed_from_step)
 
 
 def _reason_to_start(attempt: Attempt) -> str:

@@ -67,7 +67,7 @@ def status(
     ended = None if everything else ENDED_SHOWN
 
     def rows_of(fleet: FleetStatus) -> list[FleetRow]:
-        return list(select_rows(fleet.rows, states=state or (), policy=policy, ended=ended))
+        return look.with_saved_steps([*select_rows(fleet.rows, states=state or (), policy=policy, ended=ended)])
 
     if watch:
         _watch(look, rows_of, every)
@@ -183,7 +183,7 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
-    yield Text("" if row.step is None else f"{row.step:,}")
+    yield Text("-" if row.step is None else f"{row.step:,}")
     yield Text(format_age(row.step_at, at))
     yield Text("" if row.share is None else f"{row.share:.1%}")
     yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else format_dollars(row.dollars))

@@ -235,6 +235,7 @@ def test_a_file_that_is_overwritten_in_place_is_shown_without_a_step(s3):
     s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}ckpt.pt", Body=b"weights")
     answer = rerail("gpt")
     assert answer.exit_code == 0 and "ckpt.pt" in answer.stdout and "wherever the script does" in answer.stdout
+    assert "S3 versioning" in " ".join(answer.stdout.split())
     (row,) = json.loads(rerail("gpt", "--json").stdout)["checkpoints"]
     assert (row["folder"], row["step"], row["bytes"], row["whole"]) == ("ckpt.pt", None, 7, False)
 

@@ -112,5 +112,6 @@ def test_a_save_is_asked_of_an_agent_alone(sent):
 
 
 def test_a_save_is_asked_for(sent):
-    assert call(RUN, "save").exit_code == 0
+    saved = call(RUN, "save")
+    assert saved.exit_code == 0 and "waits for a checkpoint until" in saved.output
     assert (given(sent).verb, given(sent).step) == (OperatorVerb.SAVE, None)

@@ -71,6 +71,7 @@ def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
 def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
     """Ten hours on two machines at $63.296 an hour; ten of the 24 hours that the job was given."""
     said = shown(RUN)
+    assert "step: - (attempt 2 has reported none yet)" in said
     assert "cost so far: $1,266 of at most $2,000" in said
     assert "left of its MaxRuntimeInSeconds: 14.0 h" in said
 

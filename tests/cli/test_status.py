@@ -163,7 +163,7 @@ def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
 
 
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
-    """Whichever there is; without either, where the attempt began."""
+    """Whichever there is; a new attempt without either has none, whatever the one before has reached."""
     beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)), signing_key=KEY)
     keep(where, beats, noted, silent)
@@ -176,8 +176,21 @@ def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
-    assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (900, None)
+    assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (None, None)
     assert "4,321" in print_status() and "1,234   90s" not in print_status()
+
+
+def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):
+    """The last metrics of a job arrive late: what it has saved counts where that is farther, with its age."""
+    client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    for name in ("config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"):
+        client("s3").put_object(Bucket="bucket", Key=f"saved/checkpoint-2000/{name}", Body=b"x")
+    saved, printed = (a_run(name, RunState.COMPLETED) for name in ("saved", "printed"))
+    saved = replace(saved, checkpoint_uri="s3://bucket/saved/")
+    keep(where, *(replace(r, attempts=(r.attempts[0], replace(r.current, last_step=1065))) for r in (saved, printed)))
+    rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
+    assert rows["saved"]["step"] == 2000 and rows["saved"]["step_at"]
+    assert (rows["printed"]["step"], rows["printed"]["step_at"]) == (1065, (NOW - HOUR).isoformat())
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])

@@ -145,10 +145,17 @@ def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[
     return [*rest, replace(last, ended_at=at(ended), status=JobStatus.FAILED, last_step=step)]
 
 
-@pytest.mark.parametrize(("resumed", "lost"), [(None, 60), (0, 60), (400, 0)])
+@pytest.mark.parametrize(("resumed", "lost"), [(None, 0), (0, 60), (400, 0)])
 def test_where_no_step_is_known_all_is_lost_or_unknown(resumed, lost):
     run = a_run(an_attempt(1, 0, 5, 65), an_attempt(2, 65, 65, None, resumed_from_step=resumed))
     assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == lost
+
+
+@pytest.mark.parametrize(("first", "lost"), [(None, 0), (301, 10), (1, 60)])
+def test_a_script_that_resumes_by_itself_loses_the_steps_behind_its_first_one(first, lost):
+    """Of 360 steps in 60 minutes, those after step 300 are trained again; nothing is lost until a step is reported."""
+    run = a_run(an_attempt(1, 0, 5, 65, last_step=360), an_attempt(2, 65, 65, None, first_step=first))
+    assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == pytest.approx(lost)
 
 
 def test_a_hang_is_badput_from_its_onset():
@@ -288,8 +295,9 @@ def lives(draw: st.DrawFn) -> Run:
     for number in range(1, draw(st.integers(1, 5)) + 1):
         created, began, ended = (now := now + draw(gaps) for _ in range(3))
         last = draw(st.none() | st.integers(0, 1000))
-        resumed = draw(st.none() | st.integers(0, 1000))
-        attempts.append(an_attempt(number, created, began, ended, last_step=last, resumed_from_step=resumed))
+        resumed, first = draw(st.none() | st.integers(0, 1000)), draw(st.none() | st.integers(0, 1000))
+        facts = {"last_step": last, "resumed_from_step": resumed, "first_step": first}
+        attempts.append(an_attempt(number, created, began, ended, **facts))
         decided, cause = now + draw(gaps), draw(st.sampled_from(Cause))
         incidents.append(an_incident(now, decided, attempt=number, number=number, cause=cause))
         now = decided

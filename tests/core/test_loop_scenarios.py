@@ -5,6 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.accounting.goodput import make_account
+from rerail.accounting.wall_time import Badput
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
@@ -349,14 +351,55 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
 
 
 def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
-    """Without an agent and a readable checkpoint nobody knows where it goes on; a script with an agent begins again."""
+    """Without an agent and a readable checkpoint nobody knows where it goes on, until it reports its first step."""
+    world.sagemaker.defined_metrics = ("step", "loss")
     adopt_run(world)
+    world.minutes(60)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
     world.minutes(5)
     run = world.run()
     assert run.incidents[0].step == 349 and run.incidents[0].lost_steps is None
+    assert make_account(run, world.clock(), Policy()).badput_s[Badput.LOST] == 0
+    for step in (301.0, 340.0, 380.0):
+        world.series.print("gpt-a002", world.clock(), step=step, loss=2.0)
+        world.minutes(1)
+    world.minutes(2)
+    run = world.run()
+    assert (run.current.first_step, run.incidents[0].lost_steps) == (301, 49)
+    trained_s = (run.attempts[0].ended_at - run.attempts[0].training_started_at).total_seconds()
+    lost_s = make_account(run, world.clock(), Policy()).badput_s[Badput.LOST]
+    assert lost_s == pytest.approx(trained_s * 49 / 349)
     assert any("from wherever its script resumes" in entry.reason for entry in world.runs.timeline)
     assert not any("from the start" in entry.reason for entry in world.runs.timeline)
+
+
+def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farther(world):
+    """Each attempt saves and dies a little later: only the second one began farther than ever."""
+    world.sagemaker.defined_metrics = ("step", "loss")
+    adopt_run(world)
+    for job, first, last in (("gpt", 1, 349), ("gpt-a002", 301, 355), ("gpt-a003", 301, 359), ("gpt-a004", 301, 363)):
+        world.series.print(job, world.clock(), step=float(first), loss=2.0)
+        world.minutes(3)
+        world.checkpoints.save(step=0, layout=Layout.FILE, missing=(UNKNOWN_STEP,))
+        world.sagemaker.fail(job, NODE_LOST, metrics={"step": float(last)})
+        world.minutes(30 if last > 349 else 5)
+    ledger = world.run().ledger
+    assert (ledger.progress_step, ledger.charges) == (300, {Cause.INFRASTRUCTURE: 3})
+
+
+def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
+    """It counts only if it changed after the new attempt was seen beyond the step at which the old one died."""
+    adopt_run(world)
+    file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
+    world.minutes(5)
+    for step, is_open in ((340, True), (360, True), (380, False)):
+        world.checkpoints.save(step=0, **file)
+        job = world.sagemaker.jobs["gpt-a002"]
+        world.sagemaker.jobs["gpt-a002"] = replace(job, metrics={"step": float(step)})
+        world.minutes(2)
+        assert (world.run().open_incident is not None) is is_open
+    assert any("saved" in entry.reason and "beyond step 349" in entry.reason for entry in world.runs.timeline)
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -70,7 +70,7 @@ class _Stretch:
 
     attempt: int
     # The step at which it began, and its last step; None: unknown.
-    first: int
+    first: int | None
     last: int | None
     # The seconds of training.
     trained_s: float = 0.0
@@ -80,10 +80,10 @@ class _Stretch:
     def rewind(self, step: int) -> None:
         """Reduce the kept share after a later start resumed from `step`.
 
-        If the last step is unknown, all of it is lost if `step` is not after its first step, otherwise nothing.
+        If its first or last step is unknown, all of it is lost if `step` is not after its first step, else nothing.
         """
-        if self.last is None:
-            kept = 0.0 if step <= self.first else 1.0
+        if self.last is None or self.first is None:
+            kept = 0.0 if step <= (self.first or 0) else 1.0
         else:
             kept = (step - self.first) / (self.last - self.first) if self.last > self.first else 1.0
         self.kept = min(self.kept, max(0.0, kept))
@@ -114,10 +114,11 @@ class _Accounting:
             self.badput_s[kind] += seconds
         return seconds
 
-    def begin(self, attempt: int, first: int, last: int | None) -> None:
-        """Start a new stretch after the training processes resumed from step `first`."""
-        for stretch in self.stretches:
-            stretch.rewind(first)
+    def begin(self, attempt: int, first: int | None, last: int | None) -> None:
+        """Start a new stretch after the training processes resumed from `first`; of an unknown step nothing is lost."""
+        if first is not None:
+            for stretch in self.stretches:
+                stretch.rewind(first)
         self.stretches.append(_Stretch(attempt, first, last))
 
     def repaired(self, attempt: Attempt) -> None:
@@ -163,7 +164,7 @@ def _count_job(accounting: _Accounting, run: Run, attempt: Attempt) -> None:
     if begun is None:
         return
     incidents = [incident for incident in run.incidents if incident.attempt == attempt.number]
-    accounting.begin(attempt.number, attempt.resumed_from_step or 0, _find_last_step(attempt, incidents))
+    accounting.begin(attempt.number, run.find_start(attempt), _find_last_step(attempt, incidents))
     doing: Badput | None = None
     spent_s = 0.0
     for mark in sorted(_list_marks(run, attempt, incidents), key=lambda mark: mark.at):

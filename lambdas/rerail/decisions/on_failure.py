@@ -30,6 +30,7 @@ from rerail.decisions.remedies import CONTINUE, Failure, Hold, Relaunch, Verdict
 from rerail.diagnosis.classify import diagnose_job
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Mode, Policy
@@ -128,8 +129,7 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
     A script without manifests proves progress by getting farther than any attempt before it.
     """
     previous = run.ledger
-    farthest = failure.resume_step if failure.resume_step is not None else failure.last_step
-    ledger = with_refund(previous, newest_step=farthest or 0, at=failure.at)
+    ledger = with_refund(previous, newest_step=_find_proven_step(run, failure) or 0, at=failure.at)
     return replace(
         run,
         ledger=with_charge(
@@ -141,6 +141,18 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
             at=failure.at,
         ),
     )
+
+
+def _find_proven_step(run: Run, failure: Failure) -> int | None:
+    """Return the farthest step that the failed attempt proves, or None.
+
+    A file that is overwritten in place changes in each attempt, even if that repeats the same work. It only proves the
+    step that the attempt resumed from.
+    """
+    if failure.resume_step is not None:
+        return failure.resume_step
+    is_single_file = any(checkpoint.layout == Layout.FILE for checkpoint in failure.checkpoints)
+    return run.find_start(run.current) if is_single_file else failure.last_step
 
 
 def _apply_verdict(
@@ -224,7 +236,8 @@ def with_incident(
         )
     elif previous:
         quoted = f"{previous.reason}\n{reason}"[-MAX_REASON_CHARS:]
-        extended = replace(previous, reason=quoted, actions=(*previous.actions, *actions)[-MAX_ACTIONS:])
+        actions = (*previous.actions, *actions)[-MAX_ACTIONS:]
+        extended = replace(previous, reason=quoted, actions=actions, passed_at=None)
         return replace(run, incidents=(*run.incidents[:-1], extended))
     incident = Incident(
         number=len(run.incidents) + 1,

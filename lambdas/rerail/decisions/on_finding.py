@@ -80,6 +80,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     """
     if observed.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # about an attempt that has ended
+    run = _with_first_step(run, observed.first_step)
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
     if run.state not in LIVE_STATES:
         return Decision(run)  # it is being handled already
@@ -90,6 +91,21 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     warnings = tuple(finding for finding in new if finding.level not in RESOLVED_LEVELS)
     resolved = tuple(finding for finding in new if finding.level in RESOLVED_LEVELS)
     return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
+
+
+def _with_first_step(run: Run, step: int | None) -> Run:
+    """Return the run with the first step of an attempt that resumed by itself; it tells what incidents have lost."""
+    if step is None or run.find_start(run.current) is not None:
+        return run
+    run = with_attempt(run, replace(run.current, first_step=step))
+    start = run.find_start(run.current)
+    incidents = (
+        replace(incident, resume_step=start)
+        if incident.resume_step is None and incident.attempt < run.current.number
+        else incident
+        for incident in run.incidents
+    )
+    return replace(run, incidents=tuple(incidents))
 
 
 def make_alarm_finding(alarm: str, namespace: str, reason: str, policy: Policy, *, at: datetime) -> Finding:

@@ -29,10 +29,12 @@ from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, Severity, StopJob
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import find_newest_step
 from rerail.model.policy import OnMaxRuntime, Policy
-from rerail.model.run import AfterStop, Attempt, Job, JobStatus, PlannedStop, Run, RunState
+from rerail.model.run import AfterStop, Attempt, Incident, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
+from rerail.model.sample import parse_step
 from rerail.model.self_repairs import format_repairs
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved
 
@@ -156,14 +158,30 @@ def _on_lost_job(run: Run, seen: JobObserved) -> Decision:
 
 
 def _on_recovery(run: Run, seen: JobObserved) -> Decision:
-    """Close the open incident once a checkpoint newer than the one resumed from is committed."""
+    """Close the open incident once a checkpoint newer than the one resumed from is committed.
+
+    A file that is overwritten in place must have been saved after a step beyond the incident's last one was reported.
+    """
     incident, attempt = run.open_incident, run.current
     if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
         return Decision(run)
     newest = find_newest_step([c for c in seen.checkpoints or () if is_saved_since_restart(run, incident, c)])
-    if newest <= find_proving_step(run, incident):
+    if newest > find_proving_step(run, incident):
+        return _recover(run, incident, seen, f"committed a new checkpoint at step {newest}")
+    file = next((c for c in seen.checkpoints or () if c.layout == Layout.FILE), None)
+    step, before = parse_step(seen.job.metrics), incident.step
+    if file is None or step is None or before is None or step <= max(before, find_proving_step(run, incident)):
         return Decision(run)
-    reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
+    if incident.passed_at is None:
+        return Decision(replace(run, incidents=(*run.incidents[:-1], replace(incident, passed_at=seen.at))))
+    if file.saved_at <= incident.passed_at:
+        return Decision(run)
+    return _recover(run, incident, seen, f"saved {file.uri.rpartition('/')[2]} beyond step {before}")
+
+
+def _recover(run: Run, incident: Incident, seen: JobObserved, progress: str) -> Decision:
+    """Close the incident, which the progress of the current attempt has proven to be over."""
+    reason = f"recovered: attempt {run.current.number} {progress}"
     key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
     notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
     return Decision(

@@ -30,6 +30,7 @@ from rerail.model.metrics import (
     Points,
     Series,
     fetch,
+    find_first_step,
     load,
     make_samples,
     with_agent_progress,
@@ -123,6 +124,8 @@ class Evaluation(NamedTuple):
 
     memory: RunDetection
     findings: tuple[Finding, ...]
+    # The first step of a job whose script resumed by itself, once it is known.
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,10 @@ class Monitor:
         ]
         readings = [
             MetricsReading(
-                memory.cursor, monitored.names, stall_suspected=_is_stall_suspected(memory, monitored.policy, at)
+                memory.cursor,
+                monitored.names,
+                stall_suspected=_is_stall_suspected(memory, monitored.policy, at),
+                start_unknown=bool(monitored.names.step) and monitored.run.find_start(monitored.run.current) is None,
             )
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
@@ -187,7 +193,8 @@ def evaluate_run(
     )
     findings += _find_missing_checkpoint(monitored, excuse, at)
     findings += find_resolved(monitored, findings, at)
-    return Evaluation(memory, tuple(findings))
+    names = monitored.names or policy.metrics
+    return Evaluation(memory, tuple(findings), find_first_step(answers, cursor.job, names))
 
 
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, *, at: datetime) -> RunDetection:

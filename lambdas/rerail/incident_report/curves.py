@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import ceil, inf, isfinite
 
-from rerail.decisions.decision import has_agent
 from rerail.incident_report.facts import Facts
 from rerail.model.run import Attempt
 from rerail.model.sample import Sample
@@ -92,7 +91,7 @@ def select_window(known: Facts) -> Window | None:
     if incident is None or not steps:
         return None
     number = incident.attempt
-    resumed = [attempt.resumed_from_step for attempt in known.run.attempts if attempt.number == number + 1]
+    resumed = [known.run.find_start(attempt) for attempt in known.run.attempts if attempt.number == number + 1]
     last = [row.step for row in known.series.get(number, ())[-1:]]
     relevant = [step for step in (incident.onset_step, incident.step, *resumed, *last) if step is not None]
     if not relevant:
@@ -136,8 +135,8 @@ def _steps_per_second(rows: Sequence[Sample]) -> Iterable[Point]:
 
 def find_first_step(known: Facts, attempt: Attempt) -> int | None:
     """Return the step that an attempt began at; of a script that resumes by itself, the first that it reported."""
-    if attempt.resumed_from_step is not None or has_agent(known.run):
-        return attempt.resumed_from_step or 0
+    if (start := known.run.find_start(attempt)) is not None:
+        return start
     return next((row.step for row in known.series.get(attempt.number, ()) if row.step is not None), None)
 
 

@@ -114,7 +114,7 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
         text = f"checkpoint of step {start}{reason}, from which the run resumed"
         saved_at = checkpoint.saved_at if checkpoint else _find_first_time_of_step(known, before, start)
         yield CurveMark(MarkKind.SAVED, text, start, saved_at)
-    begins = format_start(known.run, start)
+    begins = format_start(known.run, known.run.find_start(following) or start)
     rung = f", rung {following.rung}" if following.rung else ""
     yield CurveMark(
         MarkKind.RELAUNCH,

@@ -130,7 +130,8 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
     starts = (
-        f"{a.number} {format_start(run, a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in attempts
+        f"{a.number} {format_start(run, run.find_start(a) or a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "")
+        for a in attempts
     )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
     return f"relaunched {len(attempts)} times: attempt {', then '.join(starts)}" if listed else ""

@@ -89,6 +89,8 @@ class FindingsReceived:
     run: str
     job_name: str
     findings: tuple[Finding, ...]
+    # The first step that the job reported, if its script resumed by itself.
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ def _parse_findings(detail: Mapping[str, Any]) -> FindingsReceived:
         raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
     if problem := next(filter(None, map(find_problem, read)), ""):
         raise BadMessage(f"field 'detail.findings' cannot be read: field {problem}")
-    return FindingsReceived(_require_name(detail, "run"), _require_name(detail, "job"), read)
+    step = _parse_step({"step": detail.get("first_step")}, needed=False)
+    return FindingsReceived(_require_name(detail, "run"), _require_name(detail, "job"), read, step)
 
 
 def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | UnrelatedObject:

@@ -232,6 +232,8 @@ class MetricsReading:
     cursor: Cursor
     names: MetricNames
     stall_suspected: bool = False
+    # Where the job resumed is unknown: its first step is read.
+    start_unknown: bool = False
 
 
 def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -> dict[MetricQuery, Points]:
@@ -247,10 +249,23 @@ def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -
         asked = [
             query
             for _, reading in group
-            for query in make_queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected)
+            for query in (
+                *make_queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected),
+                *([_make_first_query(reading.cursor.job, reading.names)] if reading.start_unknown else ()),
+            )
         ]
         answers |= series.read(asked, min(start for start, _ in group), _floor(now - period, period), period)
     return answers
+
+
+def _make_first_query(job: str, names: MetricNames) -> MetricQuery:
+    return MetricQuery(job, names.step, Statistic.MINIMUM)
+
+
+def find_first_step(series: Mapping[MetricQuery, Points], job: str, names: MetricNames) -> int | None:
+    """Return the lowest step of the earliest period that has one, or None."""
+    points = sorted(series.get(_make_first_query(job, names), ()))
+    return next((step for _, value in points if (step := parse_step({"step": value})) is not None), None)
 
 
 def find_window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:

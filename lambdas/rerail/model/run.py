@@ -212,6 +212,8 @@ class Attempt(Record):
     has_stale_checkpoints: bool = False
     # The attempt was launched to prove that the run can be restarted.
     drill: bool = False
+    # The first step that it reported, if its script resumed by itself.
+    first_step: int | None = None
 
     @property
     def restart(self) -> int:
@@ -273,6 +275,9 @@ class Incident(Record):
     resolution: str = ""
     # The attempt's in-place restart during which it happened; 0 is the job's own start.
     restart: int = 0
+    # When a later attempt was first seen beyond `step`, where only a file that it overwrites in place can prove that it
+    # recovered.
+    passed_at: datetime | None = None
 
     @property
     def lost_steps(self) -> int | None:
@@ -518,6 +523,17 @@ class Run(Record):
     def open_incident(self) -> Incident | None:
         """Return the incident that is still open, or None."""
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
+
+    def find_start(self, attempt: Attempt) -> int | None:
+        """Return the step that an attempt resumed from, 0 for none.
+
+        None: without an agent and a readable checkpoint its script resumes by itself, and has reported no step yet.
+        """
+        if attempt.resumed_from_step is not None:
+            return attempt.resumed_from_step
+        if attempt.first_step is not None:
+            return max(0, attempt.first_step - 1)
+        return 0 if attempt.number == 1 or any(known.agent for known in self.attempts) else None
 
     @property
     def is_open(self) -> bool:

@@ -126,6 +126,8 @@ class FindingsObserved:
     checkpoints: Sequence[Checkpoint] | None = None
     # The findings come from the agent, which observes the process itself: a stall needs no second source.
     witnessed: bool = False
+    # The first step that the job reported, if its script resumed by itself.
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class Supervisor:
             case CommandReceived():
                 return self.on_command(message)
             case FindingsReceived():
-                return self.on_findings(message.run, message.job_name, message.findings)
+                return self.on_findings(message.run, message.job_name, message.findings, message.first_step)
             case AlarmStateChanged():
                 return self.on_alarm(message)
             case ReportFiled():
@@ -270,12 +270,14 @@ class Supervisor:
             return self.checkpoints.list_checkpoints(run.checkpoint_uri, upto=received.step)
         return self._list_checkpoints(run, seen) if received.verb in LISTING_VERBS else None
 
-    def on_findings(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
+    def on_findings(
+        self, run_id: str, job_name: str, findings: tuple[Finding, ...], first_step: int | None = None
+    ) -> Run:
         """Decide on findings, by the state of the run now."""
 
         def make_observed(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             saved = self._list_checkpoints(run, seen) if _has_intervention(findings) else None
-            return FindingsObserved(self.clock(), job_name, findings, saved)
+            return FindingsObserved(self.clock(), job_name, findings, saved, first_step=first_step)
 
         return self.visit(run_id, make_observed)
 

@@ -353,18 +353,21 @@ class Sweep:
                 self._evaluate_batch(runs[half:], at),
             )
             return first + second, first_problem or second_problem
-        with_findings = [evaluation for evaluation in evaluations if evaluation.findings]
+        with_news = [
+            evaluation for evaluation in evaluations if evaluation.findings or evaluation.first_step is not None
+        ]
         messages = [
             {
                 "run": evaluation.memory.run,
                 "job": evaluation.memory.cursor.job,
                 "findings": [to_plain(finding) for finding in evaluation.findings],
+                **({} if evaluation.first_step is None else {"first_step": evaluation.first_step}),
             }
-            for evaluation in with_findings
+            for evaluation in with_news
         ]
         self.queue.wake(messages, at=at)
         self.monitor.keep(evaluations)
-        return sum(len(evaluation.findings) for evaluation in with_findings), ""
+        return sum(len(evaluation.findings) for evaluation in evaluations), ""
 
     def _skip_check(self, name: str, run: Run) -> RunCheck:
         """Return the run as due without a check: when thousands of jobs change, the supervisor describes each once."""
