@@ -144,7 +144,9 @@ class FleetReader:
         account = make_account(run, at, policy)
         step, step_at = known or (_last_step(run), run.current.ended_at)
         seen_at = step_at if step is not None else None
-        return FleetRow(run, find_state_start(run), step, seen_at, account.share, account.dollars, *find_todo(run))
+        todo, command = find_todo(run)
+        command = self.where.complete_command(command)
+        return FleetRow(run, find_state_start(run), step, seen_at, account.share, account.dollars, todo, command)
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
