@@ -103,7 +103,7 @@ def make_headline(incident_report: IncidentReport) -> Panel:
         if incident_report.by:
             rows.add_row("until", format_limit(incident_report.by))
         if incident_report.runbook:
-            rows.add_row("see", f"docs/runbooks/{incident_report.runbook}.md")
+            rows.add_row("see", f"[cyan]rerail runbook {incident_report.runbook}[/]")
     return Panel(rows, title=escape(incident_report.headline), title_align="left", border_style=style)
 
 

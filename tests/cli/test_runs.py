@@ -168,6 +168,14 @@ def test_local_commands_can_be_pasted(deployed, monkeypatch):
     )
 
 
+def test_a_runbook_is_printed_without_a_deployment():
+    """In the terminal, at its width; a wrong name lists the right ones."""
+    printed = CliRunner().invoke(app, ["runbook", "same-error"], env={"COLUMNS": "80"}).output
+    assert "Mitigation" in printed and max(map(len, printed.splitlines())) <= 80
+    wrong = CliRunner().invoke(app, ["runbook", "../index"])
+    assert wrong.exit_code == 2 and "give one of out-of-memory" in " ".join(wrong.stderr.split())
+
+
 def test_a_drill_is_marked_as_one(deployed):
     second = replace(RUN.attempts[1], resumed_from_step=500, drill=True)
     assert "from step 500 (drill)" in shown(replace(RUN, attempts=(TRAINED, second)))
