@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
     "demo": ListedCommand(
         "cli.demo.command",
         "demo",
-        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as it must.",
+        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as expected.",
     ),
     "submit": ListedCommand("cli.submit.command", "submit", "Start a script as a supervised training job."),
     "follow": ListedCommand(
