@@ -201,3 +201,16 @@ def test_hiding_costs_time_in_proportion_to_the_text(start: str, unit: str):
     """Each expression is bounded: ten times the text costs about ten times the time, where a square would cost 100."""
     small, large = (start + unit * (length // len(unit)) for length in (4_000, 40_000))
     assert growth(lambda: redact_patterns(small), lambda: redact_patterns(large)) < 40
+
+
+def test_a_reason_stands_once_without_its_metric_lines():
+    """Fifteen metric lines in SageMaker's reason are one; the table of attempts has the exception alone."""
+    known = held()
+    (entry,) = known.timeline
+    reason = "\n".join([f"iter {step}: loss 2.{step}" for step in range(15)] + ["KeyError: 40"])
+    run = replace(known.run, attempts=(replace(known.run.current, failure_reason=reason),))
+    page = render_page(
+        make_report(replace(known, run=run, timeline=(replace(entry, inputs={"failure_reason": reason}),)))
+    )
+    assert page.count("iter ") == page.count("iter 14: loss 2.14") == 1
+    assert "(14 similar lines left out)" in page and ", held</span>" in page
