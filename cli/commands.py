@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
     "demo": ListedCommand(
         "cli.demo.command",
         "demo",
-        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as it must.",
+        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as expected.",
     ),
     "submit": ListedCommand("cli.submit.command", "submit", "Start a script as a supervised training job."),
     "follow": ListedCommand(
@@ -78,6 +78,9 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "cli.report",
         "report",
         "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
+    ),
+    "runbook": ListedCommand(
+        "cli.runbook", "runbook", "Print what to do about a kind of trouble: the runbook that a page names."
     ),
     "hold": ListedCommand(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
     "release": ListedCommand(

@@ -263,7 +263,7 @@ class RestartDrill:
                 attempt = now.attempts[number - 1]
                 raise Failed(f"{job} ended {attempt.status}: {attempt.failure_reason or now.hold_text}")
         else:
-            raise Failed(f"{job} has not come to step {wanted[-1]} in time")
+            raise Failed(f"{job} has not reached step {wanted[-1]} in time")
         first_at = min((at for at in new.at.values() if at >= stopped_at), default=None)
         facts |= {
             "lost_steps": max(0, (old.last_step or start) - start),

@@ -163,7 +163,9 @@ class FleetReader:
         policy = self._policy(run)
         account = make_account(run, at, policy)
         step, step_at = known or _last_step(run)
-        return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, *find_todo(run))
+        todo, command = find_todo(run)
+        command = self.where.complete_command(command)
+        return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, todo, command)
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""

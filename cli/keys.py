@@ -169,6 +169,7 @@ KEYS: Mapping[str, Printed] = {
             "mttr_s": "seconds from the stop to the first new step",
         },
     ),
+    "runbook": Printed(OBJECT, {"name": "the runbook", "text": "its text as Markdown"}),
     "hold": Printed(OBJECT, _ASKED),
     "release": Printed(OBJECT, _ASKED),
     "stop": Printed(OBJECT, _ASKED),

@@ -92,7 +92,7 @@ def _show(screen: Console, run: Run, numbers: dict[str, int], line: JobLogLine, 
         at = line.at.isoformat() if line.at else None
         typer.echo(json.dumps({"at": at, **facts, "text": line.text}))
         return
-    source = f"{line.at:%m-%d %H:%M:%S} {number}/{line.host}" if line.at else f"{number}/{line.host}"
+    source = f"{line.at:%m-%d %H:%M:%SZ} {number}/{line.host}" if line.at else f"{number}/{line.host}"
     if not screen.is_terminal:
         typer.echo(f"{source} | {line.shown}")  # a file may be long, and wants no colours
         return

@@ -15,7 +15,8 @@ from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.saves import explain_passed_over, list_checkpoints
 from cli.trouble import explain
-from rerail.decisions.decision import has_agent
+from rerail.decisions.decision import format_next_command, has_agent
+from rerail.decisions.on_command import find_refusal
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
@@ -35,12 +36,16 @@ SPOKEN = {
 
 def hold(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Stop supervising a run; a job that is running goes on."""
-    ask(place.find(local=local), run, OperatorVerb.HOLD, why, as_json=as_json)
+    where = place.find(local=local)
+    check_effect(where, find_run(where, run), OperatorVerb.HOLD)
+    ask(where, run, OperatorVerb.HOLD, why, as_json=as_json)
 
 
 def release(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Take a held run up again: every budget starts afresh, a dead job is relaunched."""
-    ask(place.find(local=local), run, OperatorVerb.RELEASE, why, as_json=as_json)
+    where = place.find(local=local)
+    check_effect(where, find_run(where, run), OperatorVerb.RELEASE)
+    ask(where, run, OperatorVerb.RELEASE, why, as_json=as_json)
 
 
 def stop(run: RunName, why: Why = "", at_once: Now = False, local: Local = False, as_json: AsJson = False) -> None:
@@ -56,10 +61,12 @@ def restart(run: RunName, why: Why = "", at_once: Now = False, local: Local = Fa
 def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once: bool, as_json: bool) -> None:
     """Have the job stopped, and say until when it is waited for a checkpoint."""
     record = find_run(where, run)
+    check_effect(where, record, verb)
     ask(where, run, verb, why, as_json=as_json, at_once=at_once)
     if not at_once and record.current.may_be_live and record.checkpoint_uri:
         until = format_save_deadline(record)
-        say(f"it waits for a checkpoint {until}; `rerail {verb} {run} --now` stops at once", as_json)
+        now = f"rerail {verb} {run} --now"
+        say(f"it waits for a checkpoint {until}; `{where.complete_command(now)}` stops at once", as_json)
 
 
 def format_save_deadline(run: Run) -> str:
@@ -117,6 +124,7 @@ def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = Fa
     """Have a run's agent save a checkpoint now; the job goes on."""
     where = place.find(local=local)
     record = find_run(where, run)
+    check_effect(where, record, OperatorVerb.SAVE)
     if not record.current.agent:
         place.fail(f"no agent works in the job of {run}", "add the agent to the job: docs/agent.md")
     ask(where, run, OperatorVerb.SAVE, why, as_json=as_json)
@@ -162,16 +170,27 @@ def write_pause(where: Place, text: str, *, as_json: bool) -> None:
     say(SPOKEN[is_paused])
 
 
+def check_effect(where: Place, run: Run, verb: OperatorVerb) -> None:
+    """Exit with status 1 and the reason if the run's record shows that the command would change nothing."""
+    refusal = find_refusal(run, verb)
+    if not refusal:
+        return
+    remedy = f"rerail show {run.id}"
+    if run.state is RunState.HELD:
+        remedy = format_next_command(run)
+    place.fail(f"{verb} {run.id}: {refusal}", f"`{where.complete_command(remedy)}`", status=1)
+
+
 def answer(where: Place, run: str, verb: OperatorVerb, proposal: str, why: str, *, as_json: bool = False) -> None:
     """Without an id, to what stands now: it is shown, and it alone is answered."""
     record = find_run(where, run)
-    if record.proposal is None:
-        place.fail(f"nothing waits for approval in run {run!r} ({record.state})", f"`rerail show {run}` tells why")
+    check_effect(where, record, verb)
+    assert record.proposal is not None, "without one there is nothing to answer"
     if proposal and proposal != record.proposal.id:
         standing = record.proposal
         place.fail(
             f"{proposal} does not stand any more, {standing.id} does: {standing.what}",
-            f"look at `rerail show {run}`, then answer {standing.id}",
+            f"look at `{where.complete_command(f'rerail show {run}')}`, then answer {standing.id}",
         )
     say(f"{record.proposal.id}: {record.proposal.what} ({record.proposal.why})", as_json)
     ask(where, run, verb, why, as_json=as_json, proposal=record.proposal.id)
@@ -209,5 +228,5 @@ def ask(
     if as_json:
         typer.echo(json.dumps({**detail, "event": id}, indent=2))
     elif not quietly:
-        say(f"asked: {verb} {run}. `rerail show {run}` tells what became of it.")
+        say(f"asked: {verb} {run}. `{where.complete_command(f'rerail show {run}')}` shows the result.")
     return id

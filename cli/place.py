@@ -1,6 +1,7 @@
 """Where a command looks: the account of your AWS credentials, or the local AWS on this machine."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ LOCAL_STATE = find_state_folder()
 SYNTHESES = (ROOT / ".local" if IS_CHECKOUT else LOCAL_STATE) / "assemblies"
 # What people gave is quoted in errors, and may be of any length.
 PROBLEM_LIMIT = 1_500
+# A command in backquotes, or at the end of a line after a colon.
+QUOTED_COMMAND = re.compile(r"(?<=`)rerail [^`]+(?=`)|(?<=: )rerail [^`\n;]+$", re.MULTILINE)
 # A StackSet names the stacks of its accounts otherwise.
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
@@ -60,6 +63,14 @@ class Place:
 
     def client(self, service: str) -> Any:
         return client(service)
+
+    def complete_command(self, command: str) -> str:
+        """Return a `rerail` command as it must be typed here: with --local for the local AWS."""
+        return f"{command} --local" if self.is_local and command and "--local" not in command else command
+
+    def complete_text(self, text: str) -> str:
+        """Return the text with each quoted `rerail` command as it must be typed here."""
+        return QUOTED_COMMAND.sub(lambda found: self.complete_command(found[0]), text)
 
 
 def client(service: str) -> Any:
@@ -129,12 +140,12 @@ def _account() -> Place:
     return Place(f"stack {STACK} in {client('cloudformation').meta.region_name}", outputs)
 
 
-def fail(problem: str, remedy: str) -> NoReturn:
-    """One error on stderr, no longer than one reads, and exit status 2."""
+def fail(problem: str, remedy: str, *, status: int = 2) -> NoReturn:
+    """One error on stderr, no longer than one reads, and exit status 2, or 1 where the answer is no."""
     from cli.console import Console
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     said = problem if len(problem) <= PROBLEM_LIMIT else f"{problem[:PROBLEM_LIMIT]}…"
     console.print(f"error: {said}", style="red")
     console.print(f"to do: {remedy}")
-    raise typer.Exit(2)
+    raise typer.Exit(status)

@@ -11,6 +11,7 @@ import typer
 from cli import place
 from cli.names import RunName, explain_unknown_run
 from cli.place import AsJson, Local, Place, now
+from cli.runs import complete_commands
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, ReportSection, make_report
 from rerail.model.codec import to_plain
@@ -25,7 +26,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     known = gather_facts(where, run)
     if known is None:
         place.fail(*explain_unknown_run(where, run))
-    incident_report = make_report(known)
+    incident_report = complete_commands(where, make_report(known))
     if as_json:
         typer.echo(json.dumps(to_plain(incident_report), indent=2))
         return

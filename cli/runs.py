@@ -8,21 +8,26 @@ from typing import Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Group
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from cli import place
 from cli.console import Console
 from cli.fleet import FleetReader, FleetRow
 from cli.names import RunName, find_run
-from cli.place import AsJson, Local, now
+from cli.place import AsJson, Local, Place, now
 from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
 from rerail.accounting.goodput import RECENT, Account, find_incident_dollars, find_recent_share, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
+from rerail.decisions.decision import HELD_RESOLUTION
 from rerail.decisions.emergency_checkpoint import format_deadline
+from rerail.incident_report.costs import format_length, has_goodput
+from rerail.incident_report.evidence import find_evidence
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
@@ -31,7 +36,7 @@ from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
-from rerail.model.run import AfterStop, Attempt, Incident, LaunchCheck, Run, RunState, TimelineEntry
+from rerail.model.run import AfterStop, Attempt, Incident, JobStatus, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.self_repairs import format_repairs
 from rerail.ports import policy_of
 
@@ -51,12 +56,13 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     record = find_run(where, run)
     timeline = tuple(where.runs.timeline(run))
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
-    incident_report = make_report(Facts(record, now(), policy, timeline))
+    incident_report = complete_commands(where, make_report(Facts(record, now(), policy, timeline)))
     if as_json:
         typer.echo(json.dumps(make_plain_run(incident_report, record, timeline, policy), indent=2))
         return
     console = Console()
     console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)
+    console.print(f"now {now():%Y-%m-%d %H:%M:%S}, all times are UTC", style="dim", highlight=False)
     console.print(make_headline(incident_report))
     for line in (
         describe_step(FleetReader(where).read_row(record)),
@@ -65,12 +71,13 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         *describe_spending(record, policy),
         *describe_saving(record, policy),
     ):
-        console.print(line, highlight=False)
-    console.print(f"failures it can still afford: {format_budgets(record, policy)}", highlight=False)
+        console.print(where.complete_text(line), highlight=False)
+    console.print(f"retries left: {format_budgets(record, policy)}", highlight=False)
     console.print(make_attempts_table(record))
     if record.incidents:
         console.print(make_incidents_table(record, policy))
-    console.print(make_time_table(make_account(record, now(), policy), find_recent_share(record, now())))
+    if has_goodput(record):
+        console.print(make_time_table(make_account(record, now(), policy), find_recent_share(record, now())))
     console.print(make_timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
@@ -85,6 +92,15 @@ def describe_step(row: FleetRow) -> str:
     return f"step {row.step:,} in attempt {number}{age}"
 
 
+def complete_commands(where: Place, incident_report: IncidentReport) -> IncidentReport:
+    """Return the report with its commands as they must be typed here."""
+    return replace(
+        incident_report,
+        todo=tuple(where.complete_text(sentence) for sentence in incident_report.todo),
+        commands=tuple(where.complete_command(command) for command in incident_report.commands),
+    )
+
+
 def make_headline(incident_report: IncidentReport) -> Panel:
     """Return what happened, what was done, and what to do with which commands."""
     style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[incident_report.tone]
@@ -96,30 +112,38 @@ def make_headline(incident_report: IncidentReport) -> Panel:
         rows.add_row("to do", escape("\n".join(incident_report.todo)))
         rows.add_row("", "[cyan]" + escape("\n".join(c for c in incident_report.commands if " show " not in c)) + "[/]")
         if incident_report.by:
-            rows.add_row("until", format_moment(incident_report.by))
+            rows.add_row("until", format_limit(incident_report.by))
         if incident_report.runbook:
-            rows.add_row("see", f"docs/runbooks/{incident_report.runbook}.md")
+            rows.add_row("see", f"[cyan]rerail runbook {incident_report.runbook}[/]")
     return Panel(rows, title=escape(incident_report.headline), title_align="left", border_style=style)
 
 
 def make_incidents_table(run: Run, policy: Policy) -> Table:
-    """Return a row for each incident: time to detect (MTTD), time to recover (MTTR) and cost."""
-    table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "cost", "done", "came to", title="incidents")
+    """Return two lines for each incident: what happened and how it ended, then times, cost and what was done."""
+    table = _make_list("incidents")
     for incident in run.incidents:
-        came = "recovered" if incident.recovered else escape(incident.resolution) or "[yellow]not recovered yet[/]"
-        table.add_row(
-            format_moment(incident.happened_at),
-            incident.kind,
-            str(incident.cause),
-            format_duration(incident.decided_at - incident.happened_at),
-            format_duration(incident.closed_at - incident.happened_at)
+        head = f"{format_moment(incident.happened_at)}  {incident.kind}: {incident.cause}, "
+        facts = (
+            f"decided after {format_duration(incident.decided_at - incident.happened_at)}",
+            f"recovered after {format_duration(incident.closed_at - incident.happened_at)}"
             if incident.recovered and incident.closed_at
             else "",
-            format_step(incident.lost_steps),
+            f"{incident.lost_steps} lost steps" if incident.lost_steps is not None else "",
             _format_dollars(find_incident_dollars(run, incident, now(), policy.prices)),
             ", ".join(dict.fromkeys(incident.actions)),
-            came,
         )
+        resolution = "recovered" if incident.recovered else incident.resolution or "not recovered yet"
+        resolution = resolution.replace(HELD_RESOLUTION, "held")
+        first = Text.assemble(head, (resolution, "" if incident.closed_at else "yellow"))
+        table.add_row(str(incident.number), Group(first, Text(", ".join(filter(None, facts)), style="dim")))
+    return table
+
+
+def _make_list(title: str) -> Table:
+    """Return a table of numbered entries of several lines, which fits a narrow terminal."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     return table
 
 
@@ -129,19 +153,19 @@ def _format_dollars(amount: float | None) -> str:
 
 def make_time_table(account: Account, recent: float | None) -> Table:
     """Return goodput, and badput by kind."""
-    table = Table("", "share", "time", title="where the time went")
+    table = Table("", "share", "time", title="where the time went", title_justify="left", title_style="bold", box=None)
     if not account.wall_s:
         return table
     table.add_row(
         "[green]goodput[/]",
         f"{account.goodput_s / account.wall_s:.1%}",
-        format_duration(timedelta(seconds=account.goodput_s)),
+        format_length(account.goodput_s),
     )
     if recent is not None and account.wall_s > RECENT.total_seconds():
         table.add_row(f"  of the last {RECENT.total_seconds() / 3600:.0f} h", f"{recent:.1%}", "")
     for kind, seconds in sorted(account.badput_s.items(), key=lambda item: -item[1]):
         if seconds:
-            table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
+            table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_length(seconds))
     return table
 
 
@@ -188,18 +212,25 @@ def _plain_incident(run: Run, incident: Incident, policy: Policy) -> dict[str, A
 
 
 def make_attempts_table(run: Run) -> Table:
-    """Return a row for each attempt."""
-    table = Table("attempt", "job", "status", "resumed from", "last step", "cause", "why", title="attempts")
+    """Return the job of each attempt with its steps, and below it one line of evidence of why it ended."""
+    table = _make_list("attempts")
     for attempt in run.attempts:
-        table.add_row(
-            str(attempt.number),
-            attempt.job_name + (f"\non {format_instance_types(attempt.machines)}" if attempt.machines else ""),
-            _job(attempt),
-            "\n".join((_start(attempt) + _reason_to_start(attempt), *_orders(attempt))),
-            format_step(attempt.last_step),
-            attempt.cause or "",
-            escape(attempt.failure_reason[:120]),
+        start = _start(attempt)
+        steps = (
+            f"from step {start}" if start else "",
+            _reason_to_start(attempt).strip(),
+            f"to step {attempt.last_step}" if attempt.last_step is not None else "",
         )
+        facts = (
+            _job(attempt) + (f" ({attempt.cause})" if attempt.cause else ""),
+            " ".join(filter(None, steps)),
+            *_orders(attempt),
+            f"on {format_instance_types(attempt.machines)}" if attempt.machines else "",
+        )
+        lines = [Text.assemble((attempt.job_name, "bold"), "  ", ", ".join(filter(None, facts)))]
+        if evidence := find_evidence(attempt, run.incidents):
+            lines.append(Text(evidence, style="red" if attempt.status is JobStatus.FAILED else ""))
+        table.add_row(str(attempt.number), Group(*lines))
     return table
 
 
@@ -223,7 +254,10 @@ def _orders(attempt: Attempt) -> Iterator[str]:
 
 def make_timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
     """Return a row for each decision, oldest first."""
-    table = Table("time", "state", "decision and reason", title="timeline", expand=True)
+    table = Table(title="timeline", title_justify="left", title_style="bold", box=None, pad_edge=False, expand=True)
+    table.add_column("time", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("decision and reason", ratio=1)
     entries: list[TimelineEntry] = list(timeline)
     for entry in entries[-newest:] if newest else entries:
         table.add_row(format_moment(entry.at), format_state(entry.after), escape(entry.reason))
@@ -245,10 +279,10 @@ def describe_waits(run: Run) -> Iterator[str]:
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
-        until = format_moment(proposal.expires_at)
+        until = format_limit(proposal.expires_at)
         whom = format_wait(proposal.awaits)
         yield f"[yellow]{proposal.id} waits for {whom}:[/] {escape(proposal.what)}{cost}, until {until}"
-        words = " or ".join(f"rerail {verb} {run.id} --proposal {proposal.id}" for verb in ("approve", "deny"))
+        words = " or ".join(f"`rerail {verb} {run.id} --proposal {proposal.id}`" for verb in ("approve", "deny"))
         yield f"answer with: {words}"
 
 
@@ -303,6 +337,13 @@ def format_clock(at: datetime) -> str:
 def format_moment(at: datetime) -> str:
     """Return the time of day, with the date if it is not today (UTC)."""
     return format_clock(at) if at.date() == now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def format_limit(at: datetime) -> str:
+    """Return the moment, and how far from now it is."""
+    left = at - now()
+    distance = format_length(abs(left).total_seconds())
+    return f"{format_moment(at)} ({f'in {distance}' if left >= timedelta() else f'{distance} ago'})"
 
 
 def format_step(value: int | None) -> str:

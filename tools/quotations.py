@@ -143,7 +143,7 @@ def causes() -> str:
     rows = []
     for cause in Cause:
         budget = retries.of(cause)
-        tries = {None: "bounded by progress alone", 0: "none"}.get(budget, str(budget))
+        tries = {None: "retried as long as it makes progress", 0: "none"}.get(budget, str(budget))
         tries = "a budget of time, not of tries" if cause is Cause.CAPACITY else tries
         rows.append((f"`{cause}`", tries, "yes" if cause in IN_PLACE else ""))
     return table(("cause", "failures in a row that are tried again", "may be restarted in place"), rows)

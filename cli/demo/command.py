@@ -37,7 +37,7 @@ def demo(
         typer.Option(help="How many times as fast as AWS the clocks run; measured by default: 60, less if it is busy."),
     ] = None,
 ) -> None:
-    """Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as it must."""
+    """Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as expected."""
     json_to_stdout = json_file == STDOUT
     console = Console(stderr=json_to_stdout) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=json_to_stdout)
     chosen = SCENARIOS[scenario]

@@ -204,7 +204,7 @@ def make_section(scenario: Scenario, stage: Stage, report: dict[str, Any], probl
 def _rows(
     scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    judged = "NOT as it must: " + "; ".join(problems) if problems else "as it must"
+    judged = "NOT as expected: " + "; ".join(problems) if problems else "as expected"
     yield "fault", scenario.summary
     yield ENDED, f"{report['state']}, {judged}"
     yield "clock", f"x{stage.scale:g}: SageMaker's, the sweep's and the policy's durations; seconds here are real"

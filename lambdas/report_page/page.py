@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from report_page.charts import NARROW, WIDE, colour, render_chart, short
+from report_page.runbooks import render_runbook
 from rerail.incident_report.costs import format_length
 from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import LINE, Axis, Chart, IncidentReport, format_title
@@ -43,7 +44,9 @@ def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "")
 
     `docs_url` is where the runbooks are served, "" if they are only in the repository. `region` is the region of the
     console that jobs are linked to, "" for no links."""
+    docs_url = docs_url.rstrip("/")
     style = (HERE / "style.css").read_text(encoding="utf-8")
+    title, runbook = render_runbook(report.runbook, run=report.run, docs_url=docs_url) if report.runbook else ("", "")
     numbered = list(enumerate(report.marks, start=1))
     html: str = _template().render(
         report=report,
@@ -52,7 +55,9 @@ def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "")
         pictures=[_picture(report, chart, numbered) for chart in report.charts],
         numbered=numbered,
         drawn_attempts=sorted({line.attempt for chart in report.charts for line in chart.curve.lines}),
-        docs_url=docs_url.rstrip("/"),
+        docs_url=docs_url,
+        runbook_title=title,
+        runbook=Markup(runbook),  # nosec B704: a file that came with the code; markdown-it escapes the run's name
         region=region,
         console=NoticeOrigin("", region).console if region else "",
         longest=max((seconds for _, seconds in report.seconds), default=1.0) or 1.0,

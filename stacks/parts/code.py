@@ -13,6 +13,7 @@ from pathlib import Path
 from stacks import ROOT
 
 LAMBDAS = ROOT / "lambdas"
+RUNBOOKS = ROOT / "docs" / "runbooks"  # incident reports contain them
 RUNTIME = (3, 13)
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 WHICH = "import sys; print(*sys.version_info[:2])"
@@ -24,6 +25,7 @@ def fill(folder: Path, python: str | None) -> None:
 
     Nobody looks at the time of the sources there (`unchecked-hash`): a zip has its own idea of it."""
     shutil.copytree(LAMBDAS, folder, ignore=LEFT_OUT)
+    shutil.copytree(RUNBOOKS, folder / "report_page" / "runbooks", ignore=LEFT_OUT)
     if python:
         # The name of this folder would be in it otherwise, and differ each time.
         strip = ["-s", str(folder), "-p", "/var/task"]

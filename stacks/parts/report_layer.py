@@ -11,7 +11,7 @@ from aws_cdk import RemovalPolicy
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-DRAWS_WITH = ("jinja2", "pygal")
+DRAWS_WITH = ("jinja2", "markdown-it-py", "pygal")
 # Compiled parts are of this machine, and the libraries do without them; the rest is about the installation.
 LEFT_OUT = (".pyc", ".so", ".pyd", ".c", ".pyi", "RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "WHEEL")
 REQUIREMENT = re.compile(r"^[A-Za-z0-9._-]+")

@@ -25,5 +25,4 @@ def test_restarts_in_place_stand_with_their_attempt():
     """Where each has begun, and which came to nothing."""
     done = replace(ORDER, restarted_at=NIGHT)
     shown = printed(done, replace(done, number=2, resume_step=None), replace(ORDER, number=3, failed="no word"), ORDER)
-    cells = [line.split("│")[4].strip() for line in shown.splitlines() if "in place" in line]
-    assert cells == ["in place: 600", "in place: the newest save", "in place: 600, failed", "in place: 600, ordered"]
+    assert "in place: 600, in place: the newest save, in place: 600, failed, in place: 600, ordered" in shown

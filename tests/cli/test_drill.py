@@ -158,7 +158,7 @@ def test_a_job_that_begins_from_nothing_is_no_restart(supervised):
 def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
     supervised.again = [(61, 1 / 61)]
     status, proof = drilled()
-    assert status == 1 and "gpt-a002 has not come to step 65 in time" in proof["why"]
+    assert status == 1 and "gpt-a002 has not reached step 65 in time" in proof["why"]
 
 
 def test_a_refusal_by_the_supervisor_is_reported(supervised):

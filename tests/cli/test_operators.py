@@ -86,12 +86,28 @@ def test_an_older_proposal_cannot_be_answered(sent):
     assert not sent
 
 
-def test_where_nothing_is_proposed_there_is_nothing_to_answer(sent):
-    keep(replace(RUN, proposal=None))
-    answer = call("approve", "gpt")
-    assert (answer.exit_code, sent) == (2, [])
-    assert "nothing waits for approval in run 'gpt' (waiting)" in answer.stderr
-    assert call("deny", "no-such-run").exit_code == 2
+@pytest.mark.parametrize(
+    ("verb", "facts", "reason"),
+    [
+        ("approve", {}, "nothing waits for approval (waiting)"),
+        ("deny", {}, "nothing waits for approval (waiting)"),
+        ("release", {"state": RunState.COMPLETED}, "the run is not held (completed)"),
+        ("hold", {"state": RunState.COMPLETED}, "the run has ended (completed)"),
+        ("hold", {"state": RunState.HELD}, "the run is held already"),
+        ("restart", {"state": RunState.HELD}, "no job of this run is live (held)"),
+        ("stop", {"state": RunState.STOPPED}, "no job of this run is live (stopped)"),
+        ("save", {}, "the run does not train (waiting)"),
+    ],
+)
+def test_a_command_that_would_change_nothing_is_not_sent(sent, verb, facts, reason):
+    """Exit status 1, the reason, and the command that helps."""
+    keep(replace(RUN, proposal=None, **facts))
+    answer = call(verb, "gpt")
+    assert (answer.exit_code, sent) == (1, [])
+    assert f"error: {verb} gpt: {reason}" in answer.stderr
+    helps = "release" if facts.get("state") is RunState.HELD else "show"
+    assert f"to do: `rerail {helps} gpt`" in answer.stderr
+    assert call(verb, "no-such-run").exit_code == 2
 
 
 def test_rerail_is_paused_and_resumed(sent):

@@ -63,7 +63,7 @@ def test_the_report_is_json_for_another_program(asked):
     """The same facts, and no file."""
     printed = json.loads(asked("gpt", "--json").stdout)
     assert (printed["run"], printed["tone"], printed["runbook"]) == ("gpt", "needed", "out-of-memory")
-    assert printed["commands"] == ["rerail release gpt", "rerail show gpt"]
+    assert printed["commands"] == ["rerail release gpt --local", "rerail show gpt --local"]
     assert {chart["name"] for chart in printed["charts"]} >= {"loss", "progress"}
 
 

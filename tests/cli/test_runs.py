@@ -65,7 +65,7 @@ def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
     """Whoever is paged reads here what is asked."""
     said = shown(replace(RUN, proposal=ASKED, blocked_by=LaunchCheck.APPROVAL))
     assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 2026-01-31 13:00:00" in said
-    assert "answer with: rerail approve gpt --proposal p7 or rerail deny gpt --proposal p7" in said
+    assert "answer with: `rerail approve gpt --proposal p7` or `rerail deny gpt --proposal p7`" in said
 
 
 def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
@@ -130,8 +130,8 @@ RECOVERED = Incident(
 def test_an_incident_is_shown_with_its_times_and_cost(deployed):
     """With the date, since it was not today; and the time by what it was spent on."""
     said = shown(replace(RUN, incidents=(RECOVERED,)))
-    assert "2026-01-31 12:00:00 │ job_failed │ hardware │ 40 s │ 11 min │ 200" in said
-    assert "release_warm_pool, relaunch" in said
+    assert "1 2026-01-31 12:00:00 job_failed: hardware, recovered decided after 40 s, recovered after 11 min" in said
+    assert "200 lost steps" in said and "release_warm_pool, relaunch" in said and "all times are UTC" in said
     assert "where the time went" in said and "goodput" in said and "backoff" in said
 
 
@@ -143,9 +143,43 @@ def test_who_is_held_reads_what_to_do_and_what_to_type_first(deployed):
     assert "([bold]CUDA[/bold])" in said
 
 
+def test_80_columns_show_the_exception_of_each_attempt(deployed, monkeypatch):
+    """One line of evidence instead of SageMaker's reason with its metric lines; nothing is wider than the terminal."""
+    metrics = "\n".join(f"iter {step}: loss 2.{step}" for step in range(15))
+    text = f'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "{metrics}\nKeyError: 40"'
+    first = replace(TRAINED, failure_reason=text, cause=Cause.USER_CODE, last_step=40)
+    second = replace(first, number=2, job_name="gpt-a002", resumed_from_step=30)
+    shown(replace(RUN, state=RunState.HELD, attempts=(first, second)))
+    printed = CliRunner().invoke(app, ["show", "gpt"], env={"COLUMNS": "80"}).output
+    assert max(map(len, printed.splitlines())) <= 80
+    lines = [line.strip() for line in printed.splitlines()]
+    number = lines.index("2  gpt-a002  Failed (user_code), from step 30 to step 40")
+    assert lines.count("KeyError: 40") == 2 and lines[number + 1] == "KeyError: 40"
+    assert "iter" not in printed
+
+
+def test_local_commands_can_be_pasted(deployed, monkeypatch):
+    """They name the local AWS, and none stands twice."""
+    monkeypatch.setattr(place, "find", lambda *, local: Place("here", OUTPUTS, is_local=True))
+    advice = "use a smaller batch, then release the run"
+    said = shown(replace(RUN, state=RunState.HELD, hold_advice=advice, attempts=(TRAINED,)))
+    assert said.count("rerail release gpt") == said.count("rerail release gpt --local") == 1
+    assert "rerail release bert --local" in shown(
+        replace(RUN, id="bert", state=RunState.HELD, hold_advice=advice, attempts=(TRAINED,)), "status"
+    )
+
+
+def test_a_runbook_is_printed_without_a_deployment():
+    """In the terminal, at its width; a wrong name lists the right ones."""
+    printed = CliRunner().invoke(app, ["runbook", "same-error"], env={"COLUMNS": "80"}).output
+    assert "Mitigation" in printed and max(map(len, printed.splitlines())) <= 80
+    wrong = CliRunner().invoke(app, ["runbook", "../index"])
+    assert wrong.exit_code == 2 and "give one of out-of-memory" in " ".join(wrong.stderr.split())
+
+
 def test_a_drill_is_marked_as_one(deployed):
     second = replace(RUN.attempts[1], resumed_from_step=500, drill=True)
-    assert "500 (drill)" in shown(replace(RUN, attempts=(TRAINED, second)))
+    assert "from step 500 (drill)" in shown(replace(RUN, attempts=(TRAINED, second)))
 
 
 def test_json_has_all_of_it(deployed):

@@ -99,7 +99,7 @@ def test_a_newer_checkpoint_refunds_everything():
     assert (ledger.charges, ledger.without_progress, ledger.capacity_since) == ({}, 0, None)
     assert ledger.progress_step == 101
     assert ledger.starts == (NOON,), "a restart storm is a storm even if it makes progress"
-    assert ledger.entries[-1] == "2026-01-31T12:00:00Z progress to step 101: every charge refunded"
+    assert ledger.entries[-1] == "2026-01-31T12:00:00Z progress to step 101: all retries are available again"
 
 
 @given(ledgers, counts)

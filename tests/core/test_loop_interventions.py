@@ -90,7 +90,7 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
     assert world.run().state is RunState.WATCHING
     (page,) = [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
     assert page.title.startswith(f"gpt: {kind}: ")
-    assert page.todo.startswith("Decide whether the job should go on: Rerail cannot")
+    assert page.todo.startswith("Decide whether the job should go on\nTo see what it prints: rerail logs gpt --since")
 
 
 def test_observe_mode_reports_what_it_would_do(world):

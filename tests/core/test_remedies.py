@@ -222,7 +222,7 @@ def test_a_retry_names_the_remaining_budget():
     assert choose_remedy(charged(Cause.HANG, 1), a_failure(Cause.HANG), Policy()).why == "hang: 2 of 3 retries left"
     assert (
         choose_remedy(charged(Cause.UNKNOWN, 9), a_failure(Cause.UNKNOWN), Policy()).why
-        == "unknown: bounded by progress alone"
+        == "unknown: retried as long as it makes progress"
     )
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from rerail.model.run import Proposal, ProposedAction
+from rerail.model.run import Proposal, ProposedAction, RunState
 from tests.deployed.jobs import ROOT, Account, checks, rerail
 from tests.deployed.still import RUN, heed
 from tests.docs.commands import Shown, blocks, leaf, options, pages
@@ -91,7 +91,8 @@ def _prepare(account: Account, path: list[str], words: list[str]) -> None:
         name = words[words.index("--proposal") + 1] if "--proposal" in words else "p7"
         until = at + timedelta(days=1)
         proposal = Proposal(name, ProposedAction.STOP, 1, "stop the job and relaunch it", "the loss is NaN", at, until)
-    account.runs.save(replace(run, proposal=proposal, version=run.version + 1))
+    state = RunState.HELD if path == ["release"] else RunState.WATCHING
+    account.runs.save(replace(run, state=state, proposal=proposal, version=run.version + 1))
 
 
 def test_two_broken_settings_are_found_and_fixed(still: Account):

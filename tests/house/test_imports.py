@@ -19,7 +19,7 @@ from tests.house.sources import (
 )
 
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
-HTML_LIBRARIES = ("jinja2", "markupsafe", "pygal")
+HTML_LIBRARIES = ("jinja2", "markdown_it", "markupsafe", "pygal")
 HANDLERS = ("supervise", "sweep", "notify", "report")
 FUNCTIONS = (*HANDLERS, "wiring", "settings", "observability", "loading")
 # What stacks import of the code that runs in Lambda.

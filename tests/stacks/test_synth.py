@@ -60,7 +60,8 @@ def test_the_functions_come_as_the_folder_is(assembly):
     assert all(path.endswith(".cpython-313.pyc") for path in bytecode)
     shipped = files - bytecode
     assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
-    drawn = {"report_page/page.html", "report_page/style.css"}
+    runbooks = {f"report_page/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    drawn = {"report_page/page.html", "report_page/style.css"} | runbooks
     assert {path for path in shipped if not path.endswith(".py")} == drawn
 
 

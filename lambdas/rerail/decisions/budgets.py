@@ -15,7 +15,7 @@ def with_refund(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
     if newest_step <= (ledger.progress_step or 0):
         return ledger
     return replace(
-        _with_entry(ledger, at, f"progress to step {newest_step}: every charge refunded"),
+        _with_entry(ledger, at, f"progress to step {newest_step}: all retries are available again"),
         charges={},
         charged_at={},
         without_progress=0,

@@ -27,7 +27,7 @@ from rerail.model.signals import OperatorCommand
 
 def on_save(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Have the agent save a checkpoint; the job goes on."""
-    if refusal := _find_state_refusal(run):
+    if refusal := find_state_refusal(run):
         return Decision(run, reason=f"{summary}, but {refusal}")
     if not run.current.agent:
         return Decision(run, reason=f"{summary}, but the job has no agent that could save a checkpoint")
@@ -45,7 +45,7 @@ def on_drill(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
 
     It resumes from the named step if it has an agent, else from the newest checkpoint that the script finds.
     """
-    if refusal := _find_state_refusal(run) or _find_drill_refusal(run, command, policy):
+    if refusal := find_state_refusal(run) or _find_drill_refusal(run, command, policy):
         return Decision(run, reason=f"{summary}, but {refusal}")
     step = command.step if run.current.agent else None
     stop = PlannedStop(
@@ -77,7 +77,7 @@ def format_drill(run: Run) -> str:
     return f"restart drill, {format_duration(max(at - previous.ended_at, at - at))} after its job had ended: "
 
 
-def _find_state_refusal(run: Run) -> str:
+def find_state_refusal(run: Run) -> str:
     """Return why the run is not in a state for it and what to do, or an empty string."""
     if run.state is RunState.HELD:
         return f"the run is held: `rerail release {run.id}` first"

@@ -76,7 +76,7 @@ def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | No
     """A run's cost is capped if the policy sets a cap and the price is known."""
     cap = policy.limits.run_dollars
     spent = sum_run_dollars(run, at, policy.prices) if cap else None
-    advice = "see what it has come to, then release the run to grant it as much again"
+    advice = "see what it has reached, then release the run to grant it as much again"
     return _check_budget(LaunchCheck.RUN_COST, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
 

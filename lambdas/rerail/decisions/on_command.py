@@ -16,7 +16,7 @@ from rerail.decisions.decision import (
     without_hold,
     without_pending,
 )
-from rerail.decisions.drills import on_drill, on_save
+from rerail.decisions.drills import find_state_refusal, on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import make_withdrawal
 from rerail.decisions.launch import format_machines, with_launch, with_next_attempt
@@ -77,11 +77,31 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
             assert_never(unreachable)
 
 
+def find_refusal(run: Run, verb: OperatorVerb) -> str:
+    """Return why the command would change nothing by the run's record; "" if it may."""
+    match verb:
+        case OperatorVerb.HOLD if run.state is RunState.HELD:
+            return "the run is held already: nothing to hold"
+        case OperatorVerb.HOLD if run.state.is_end:
+            return f"the run has ended ({run.state}): nothing to hold"
+        case OperatorVerb.RELEASE if run.state is not RunState.HELD:
+            return f"the run is not held ({run.state}): nothing to release"
+        case OperatorVerb.APPROVE | OperatorVerb.DENY if run.proposal is None:
+            return f"nothing waits for approval ({run.state}): nothing to answer"
+        case OperatorVerb.RESTART if not run.current.may_be_live:
+            return f"no job of this run is live ({run.state}): nothing to stop"
+        case OperatorVerb.STOP if not run.current.may_be_live and run.state in (RunState.COMPLETED, RunState.STOPPED):
+            return f"no job of this run is live ({run.state}): nothing to stop"
+        case OperatorVerb.SAVE:
+            return find_state_refusal(run)
+    return ""
+
+
 def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Approve or deny the open proposal; an answer to another proposal changes nothing."""
     proposal = run.proposal
     if proposal is None:
-        return Decision(run, reason=f"{summary}, but nothing waits for approval ({run.state}): nothing to answer")
+        return Decision(run, reason=f"{summary}, but {find_refusal(run, command.verb)}")
     if command.proposal != proposal.id:
         named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
         return Decision(run, reason=f"{summary} {named}, but what stands is {proposal.id}: nothing is done")
@@ -97,8 +117,8 @@ def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str)
 
 def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     """Hold the run and withdraw what is pending; a running job goes on unsupervised."""
-    if run.state.is_end:
-        return Decision(run, reason=f"{summary}, but the run has ended ({run.state}): nothing to hold")
+    if refusal := find_refusal(run, command.verb):
+        return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
     run = without_pending(run, CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
@@ -108,8 +128,8 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
 
 def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Release a held run: watch its running job again, or launch the next one."""
-    if run.state is not RunState.HELD:
-        return Decision(run, reason=f"{summary}, but the run is not held ({run.state}): nothing to release")
+    if refusal := find_refusal(run, command.verb):
+        return Decision(run, reason=f"{summary}, but {refusal}")
     was_unquarantined = _is_unquarantined(run)
     run = with_release(run, who=command.who, at=command.at)
     if run.current.may_be_live:
@@ -179,8 +199,11 @@ def _launch(run: Run, command: OperatorCommand, policy: Policy, summary: str, *,
 def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Stop the job after an emergency checkpoint, to end the run or to relaunch it."""
     then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
+    if refusal := find_refusal(run, command.verb):
+        return Decision(run, reason=f"{summary}, but {refusal}")
     if not run.current.may_be_live:
-        return _on_stop_without_job(run, then, summary)
+        run = with_end(without_pending(run, CreateJob), RunState.STOPPED)
+        return Decision(run, reason=f"{summary}: no job is live, the run ends here")
     if run.state is RunState.STOPPING and run.stop:
         # Waiting again would attribute the stop that Rerail called to an operator.
         run = replace(run, stop=replace(run.stop, then=then, reason=summary, approved_by=command.who))
@@ -193,11 +216,3 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         run = without_pending(replace(run, stop=stop), StopJob)
         return stop_now(run, f"{summary}: stopping the job now, without waiting for a checkpoint")
     return checkpoint_then_stop(run, stop, policy, summary)
-
-
-def _on_stop_without_job(run: Run, then: AfterStop, summary: str) -> Decision:
-    """End a run that has no live job; there is nothing to restart."""
-    if then is AfterStop.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
-        return Decision(run, reason=f"{summary}, but no job of this run is live ({run.state}): nothing to stop")
-    run = with_end(without_pending(run, CreateJob), RunState.STOPPED)
-    return Decision(run, reason=f"{summary}: no job is live, the run ends here")

@@ -428,7 +428,8 @@ def _make_page(run: Run, finding: Finding) -> Notify:
         key=f"{finding.kind}-{run.current.number}",
         runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
         did="nothing: the job goes on, stopping it would not resolve this",
-        todo=f"Decide whether the job should go on: Rerail cannot\nIf not: rerail stop {run.id}",
+        todo="Decide whether the job should go on\n"
+        f"To see what it prints: rerail logs {run.id} --since 30m\nIf it should not: rerail stop {run.id}",
         since=finding.onset_at or finding.at,
         until=ClearedBy.RECOVERED,
         about=finding.kind,

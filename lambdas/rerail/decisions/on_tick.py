@@ -30,7 +30,7 @@ def on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
         run, actions = with_launch(run, tick.at, policy)
         attempt = run.current
         start = f"{format_start(run, attempt.resumed_from_step)}{note}"
-        return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
+        return Decision(run, actions, f"the waiting time has ended: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
         return on_save_deadline(run, run.stop, tick.at)
     if run.state is RunState.RESTARTING:

@@ -339,5 +339,5 @@ def _format_retries_left(run: Run, failure: Failure, policy: Policy) -> str:
     cause = failure.diagnosis.cause
     budget = policy.retries.of(cause)
     if budget is None:
-        return f"{cause}: bounded by progress alone"
+        return f"{cause}: retried as long as it makes progress"
     return f"{cause}: {remaining_retries(run.ledger, policy)[cause]} of {budget} retries left"

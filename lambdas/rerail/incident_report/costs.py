@@ -9,6 +9,7 @@ from rerail.accounting.on_call_times import CRASH, DIVERGED
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_time_of_step
 from rerail.model.formatting import format_dollars, format_duration
+from rerail.model.run import Run, RunState
 
 GOODPUT = "goodput"
 DAY_S = 86_400.0
@@ -31,10 +32,10 @@ def list_costs(known: Facts) -> Iterator[CostLine]:
     yield CostLine("cost so far", _format_cost(account.dollars), unpriced if account.dollars is None else priced)
     if account.lost_dollars:
         yield CostLine("of that lost", _format_cost(account.lost_dollars), "paid for time without progress")
-    if account.share is not None:
+    if account.share is not None and has_goodput(known.run):
         yield CostLine(GOODPUT, f"{account.share:.1%}", "of the time since the run began")
     recent = find_recent_share(known.run, known.at)
-    if recent is not None and account.wall_s > RECENT.total_seconds():
+    if recent is not None and has_goodput(known.run) and account.wall_s > RECENT.total_seconds():
         yield CostLine("goodput, last 24 h", f"{recent:.1%}", "of the last day")
     lost_steps = [steps for incident in known.run.incidents if (steps := incident.lost_steps)]
     if lost_steps:
@@ -72,7 +73,13 @@ def list_time_shares(known: Facts) -> tuple[tuple[str, float], ...]:
     """Return name and seconds of goodput, then of each kind of badput, the longest first."""
     account = make_account(known.run, known.at, known.policy)
     badput = sorted(((kind.value, s) for kind, s in account.badput_s.items() if s > 0), key=lambda share: -share[1])
-    return ((GOODPUT, account.goodput_s), *badput) if account.wall_s > 0 else ()
+    return ((GOODPUT, account.goodput_s), *badput) if account.wall_s > 0 and has_goodput(known.run) else ()
+
+
+def has_goodput(run: Run) -> bool:
+    """Return whether its goodput says anything: not of a held run whose jobs have reported no step."""
+    steps = [step for attempt in run.attempts for step in (attempt.last_step, attempt.resumed_from_step)]
+    return run.state is not RunState.HELD or any(steps)
 
 
 def _format_cost(amount: float | None) -> str:

@@ -1,11 +1,12 @@
 """The incident report as data: summary first, then curves, evidence, cost and timeline."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from rerail.accounting.goodput import find_incident_dollars
+from rerail.decisions.decision import HELD_RESOLUTION
 from rerail.incident_report.costs import CostLine, format_length, list_costs, list_time_shares
 from rerail.incident_report.curves import (
     EVERYTHING,
@@ -18,6 +19,7 @@ from rerail.incident_report.curves import (
     draw_speed,
     select_window,
 )
+from rerail.incident_report.evidence import find_evidence, shorten_reason
 from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.marks import CurveMark, format_kind, list_marks
 from rerail.incident_report.recommendations import list_recommendations
@@ -63,6 +65,7 @@ class IncidentSection:
     """One incident with its evidence."""
 
     incident: Incident
+    state: str = "open"  # open, recovered, held, or closed for another reason
     cost: str = ""  # of machine time without progress; "" if a price is not known
     decisions: tuple[TimelineEntry, ...] = ()
     failure_reason: str = ""  # as reported by SageMaker
@@ -103,6 +106,7 @@ class IncidentReport:
     marks: tuple[CurveMark, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     older_attempts: int = 0  # number left out
+    endings: tuple[str, ...] = ()  # why each of `attempts` ended: one line of evidence, "" if nothing is known
     cases: tuple[IncidentSection, ...] = ()
     older_cases: int = 0  # number left out
     timeline: tuple[TimelineEntry, ...] = ()
@@ -130,6 +134,7 @@ def make_report(known: Facts, *, sections: Sequence[ReportSection] = ()) -> Inci
         marks=list_marks(known),
         attempts=run.attempts[-ATTEMPT_LIMIT:],
         older_attempts=max(0, len(run.attempts) - ATTEMPT_LIMIT),
+        endings=tuple(find_evidence(attempt, run.incidents) for attempt in run.attempts[-ATTEMPT_LIMIT:]),
         cases=tuple(_make_section(known, incident) for incident in reversed(run.incidents[-INCIDENT_LIMIT:])),
         older_cases=max(0, len(run.incidents) - INCIDENT_LIMIT),
         timeline=kept,
@@ -197,7 +202,7 @@ def _make_section(known: Facts, incident: Incident) -> IncidentSection:
     shown = _select_lines(lines)
     end = incident.closed_at or known.at
     decisions = [
-        entry
+        replace(entry, inputs={name: value for name, value in entry.inputs.items() if name != "failure_reason"})
         for entry in known.timeline
         if incident.happened_at <= entry.at <= end and (entry.inputs or entry.actions) and entry.reason
     ]
@@ -205,13 +210,20 @@ def _make_section(known: Facts, incident: Incident) -> IncidentSection:
     dollars = find_incident_dollars(known.run, incident, known.at, known.policy.prices)
     return IncidentSection(
         incident,
+        _format_state(incident),
         "" if dollars is None else format_dollars(dollars),
         tuple(decisions[:DECISION_LIMIT]),
-        attempt.failure_reason,
+        shorten_reason(attempt.failure_reason),
         tuple(_list_stacks(known, incident, end))[:STACK_LIMIT],
         shown,
         len(lines) - len(shown),
     )
+
+
+def _format_state(incident: Incident) -> str:
+    if incident.recovered:
+        return "recovered"
+    return "held" if HELD_RESOLUTION in incident.resolution else "closed" if incident.closed_at else "open"
 
 
 def _list_stacks(known: Facts, incident: Incident, end: datetime) -> Iterator[str]:

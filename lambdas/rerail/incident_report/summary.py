@@ -30,13 +30,16 @@ def make_summary(known: Facts) -> dict[str, Any]:
     run = known.run
     page = run.pages[-1].notice if run.pages else None
     if page:
+        commands = tuple(_commands(run))
+        # A command is listed once, with the others.
+        todo = tuple(line for line in _split_lines(page.todo) if not line.endswith(commands))
         return {
             "tone": Urgency.NEEDED,
             "headline": _headline(run, Urgency.NEEDED),
             "happened": page.body[:TEXT_LIMIT],
             "did": page.did,
-            "todo": _split_lines(page.todo) or _list_todos(run),
-            "commands": tuple(_commands(run)),
+            "todo": todo or _list_todos(run),
+            "commands": commands,
             "by": page.by or (run.proposal.expires_at if run.proposal else None),
             "since": page.since or run.pages[-1].notified_at,
             "runbook": page.runbook,
