@@ -31,6 +31,7 @@ KNOWN: dict[str, str] = {
     "f3e9c22a1b94d1fd89cac8a8eb7b49fb839173b8": "the name of a secret in Secrets Manager",
     "7d74b92b7b86cd8836ec506cd7a14311c18ea7c0": "the name of a secret in Secrets Manager",
     "ef3f1982516b49ed8998b3b7e0f7b3d19fd91416": "the name of a secret in Secrets Manager",
+    "5e25ce007aa95ea2ea8b158aee9c630a32ea5616": "the name of a header",
     "15f86c051ecf0b64e5f8cdc8c689552f42595942": "a statistic of CloudWatch, of the metric tokens_per_s",
     "be30b930b8fd5958e6a1b092f35966182462a155": "the name of the metric tokens_per_s",
     "c2311e92660de47b456e721b0dabc9f857ab48f0": "the account of the local AWS",
