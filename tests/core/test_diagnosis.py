@@ -365,6 +365,9 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
         'File "a", line 1 ',
         '  File "a", line 1\n',
         "[rank1]: ",
+        "1.1.",
+        "a.b.Error",
+        "ErrorError",
     ],
 )
 def test_a_huge_text_is_read_at_both_ends_in_little_time(unit: str) -> None:

@@ -56,7 +56,7 @@ _EXITS: Mapping[int, tuple[Cause, str]] = {
 
 # Text that is printed with every failure of a kind, whatever its cause, and irrelevant lines.
 _BOILERPLATE = LazyPattern(
-    r'Command "[^"]{0,2000}"?|\b(?:[\w.]+: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: '
+    r'Command "[^"]{0,2000}"?|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: '
     r"|Due to the asynchronous nature of CUDA kernels[^.]{0,200}\.?|To avoid (?:data inconsistency|this)[^.]{0,200}\.?"
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"

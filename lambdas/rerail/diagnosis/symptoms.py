@@ -773,7 +773,7 @@ FALLBACKS: tuple[SymptomRule, ...] = (
     _rule(
         "some-exception",
         Cause.USER_CODE,
-        r"\b(?!(?:\w+\.)*(?:Algorithm|ExecuteUserScript|Client|ChildFailed|CalledProcess|DistBackend)Error|"
+        r"\b(?!(?:\w{1,60}\.){0,8}(?:Algorithm|ExecuteUserScript|Client|ChildFailed|CalledProcess|DistBackend)Error|"
         r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?:Error|Exception|"
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.\w+",
