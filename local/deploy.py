@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # What a synthesis reads; anything else may change without a new one.
-INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "agent", "container")
+INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "agent", "container", "docs/runbooks")
 # CDK's default qualifier: the names of what `cdk bootstrap` would have made.
 QUALIFIER = "hnb659fds"
 BOOTSTRAP_VERSION = "21"

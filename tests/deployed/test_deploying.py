@@ -173,6 +173,7 @@ def make_next_version(folder: Path) -> Path:
     folder.mkdir()
     for name in deploy.INPUTS:
         source, target = ROOT / name, folder / name
+        target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
     patches = {
         "model/run.py": ('    hold_reason: str = ""', '    hold_reason: str = ""\n    noted_next: str = ""'),
