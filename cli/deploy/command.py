@@ -338,7 +338,7 @@ class _Removal(_Step):
 
         if "TableName" not in outputs:
             return []
-        return sorted(name for name, _ in DynamoRuns(outputs["TableName"]).open_runs())
+        return sorted({name for name, _ in DynamoRuns(outputs["TableName"]).open_runs()})
 
 
 def _facts(
