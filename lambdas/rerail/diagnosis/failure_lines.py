@@ -45,7 +45,8 @@ _DOTTED = LazyPattern(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?:\s|$)|$)")
 _RAISED = LazyPattern(r"raise ((?:\w+\.){0,5}[A-Z]\w*)\b")
 # SageMaker's and its toolkit's words around the program's own.
 _AROUND = LazyPattern(
-    r"(?:Command|Cmd) \"[^\"]{0,2000}\"?|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
+    r"(?:Command|Cmd) \"[^\"]{0,2000}\"?"
+    r"|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
     r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error):[ \t]?|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
 )
 
