@@ -1,4 +1,4 @@
-"""Adds the part of Rerail's core that the agent imports, which lies in another folder of the repository."""
+"""Add the part of Rerail's core that the agent imports from another folder of the repository."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ CORE = ("__init__.py", "model", "detection", "requests")
 
 
 class CoreHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts the core beside the agent, into the wheel and into the source distribution."""
+    """A build hook that includes the core in the wheel and in the source distribution."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Include the core from the repository, or from the source distribution that this builds from."""

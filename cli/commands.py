@@ -79,9 +79,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "report",
         "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
     ),
-    "runbook": ListedCommand(
-        "cli.runbook", "runbook", "Print what to do about a kind of trouble: the runbook that a page names."
-    ),
+    "runbook": ListedCommand("cli.runbook", "runbook", "Print a runbook: what a page means and what to do about it."),
     "hold": ListedCommand(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
     "release": ListedCommand(
         OPERATORS, "release", "Take a held run up again: every budget starts afresh, a dead job is relaunched."

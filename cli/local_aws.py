@@ -40,7 +40,7 @@ def up(
 
 
 class LocalFault(StrEnum):
-    """What `rerail local break` can do to the running job of a run."""
+    """A fault that `rerail local break` causes in the running job of a run."""
 
     KILL = "kill"
     OOM = "oom"
@@ -89,7 +89,7 @@ def break_(
     if as_json:
         typer.echo(json.dumps({"run": record.id, "job": job, "fault": str(fault)}))
         return
-    say(f"{job}: {DONE[fault]}; `rerail follow {run} --local` shows what becomes of it")
+    say(f"{job}: {DONE[fault]}; `rerail follow {run} --local` shows how the run goes on")
 
 
 @app.command(cls=LeanCommand)

@@ -1,4 +1,4 @@
-"""Where a command looks: the account of your AWS credentials, or the local AWS on this machine."""
+"""Find the deployment for a command: in the account of your AWS credentials, or in the local AWS on this machine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Where the command line finds what it deploys and what an account chooses, and where it keeps its local state.
+"""Locate the code to deploy, the choices and policies of an account, and the folder of local state.
 
 A checkout has its choices in cdk.json and its policies in policies/. An installed command reads
 `rerail-deploy.json` of the folder in which it is called, and the policies that this file names; without that file,
@@ -48,6 +48,11 @@ def find_policies() -> Path:
     """Return the folder of policy files that the choices name."""
     folder = CHOICES.parent / str(read_choices().get("policiesFolder", "policies"))
     return folder if IS_CHECKOUT or (CHOICES.is_file() and folder.is_dir()) else ROOT / "policies"
+
+
+def find_policy_file(name: str) -> Path:
+    """Return the file of a policy, given by its name or by its path."""
+    return Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
 
 
 def write_own_files() -> list[Path]:

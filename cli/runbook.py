@@ -13,7 +13,7 @@ Name = Annotated[str, typer.Argument(help="The runbook, as pages and `rerail sho
 
 
 def runbook(name: Name, as_json: AsJson = False) -> None:
-    """Print what to do about a kind of trouble: the runbook that a page names."""
+    """Print a runbook: what a page means and what to do about it."""
     from rich.markdown import Markdown
 
     from report_page.runbooks import read_runbook

@@ -235,7 +235,7 @@ def make_attempts_table(run: Run) -> Table:
 
 
 def _start(attempt: Attempt) -> str:
-    """The step it resumed from; of a script that resumes by itself, the one before the first that it reported."""
+    """Return the step it resumed from; of a script that resumes by itself, the one before its first reported step."""
     if attempt.resumed_from_step is None and attempt.first_step is not None:
         return f"{max(0, attempt.first_step - 1)} (by itself)"
     return format_step(attempt.resumed_from_step)

@@ -100,7 +100,7 @@ def _forget_old(cache: Path) -> None:
 def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
     settings = json.dumps(context, sort_keys=True)
     digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {settings}".encode())
-    # The policies may lie elsewhere: an absolute path stays one.
+    # The policies may be in another folder: an absolute path stays one.
     for path in sorted({*_files(root, (app, *inputs, str(context.get("policiesFolder") or "policies")))}):
         digest.update(f"{os.path.relpath(path, root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())

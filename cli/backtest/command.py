@@ -16,9 +16,9 @@ from cli.backtest import plots, report, sources, text
 from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import complete_policies
+from cli.names import complete_policies, list_policy_names
 from cli.place import Local
-from cli.project import find_policies
+from cli.project import find_policy_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import parse_policy
 from rerail.model.thresholds import Thresholds
@@ -84,8 +84,8 @@ def backtest(
 
 
 def _detection(name: str) -> Thresholds:
-    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
-    known = ", ".join(sorted(file.stem for file in find_policies().glob("*.toml")))
+    file = find_policy_file(name)
+    known = ", ".join(list_policy_names())
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

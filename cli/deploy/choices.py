@@ -1,4 +1,4 @@
-"""What an account chooses: the context of its file, values given with -c, and who is paged."""
+"""Read and write the choices of an account: the context of its file, values given with -c, and who is paged."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def read(given: Sequence[str], file: Path = CHOICES) -> dict[str, Any]:
         if not equals:
             place.fail(f"-c {choice}: there is no value", f"write -c {choice}=VALUE")
         if name not in known:
-            place.fail(f"-c {name}: there is no such choice", f"{file.name} has: {', '.join(sorted(known))}")
+            place.fail(f"-c {name}: it is not a choice", f"{file.name} has: {', '.join(sorted(known))}")
         chosen[name] = value
     return chosen
 

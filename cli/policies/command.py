@@ -18,7 +18,7 @@ from cli.place import AsJson, Local
 from cli.policies.check import check_file
 from cli.policies.deployed import Stands, compare_policies, read_deployed_texts
 from cli.policies.words import list_rows
-from cli.project import find_policies
+from cli.project import find_policy_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -113,7 +113,7 @@ def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str
 
 
 def _filed(name: str) -> tuple[str, str]:
-    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
+    file = find_policy_file(name)
     try:
         return file.read_text(encoding="utf-8"), str(file)
     except (OSError, UnicodeDecodeError):

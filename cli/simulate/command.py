@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cli import place
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import complete_policies
+from cli.names import complete_policies, list_policy_names
 from cli.parallel import spread
-from cli.project import find_policies
+from cli.project import find_policy_file
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.months import SimulationResult, SimulationTask, simulate
@@ -158,8 +158,8 @@ def _assumed(given: list[str]) -> Assumptions:
 
 
 def _policy(name: str) -> Policy:
-    file = Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
-    known = ", ".join(sorted(file.stem for file in find_policies().glob("*.toml")))
+    file = find_policy_file(name)
+    known = ", ".join(list_policy_names())
     try:
         return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
     except (OSError, UnicodeDecodeError) as error:

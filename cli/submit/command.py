@@ -183,7 +183,7 @@ def submit(
 def _continue(
     run: str, where: Place, wanted: Continuation, chosen: tuple[str, str], dry_run: bool, screen: SubmitScreen
 ) -> dict[str, Any]:
-    """Start the next attempt of a run, or print what would change; return what became of it."""
+    """Start the next attempt of a run, or print what would change; return the decision."""
     account = SubmissionAccount(is_local=where.is_local)
     previous = continuation.find_previous_job(where, run)
     if any(chosen):

@@ -82,7 +82,7 @@ class PreviousJob:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What the next attempt has other than the one before; what is not given stays as it was."""
+    """The changes for the next attempt; a field that is not given stays as it was."""
 
     source: Source
     # The script's arguments and its options by name; None: those of the job before.
@@ -179,7 +179,7 @@ def check_change(previous: PreviousJob, change: Mapping[str, Any]) -> bytes:
 def send(
     previous: PreviousJob, text: bytes, policy: str, screen: SubmitScreen, sleep: Callable[[float], None] = time.sleep
 ) -> str:
-    """Put the change into the mailbox, command it, and return what became of it; "" if that is not known yet."""
+    """Put the change into the mailbox, command it, and return the decision; "" if that is not known yet."""
     where, run = previous.where, previous.run
     digest = hashlib.sha256(text).hexdigest()
     try:
@@ -199,7 +199,7 @@ def send(
             return next((e.reason for e in reversed(where.runs.timeline(run)) if OperatorVerb.CONTINUE in e.reason), "")
         sleep(0.5)
         waited += 0.5
-    screen.say(f"asked: continue {run}. `rerail show {run}` tells what became of it")
+    screen.say(f"asked: continue {run}. `rerail show {run}` shows the result")
     return ""
 
 

@@ -73,7 +73,7 @@ class Jobs(Protocol):
 
 
 class FailureLogs(Protocol):
-    """What training jobs printed last."""
+    """Access to the ends of training jobs' logs."""
 
     def read_ends(self, job: str) -> Sequence[str]:
         """Return the end of each host's log, of a limited number of hosts, lines and seconds.

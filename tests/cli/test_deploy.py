@@ -49,7 +49,7 @@ def test_a_choice_that_does_not_exist_is_refused(file, capsys):
         "pageEmail": "a@example.com",
         "trainingRoleArns": "arn:a,arn:b",
     }
-    for wrong, problem in (("pageMail=a@example.com", "there is no such choice"), ("pageEmail", "there is no value")):
+    for wrong, problem in (("pageMail=a@example.com", "it is not a choice"), ("pageEmail", "there is no value")):
         with pytest.raises(typer.Exit):
             choices.read([wrong], file)
         assert problem in capsys.readouterr().err

@@ -5,7 +5,7 @@ shorter a run's startups and checkpoints are. In simulated months with full know
 time.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -68,7 +68,7 @@ def make_account(run: Run, at: datetime, policy: Policy) -> Account:
         goodput_s=time.goodput_s,
         badput_s=time.badput_s,
         dollars=_sum(costs),
-        lost_dollars=_sum_lost_dollars(run, at, policy.prices),
+        lost_dollars=_sum_wasted(run, time.wasted, costs),
         relaunches=sum(_is_past(attempt.created_at, at) for attempt in run.attempts[1:]),
         restarts=sum(_is_past(order.restarted_at, at) for order in orders),
     )
@@ -113,9 +113,15 @@ def _cut_off(run: Run, at: datetime, *, incidents: int) -> Run:
 
 
 def _sum_lost_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
-    wasted = split_wall_time(run, at).wasted
-    costs = [(attempt.number, _cost_until(attempt, at, prices)) for attempt in run.attempts]
-    return _sum([None if cost is None else cost * wasted[number] for number, cost in costs])
+    """Return the cost of machine time without progress until `at`; None if a price is unknown."""
+    costs = [_cost_until(attempt, at, prices) for attempt in run.attempts]
+    return _sum_wasted(run, split_wall_time(run, at).wasted, costs)
+
+
+def _sum_wasted(run: Run, wasted: Mapping[int, float], costs: Sequence[float | None]) -> float | None:
+    """Return the wasted share of the costs of all attempts; None if one of them is unknown."""
+    pairs = zip(run.attempts, costs, strict=True)
+    return _sum(None if cost is None else cost * wasted[attempt.number] for attempt, cost in pairs)
 
 
 def sum_accounts(accounts: Iterable[Account]) -> Account:

@@ -94,7 +94,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
 
 
 def _with_first_step(run: Run, step: int | None) -> Run:
-    """Return the run with the first step of an attempt that resumed by itself; it tells what incidents have lost."""
+    """Return the run with the first step of an attempt that resumed by itself, and the lost steps of its incidents."""
     if step is None or run.find_start(run.current) is not None:
         return run
     run = with_attempt(run, replace(run.current, first_step=step))

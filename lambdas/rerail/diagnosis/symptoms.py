@@ -8,9 +8,9 @@ come last. A rule that is not `firm` matches such vague words and never override
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 from rerail.model.causes import Cause
+from rerail.model.lazy_pattern import LazyPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +19,13 @@ class SymptomRule:
 
     name: str
     cause: Cause
-    pattern: str
+    pattern: LazyPattern
     # May override the training program's own report of a user error.
     firm: bool
 
     def search(self, text: str) -> re.Match[str] | None:
         """Return the first match of any of the patterns, or None."""
-        return _compiled(self.pattern).search(text)
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    # Compiled at the first use, because compiling all rules costs more than the rest of the core's cold start.
-    return re.compile(pattern, re.IGNORECASE)
+        return self.pattern.search(text)
 
 
 def _near(thing: str) -> tuple[str, str]:
@@ -40,7 +34,7 @@ def _near(thing: str) -> tuple[str, str]:
 
 
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
-    return SymptomRule(name, cause, "|".join(patterns), firm)
+    return SymptomRule(name, cause, LazyPattern("|".join(patterns), re.IGNORECASE), firm)
 
 
 # "Xid (PCI:0000:9b:00): 94", "XID 79", "Xid error: 63". The quantifiers are possessive so that an old-style address,
@@ -756,7 +750,7 @@ RULES: tuple[SymptomRule, ...] = (
 DAMAGE = _rule(
     DAMAGED_CHECKPOINT,
     Cause.DAMAGED_CHECKPOINT,
-    RULES[[rule.name for rule in RULES].index(DAMAGED_CHECKPOINT)].pattern,
+    RULES[[rule.name for rule in RULES].index(DAMAGED_CHECKPOINT)].pattern.text,
     r"invalid load key|UnpicklingError|Ran out of input|pickle data was truncated|unexpected EOF|\bEOFError\b",
     r"BadZipFile|not a zip file|zlib\.error|Error -\d while decompressing|unpack\w* requires a buffer|CRC check failed",
     r"(?:Unable|unable) to (?:synchronously )?open (?:file|object)|truncated file|file signature not found",

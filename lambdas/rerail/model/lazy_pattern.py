@@ -12,17 +12,17 @@ from typing import Any
 class LazyPattern:
     """The part of `re.Pattern` that the core uses."""
 
-    __slots__ = ("_compiled", "_flags", "_text")
+    __slots__ = ("_compiled", "_flags", "text")
 
     def __init__(self, text: str, flags: int = 0) -> None:
-        self._text, self._flags = text, flags
+        self.text, self._flags = text, flags
         self._compiled: re.Pattern[str] | None = None
 
     @property
     def compiled(self) -> re.Pattern[str]:
         """Return the compiled pattern."""
         if self._compiled is None:
-            self._compiled = re.compile(self._text, self._flags)
+            self._compiled = re.compile(self.text, self._flags)
         return self._compiled
 
     def search(self, text: str, start: int = 0) -> re.Match[str] | None:

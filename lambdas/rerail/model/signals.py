@@ -70,7 +70,7 @@ class OperatorVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """What an operator changes in the request of a run's jobs; without values, which may be secret."""
+    """The changes of an operator to the request of a run's jobs; without values, which may be secret."""
 
     # What changes, for people.
     what: str = ""

@@ -353,7 +353,7 @@ class Sweep:
                 self._evaluate_batch(runs[half:], at),
             )
             return first + second, first_problem or second_problem
-        with_news = [
+        reported = [
             evaluation for evaluation in evaluations if evaluation.findings or evaluation.first_step is not None
         ]
         messages = [
@@ -363,7 +363,7 @@ class Sweep:
                 "findings": [to_plain(finding) for finding in evaluation.findings],
                 **({} if evaluation.first_step is None else {"first_step": evaluation.first_step}),
             }
-            for evaluation in with_news
+            for evaluation in reported
         ]
         self.queue.wake(messages, at=at)
         self.monitor.keep(evaluations)
