@@ -20,7 +20,9 @@ nan      a weight becomes NaN, and so do loss and gradients from then on; the sc
 slow *   from step S on, each step takes `factor=4` times as long
 stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process without a save
 wait     step S does not begin before SIGTERM arrives, so that a fault caused from outside always hits that step; a
-         process that has resumed from a checkpoint does not wait, since that fault has happened
+         process that has resumed from a checkpoint does not wait, since that fault has happened. With `damaged=1`, a
+         process waits only if a spike, toxic, unstable or nan has occurred in it: on a busy machine it would end
+         before it could be stopped
 blind    from step S on, no metric line is printed
 
 A spike and a NaN are in the weights, and so in every checkpoint from step S on: only an older one is free of them.
@@ -69,7 +71,15 @@ LASTING = (
     FaultKind.STALL,
     FaultKind.BLIND,
 )  # they affect steps, not the weights, and so a resumed run too
-OWN_SETTINGS = {FaultKind.EXIT: "code", FaultKind.HEAL: "for", FaultKind.SLOW: "factor", FaultKind.UNSTABLE: "percent"}
+# They change the weights, and so every later step of the process.
+DAMAGING = (FaultKind.SPIKE, FaultKind.TOXIC, FaultKind.UNSTABLE, FaultKind.NAN)
+OWN_SETTINGS = {
+    FaultKind.EXIT: "code",
+    FaultKind.HEAL: "for",
+    FaultKind.SLOW: "factor",
+    FaultKind.UNSTABLE: "percent",
+    FaultKind.WAIT: "damaged",
+}
 FIELDS = {"for": "length"}  # settings whose names are keywords of Python
 
 
@@ -87,6 +97,7 @@ class FaultDrill:
     factor: int = 4
     sample: int | None = None
     percent: int = 95
+    damaged: int = 0
 
     def applies_to(self, *, attempt: int, rank: int, world_size: int, restart: int = 0) -> bool:
         default = world_size - 1 if self.kind is FaultKind.HANG else 0
@@ -132,13 +143,15 @@ def _place(kind: FaultKind) -> str:
     return "sample" if kind is FaultKind.TOXIC else "step"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FaultPlan:
     """The drills of one rank in one attempt; the training loop calls its methods where faults take effect."""
 
     drills: tuple[FaultDrill, ...]
     # The last step before this process began.
     resumed_step: int = 0
+    # Whether a drill has changed the weights in this process.
+    is_damaged: bool = False
 
     @classmethod
     def of(
@@ -169,10 +182,11 @@ class FaultPlan:
         raise, an exit and a stall do not return.
         """
         for drill in self.drills:
-            if drill.kind is FaultKind.WAIT and self.resumed_step:
+            if drill.kind is FaultKind.WAIT and not (self.is_damaged if drill.damaged else self.resumed_step == 0):
                 continue
             if drill.is_active(step, batch=batch, rate=rate):
                 inject(drill, model=model, optimizer=optimizer)
+                self.is_damaged |= drill.kind in DAMAGING
 
     def wrong_labels(self, step: int) -> float:
         """Return the share of labels that is wrong in this step's batch, 0 for a good one."""

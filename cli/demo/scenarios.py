@@ -15,6 +15,8 @@ BATCH_SIZE = 16  # the training script's default, in samples a step
 KILL = "kill:step={step}:attempt=1"
 # The first attempt does not begin the step before SageMaker's fault has come.
 WAIT = "wait:step={step}:attempt=1"
+# A process whose model is broken does not end before it is stopped, however busy the machine is.
+LAST_WAIT = ";wait:step={last}:damaged=1"
 
 
 class Name(StrEnum):
@@ -116,7 +118,7 @@ class Scenario:
         """What the job's request carries to have the fault."""
         sample = BATCH_SIZE * self.fault_step - 1
         named = self.drill or (WAIT if self.faults else "")
-        drill = {"RERAIL_DRILL": named.format(step=self.fault_step, sample=sample)} if named else {}
+        drill = {"RERAIL_DRILL": named.format(step=self.fault_step, sample=sample, last=self.steps)} if named else {}
         return drill | ({self.breaks: str(self.fault_step)} if self.breaks else {})
 
     @property
@@ -149,7 +151,7 @@ def make_ladder_fault(summary: str, drill: str, *rungs: str) -> Scenario:
         summary,
         ends=RunState.COMPLETED,
         causes=("diverged",) * len(rungs),
-        drill=drill,
+        drill=drill + LAST_WAIT,
         findings=("divergence", "loss_spike"),
         exact=False,
         rungs=("", *rungs),
@@ -224,7 +226,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.SPIKE: make_metric_fault(
         "the loss jumps and does not recover: rolled back to before it",
-        "spike:step={step}:attempt=1",
+        "spike:step={step}:attempt=1" + LAST_WAIT,
         "loss_spike",
         "divergence",
         causes=("diverged",),
@@ -251,7 +253,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.NAN: make_metric_fault(
         "the loss becomes NaN, and the script trains on",
-        "nan:step={step}:attempt=1",
+        "nan:step={step}:attempt=1" + LAST_WAIT,
         "non_finite",
         causes=("diverged",),
         asks=True,
@@ -259,7 +261,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.INPLACE: make_metric_fault(
         "the loss becomes NaN: rolled back by the job's own init, without a new job",
-        "nan:step={step}:attempt=1:restart=0",
+        "nan:step={step}:attempt=1:restart=0" + LAST_WAIT,
         "non_finite",
         causes=("diverged",),
         rolls_back=True,

@@ -143,6 +143,17 @@ def test_a_waiting_step_begins_when_sigterm_arrives(
     assert not over.is_set()
 
 
+def test_a_last_step_waits_only_in_a_process_with_damaged_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    monkeypatch.setattr(faults, "wait_for_sigterm", lambda: waits.append("waited"))
+    drills = faults.parse("nan:step=6:attempt=1;wait:step=9:damaged=1")
+    for attempt, resumed_step in ((1, 0), (2, 5)):
+        plan = faults.FaultPlan.of(drills, attempt=attempt, rank=0, world_size=1, resumed_step=resumed_step)
+        for step in (6, 9):
+            plan.apply(step, model=torch.nn.Linear(1, 1, bias=False), optimizer=torch.optim.SGD([torch.zeros(1)]))
+    assert waits == ["waited"]
+
+
 def signal_until(over: threading.Event) -> None:
     while not over.wait(0.2):
         os.kill(os.getpid(), signal.SIGTERM)
