@@ -16,6 +16,7 @@ from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Polic
 from rerail.model.run import JobStatus, OpenPage, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb, Tick
+from rerail.supervisor.supervisor import NOTICE_LEASE
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import DEFAULT, World
 
@@ -259,6 +260,7 @@ def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
         raise PolicyError(f"policy {name!r} is not valid TOML")
 
     monkeypatch.setattr(world.policies, "get", is_broken)
+    world.clock.pass_by(NOTICE_LEASE)
     world.supervisor().visit("gpt")
     assert pages(world) == ["gpt/held-1"]
 
@@ -276,6 +278,7 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
     world.sagemaker.fail("gpt", OOM)
     with pytest.raises(RuntimeError):
         world.minutes(1)
+    world.clock.pass_by(NOTICE_LEASE)
     with pytest.raises(RuntimeError):
         send_command(world, OperatorVerb.RELEASE)
     assert world.bus.notices == []

@@ -17,6 +17,7 @@ from rerail.decisions.on_report import on_invalid_report, on_report
 from rerail.decisions.on_tick import on_tick
 from rerail.decisions.open_pages import with_pages
 from rerail.decisions.reconcile import on_outdated_record
+from rerail.model.actions import Notify
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.signals import (
@@ -81,7 +82,10 @@ def _with_known_checkpoints(run: Run, signal: Signal) -> Signal:
 
 def _with_actions_pending(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
     """Record the actions as pending until they are reported as done."""
-    return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *decision.actions)))
+    dated = (
+        replace(action, decided_at=signal.at) if isinstance(action, Notify) else action for action in decision.actions
+    )
+    return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *dated)))
 
 
 # Applied to every decision, in this order: what must wait is deferred, pages are repeated or cleared, and the actions

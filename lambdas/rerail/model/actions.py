@@ -167,3 +167,5 @@ class Notify(ActionTraits):
     # For a page: the event that closes it, and which proposal or kind of finding that event is about.
     until: ClearedBy = ClearedBy.RELEASED
     about: str = ""
+    # When the decision that sends it was made; None: recorded by an older version.
+    decided_at: datetime | None = None

@@ -100,6 +100,8 @@ MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
 # S3 sends an event after the object exists: a missing object is retried through the queue for this long.
 REPORT_RETRY_PERIOD = timedelta(minutes=15)
+# A notice is left for this long to the function that recorded it: SNS would send it twice.
+NOTICE_LEASE = timedelta(minutes=1)
 # Commands that resume from the newest checkpoint.
 LISTING_VERBS = (OperatorVerb.RELEASE, OperatorVerb.APPROVE, OperatorVerb.CONTINUE)
 # Makes the message's signal from the run and its checkpoints; those are None where they were not listed.
@@ -191,7 +193,7 @@ class Supervisor:
         for policy_read in observe_policy(run, self.policies, at=self.clock()):
             run = self._record_turn(run, policy_read)
         if run.pending:
-            run = self._act(run)
+            run = self._act(run, found=run.pending)
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs)
@@ -440,13 +442,14 @@ class Supervisor:
                 run = self._load(run.id)
                 continue
             self.turns.append(RecordedDecision(run, decision))
-            return self._act(updated)
+            return self._act(updated, found=run.pending)
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
-    def _act(self, run: Run) -> Run:
+    def _act(self, run: Run, *, found: Sequence[Action | Notify]) -> Run:
         """Carry out pending actions in order, and record the results.
 
-        An action that fails does not prevent the others. It stays pending, and its error is raised last.
+        An action that fails does not prevent the others. It stays pending, and its error is raised last. `found` are
+        those that were recorded before: perhaps by another function, which carries them out now.
         """
         done: list[Action | Notify] = []
         refusals: list[CreateRefused | QuarantineRefused] = []
@@ -460,6 +463,8 @@ class Supervisor:
                 continue
             if isinstance(action, Notify) and any(a not in done for a in _list_earlier_notices(run, action)):
                 continue
+            if isinstance(action, Notify) and action in found and _is_fresh(action, self.clock()):
+                continue  # the sweep sends it if that function has ended
             try:
                 refusal = self._perform(run, action)
             except (Throttled, ActionUnfinished):
@@ -623,6 +628,11 @@ def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:
     queue = run.pending[: run.pending.index(notice)]
     page = notice.clears or notice.key
     return [earlier for earlier in queue if isinstance(earlier, Notify) and (earlier.clears or earlier.key) == page]
+
+
+def _is_fresh(notice: Notify, at: datetime) -> bool:
+    """Return whether the function that recorded the notice may still be about to send it."""
+    return notice.decided_at is not None and at - notice.decided_at < NOTICE_LEASE
 
 
 def _has_intervention(findings: Sequence[Finding]) -> bool:
