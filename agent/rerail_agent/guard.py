@@ -53,6 +53,8 @@ if hasattr(os, "register_at_fork"):
 
 Save = Callable[[str], str | os.PathLike[str] | None]
 LAST_REPORTS_S = 5.0
+# The same at the exit of an interpreter whose script has not called close().
+EXIT_REPORTS_S = 2.0
 HELLO_HEARTBEATS = (2, 10)  # heartbeats with another hello report: the first one may come before the run is known
 # An open finding is reported again after these numbers of heartbeats, and then at this interval: its report, or the
 # event about it, may be lost.
@@ -284,7 +286,7 @@ class Guard:
     def _open_mailbox(self) -> None:
         """Connect rank 0 to the supervisor's mailbox."""
         self._agreement.join()
-        atexit.register(self.close, 2.0)
+        atexit.register(self.close, EXIT_REPORTS_S)
         if not self._identity.bucket or not self._is_first():
             return
         self._mailbox_client = MailboxClient(

@@ -25,7 +25,7 @@ from rerail.model.signatures import sign
 
 OWNER = "000000000000"
 BUCKET = f"sagemaker-rerail-{OWNER}-us-east-1"
-HANG_S = 120.0  # ends a wait for what never comes
+HANG_S = 300.0  # ends a wait for what never comes
 
 
 class Request(NamedTuple):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 import torch
@@ -100,19 +100,31 @@ def test_nan_stays_and_the_script_goes_on(train_here: Here, tmp_path: Path) -> N
 
 
 def test_a_slow_step_takes_a_multiple(train_here: Here) -> None:
-    """The speed in the metric line drops by the factor, and the losses stay as they are."""
-    losses = train_here(steps="20", step_seconds="0.04", drill="slow:step=11:factor=5")
+    """The speed in the metric line drops by the factor, and the losses stay as they are. The fastest steps are compared,
+    which other programs of the machine have not delayed."""
+    losses = train_here(steps="20", step_seconds="0.1", drill="slow:step=11:factor=5")
     speeds = [int(speed) for speed in re.findall(r" tokens_per_s=(\d+) ", train_here.out)]
     assert list(losses) == list(range(1, 21))
-    assert median(speeds[1:9]) / median(speeds[9:]) == pytest.approx(5, rel=0.3)
+    assert max(speeds[1:9]) / max(speeds[9:]) == pytest.approx(5, rel=0.3)
 
 
-def test_a_stalled_process_lives_until_sigterm(train_here: Here, tmp_path: Path) -> None:
+def test_a_stalled_process_lives_until_sigterm(
+    train_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No step completes, nothing is saved, and SIGTERM ends it with exit code 0."""
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    timer.start()
+    stall, over = faults.stall, threading.Event()
+
+    def stall_while_signalled() -> None:
+        stopper = threading.Thread(target=signal_until, args=(over,))
+        stopper.start()
+        try:
+            stall()
+        finally:
+            over.set()
+            stopper.join()
+
+    monkeypatch.setattr(faults, "stall", stall_while_signalled)
     losses = train_here(checkpoint_every="1000", drill="stall:step=6")
-    timer.cancel()
     assert (max(losses), train_here.exit_code) == (5, 0)
     assert saved(tmp_path / "checkpoints") == {}
     assert not (tmp_path / "output" / "failure").exists()
