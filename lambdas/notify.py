@@ -4,10 +4,12 @@ from typing import Any
 
 from loading import loaded
 from observability import logger, metrics, traced
+from rerail.model.errors import NotSigned
+from rerail.model.notice import Notice
 from rerail.notices.notice import read_detail
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from wiring import clients
-from wiring.notify import make_notifier, notify_settings, report_links
+from wiring.notify import make_answer_url, make_notifier, notify_settings, report_links
 
 
 @logger.inject_lambda_context(clear_state=True)
@@ -16,9 +18,19 @@ from wiring.notify import make_notifier, notify_settings, report_links
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
     origin = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
-    make_notifier().send(notice, make_links(notice, origin, report=report_links().of(notice, origin)))
+    links = make_links(notice, origin, report=report_links().of(notice, origin), answer=_find_answer_url(notice))
+    make_notifier().send(notice, links)
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
+
+
+def _find_answer_url(notice: Notice) -> str:
+    """Return the link with which the notice's proposal is answered; the page is sent also if it cannot be signed."""
+    try:
+        return make_answer_url(notice)
+    except NotSigned:
+        logger.exception("the link to answer the proposal cannot be signed", extra={"run": notice.run})
+        return ""
 
 
 loaded(make_notifier, report_links, clients("sns", "events"))

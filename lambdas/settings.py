@@ -75,3 +75,14 @@ class NotifySettings(Settings):
     reports: str = ""  # bucket
     report_links: str = ""  # "signed" (anyone with the notice can open the link) or "console"
     docs_url: str = ""  # where the runbooks are served
+    answer_url: str = ""  # where proposals are answered; "" if only the command line answers them
+    answer_key: str = ""  # KMS key that signs links to proposals
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings(Settings):
+    """Settings of `answer`, which shows proposals to people with a link and takes their answers."""
+
+    table: str
+    bus: str
+    answer_key: str  # KMS key that has signed the links

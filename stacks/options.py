@@ -35,6 +35,7 @@ NAMES = (
     "pageEmail",
     "informEmail",
     "chat",
+    "answerLinks",
     "pagerDutySecret",
     "pagerDutyUrl",
     "webhookUrl",
@@ -90,6 +91,8 @@ class DeploymentOptions:
     inform_email: str
     # Whether there are two more topics, for Amazon Q Developer in chat applications, which reads a format of its own.
     chat: bool = False
+    # Whether pages that ask for an approval have a link to a page on the internet that takes the answer.
+    answer_links: bool = False
     # Name or ARN of the secret in Secrets Manager whose text is the routing key of a PagerDuty integration
     # (Events API v2).
     pagerduty_secret: str = ""
@@ -119,6 +122,7 @@ class DeploymentOptions:
             page_email=_address(context, "pageEmail"),
             inform_email=_address(context, "informEmail"),
             chat=_yes_or_no(context, "chat"),
+            answer_links=_yes_or_no(context, "answerLinks"),
             pagerduty_secret=_secret(context, "pagerDutySecret"),
             pagerduty_url=_url(context, "pagerDutyUrl") or PAGERDUTY_URL,
             **_webhook(context),

@@ -1,8 +1,9 @@
 """The supervisor of an account's training jobs: everything that is deployed, and how the parts are joined."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aws_cdk as cdk
+from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from stacks.options import DeploymentOptions
@@ -29,6 +30,9 @@ from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
 from stacks.parts.sweep import ScheduledSweep
 from stacks.parts.topics import Topics
+
+if TYPE_CHECKING:
+    from stacks.parts.answers import AnswerPage
 
 
 class SupervisorStack(cdk.Stack):
@@ -80,6 +84,7 @@ class SupervisorStack(cdk.Stack):
             page=page,
         )
         reports = ReportsBucket(self, "IncidentReports")
+        answers = _make_answer_page(self, functions, runs, bus, options, page) if options.answer_links else None
         notices = NoticeDelivery(
             self,
             "Notices",
@@ -89,6 +94,7 @@ class SupervisorStack(cdk.Stack):
             reports=reports,
             options=options,
             key=key,
+            answers=answers,
         )
         report = ReportRenderer(
             self,
@@ -111,6 +117,7 @@ class SupervisorStack(cdk.Stack):
                 "sweep": sweep.function,
                 "notify": notices.function,
                 "report": report.function,
+                **({"answer": answers.function} if answers else {}),
             },
             signals={"oldest signal, s": signals.queue, "oldest report, s": filed.queue},
         )
@@ -134,6 +141,22 @@ class SupervisorStack(cdk.Stack):
         if topics.chat_page and topics.chat_inform:
             outputs["ChatPageTopicArn"] = topics.chat_page.topic_arn
             outputs["ChatInformTopicArn"] = topics.chat_inform.topic_arn
+        if answers:
+            outputs["AnswerUrl"] = answers.url
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
         Kept(self, "Kept")
+
+
+def _make_answer_page(
+    stack: SupervisorStack,
+    functions: FunctionFactory,
+    runs: RunsTable,
+    bus: RerailBus,
+    options: DeploymentOptions,
+    page: sns.ITopic,
+) -> "AnswerPage":
+    """Return the page that takes answers; API Gateway's classes load slowly, so only then."""
+    from stacks.parts.answers import AnswerPage
+
+    return AnswerPage(stack, "Answers", functions=functions, runs=runs, bus=bus, options=options, page=page)

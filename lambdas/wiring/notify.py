@@ -4,8 +4,11 @@ from functools import cache
 
 from rerail.aws.eventbridge import Receiver
 from rerail.aws.report_links import ReportLinks
+from rerail.aws.signing_key import SigningKey
 from rerail.aws.sns import SnsTopics
 from rerail.model.actions import Severity
+from rerail.model.notice import Notice
+from rerail.notices.answer_links import AnswerLink
 from rerail.notices.notifiers.notifier import Channel, Notifier
 from rerail.notices.notifiers.targets import NOTIFIERS
 from settings import NotifySettings
@@ -22,6 +25,13 @@ def report_links() -> ReportLinks:
     """Return the links to incident reports."""
     settings = notify_settings()
     return ReportLinks(settings.reports, signed=settings.report_links != "console")
+
+
+def make_answer_url(notice: Notice) -> str:
+    """Return the signed link of a page that asks for an approval; "" for other notices, and if links are off."""
+    settings = notify_settings()
+    link = AnswerLink.of(notice) if settings.answer_url else None
+    return link.format_url(settings.answer_url, SigningKey(settings.answer_key).sign(link.message)) if link else ""
 
 
 @cache

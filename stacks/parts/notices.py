@@ -1,5 +1,7 @@
 """Deliver notices from the bus to the topics and to receivers outside AWS."""
 
+from typing import TYPE_CHECKING
+
 from aws_cdk import Duration
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
@@ -18,6 +20,9 @@ from stacks.parts.permissions import SEND_MESSAGE, allow, use_key
 from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.topics import Topics
 from stacks.parts.webhook import Webhook
+
+if TYPE_CHECKING:
+    from stacks.parts.answers import AnswerPage
 
 NAME = "notify"
 # The targets outside AWS, beside e-mail and chat.
@@ -39,13 +44,15 @@ class NoticeDelivery(Construct):
         reports: ReportsBucket,
         options: DeploymentOptions,
         key: kms.IKey,
+        answers: "AnswerPage | None",
     ) -> None:
+        """`answers` is the page that the links of proposals lead to, None for pages without such a link."""
         super().__init__(scope, id)
         page = topics.page
         made = functions.make(
             self,
             NAME,
-            settings=_settings(topics, bus, reports, options),
+            settings=_settings(topics, bus, reports, options, answers),
             description="Rerail: tells people",
             timeout=Duration.seconds(30),
             memory_mb=256,
@@ -57,6 +64,8 @@ class NoticeDelivery(Construct):
         allow(made.role, "sns:Publish", on=[topic.topic_arn for topic in topics.all])
         use_key(made.role, key, *SEND_MESSAGE, service="sns")
         reports.let_link(made.role)
+        if answers:
+            answers.let_sign(made.role)
         undelivered = DeadLetterQueue(
             self, "Undelivered", key=key, page=page, of="the rule for notices", runbook=Runbook.UNDELIVERED
         )
@@ -81,7 +90,13 @@ def _list_configured(options: DeploymentOptions) -> list[type[PagerDuty] | type[
     return [receiver for receiver in RECEIVERS if receiver.is_configured(options)]
 
 
-def _settings(topics: Topics, bus: RerailBus, reports: ReportsBucket, options: DeploymentOptions) -> NotifySettings:
+def _settings(
+    topics: Topics,
+    bus: RerailBus,
+    reports: ReportsBucket,
+    options: DeploymentOptions,
+    answers: "AnswerPage | None",
+) -> NotifySettings:
     return NotifySettings(
         page_topic=topics.page.topic_arn,
         inform_topic=topics.inform.topic_arn,
@@ -92,4 +107,6 @@ def _settings(topics: Topics, bus: RerailBus, reports: ReportsBucket, options: D
         reports=reports.bucket.bucket_name,
         report_links=options.report_links,
         docs_url=options.docs_url,
+        answer_url=answers.url if answers else "",
+        answer_key=answers.key.key_id if answers else "",
     )

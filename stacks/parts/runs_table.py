@@ -50,6 +50,11 @@ class RunsTable(Construct):
         """Ask which runs are open."""
         allow(role, "dynamodb:Query", on=f"{self.table.table_arn}/index/{INDEX}")
 
+    def let_load(self, role: iam.Role) -> None:
+        """Read the record of one run."""
+        allow(role, "dynamodb:GetItem", on=self.table.table_arn)
+        use_key(role, self._key, *READ_ITEM, service="dynamodb")
+
     def let_look(self, role: iam.Role) -> None:
         """Read one run with its timeline."""
         allow(role, "dynamodb:GetItem", "dynamodb:Query", on=self.table.table_arn)

@@ -100,8 +100,10 @@ def test_nan_stays_and_the_script_goes_on(train_here: Here, tmp_path: Path) -> N
 
 
 def test_a_slow_step_takes_a_multiple(train_here: Here) -> None:
-    """The speed in the metric line drops by the factor, and the losses stay as they are. The fastest steps are compared,
-    which other programs of the machine have not delayed."""
+    """The speed in the metric line drops by the factor, and the losses stay as they are.
+
+    The fastest steps are compared, which no other program has delayed.
+    """
     losses = train_here(steps="20", step_seconds="0.1", drill="slow:step=11:factor=5")
     speeds = [int(speed) for speed in re.findall(r" tokens_per_s=(\d+) ", train_here.out)]
     assert list(losses) == list(range(1, 21))

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from html import unescape
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import requests
 
 from local import deploy
 from local.emulator import ACCOUNT, REGION
@@ -13,14 +17,17 @@ from local.pace import Pace
 from local.stack import ROOT, LocalAws
 from rerail.model.actions import Severity
 from rerail.model.notice import Notice
+from rerail.model.policy import Mode
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import format_detail
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
 from rerail.notices.notifiers.webhook import format_webhook
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import Account, NotificationQueue, apart
+from tests.deployed.jobs import Account, NotificationQueue, apart, patient
 from tests.deployed.receiver import Receiver, listening
+from tests.iam.calls import instrument
+from tests.iam.permissions import refusals
 
 pytestmark = pytest.mark.slow
 ROUTING_KEY, AUTHORIZATION = "R0123456789abcdef0123456789abcde", "Bearer of-a-webhook"
@@ -28,6 +35,7 @@ PAGER, HOOK = "/v2/enqueue", "/hook"
 DOCS = "https://docs.example.com/rerail"
 CONTEXT = {
     "chat": True,
+    "answerLinks": True,
     "pagerDutySecret": "rerail/pagerduty",
     "webhookUrl": f"https://hooks.example.com{HOOK}",
     "webhookSecret": "rerail/webhook",
@@ -101,7 +109,9 @@ def receivers(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[
         aws.redeployed(outputs)
         account = Account(aws, pace)
         account.set_up()
+        instrument(aws, folder / "calls.jsonl")
         yield Receivers(account, receiver)
+        assert not refusals(aws, folder / "calls.jsonl")
 
 
 def move_here(aws: LocalAws, url: str) -> None:
@@ -143,6 +153,28 @@ def test_a_page_reaches_the_webhook_with_its_authorization(receivers: Receivers)
     assert call.body == format_webhook(page, links(page))
     assert call.headers["Authorization"] == AUTHORIZATION
     assert "routing_key" not in call.body
+
+
+def test_a_proposal_is_approved_by_the_link_of_its_page(receivers: Receivers):
+    """The node is lost and the policy asks; the page's link shows the question, and its form has the run go on."""
+    account = receivers.account
+    policy = account.add_policy("approve", lambda policy: replace(patient(policy, account.pace), mode=Mode.APPROVE))
+    name = account.submit_struck("asks-first", "internal_error", policy=policy)
+    proposal = account.run_in(name, "waiting").proposal
+    assert proposal, account.describe()
+    key = f"{name}/proposal-{proposal.id}"
+    mail = account.wait("the page", lambda: receivers.mails().get(key))
+    url = urlsplit(next(line for line in mail.splitlines() if "Approve or deny" in line).partition(": ")[2])
+    page = f"{account.aws.endpoint_url}/_aws/execute-api/{url.netloc.partition('.')[0]}/$default{url.path}"
+    fields = dict(parse_qsl(url.query))
+    with requests.Session() as browser:
+        browser.trust_env = False  # no proxy leads to this machine
+        assert proposal.what in unescape(browser.get(page, params=fields, timeout=60).text)
+        forged = browser.post(page, data={**fields, "who": "eve", "verb": "approve", "proposal": "p999"}, timeout=60)
+        done = browser.post(page, data={**fields, "who": "ada", "verb": "approve"}, timeout=60)
+    assert (forged.status_code, done.status_code) == (403, 200)
+    run = account.run_in(name, "completed")
+    assert (len(run.attempts), run.attempts[1].approved_by) == (2, "ada (by link)")
 
 
 def test_repetitions_are_one_incident_that_an_all_clear_resolves(receivers: Receivers):

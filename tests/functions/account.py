@@ -10,7 +10,7 @@ from moto.sagemaker.models import sagemaker_backends
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.notices.notifiers.targets import NOTIFIERS
-from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
+from settings import AnswerSettings, NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 from tests.aws.places import ACCOUNT, TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
@@ -19,6 +19,7 @@ PAUSE_PARAMETER = "/rerail/switch"
 TOPICS = ("page", "inform", "chat-page", "chat-inform")
 MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
 REPORTS = "rerail-reports"
+ANSWERS = "https://a1b2c3.execute-api.eu-west-1.amazonaws.com"
 
 
 def sample(name: str) -> dict[str, Any]:
@@ -55,6 +56,8 @@ class Account:
         self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
         self.topics = {name: self._topic(name) for name in TOPICS}
         self.runs = DynamoRuns(TABLE)
+        key = client("kms").create_key(KeySpec="HMAC_256", KeyUsage="GENERATE_VERIFY_MAC")
+        self.answer_key: str = key["KeyMetadata"]["KeyId"]
 
     def settings(self) -> tuple[Settings, ...]:
         """What the stack would tell the functions."""
@@ -86,7 +89,10 @@ class Account:
                 reports=REPORTS,
                 report_links="signed",
                 docs_url="https://docs.example.com",
+                answer_url=ANSWERS,
+                answer_key=self.answer_key,
             ),
+            AnswerSettings(table=TABLE, bus="rerail", answer_key=self.answer_key),
         )
 
     def submit(self, name: str, *, policy: str | None = "default") -> None:

@@ -9,6 +9,7 @@ import pytest
 from moto import mock_aws
 
 import observability
+import wiring.answer
 import wiring.notify
 import wiring.report
 import wiring.supervise
@@ -24,6 +25,7 @@ MADE_ONCE = (
     wiring.notify.notify_settings,
     wiring.notify.report_links,
     wiring.notify.make_notifier,
+    wiring.answer.make_answering,
 )
 
 

@@ -5,10 +5,10 @@ from dataclasses import fields
 import pytest
 
 from rerail.decisions.quarantine import is_below
-from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
+from settings import AnswerSettings, NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 from wiring.supervise import read_quarantine_folders
 
-KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
+KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings, AnswerSettings)
 COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER", "RERAIL_ACCOUNT"}
 
 
@@ -42,7 +42,7 @@ def test_a_missing_variable_is_named(kind, field):
 
 
 def test_variables_are_named_after_fields():
-    """Four functions, and these are their variables."""
+    """Five functions, and these are their variables."""
     assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS", "RERAIL_QUARANTINE_FOLDERS"}
     assert set(ReportSettings.names().values()) == {
         *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
@@ -51,7 +51,8 @@ def test_variables_are_named_after_fields():
     assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
     topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}
     ways = {"RERAIL_BUS", "RERAIL_TARGETS"}
-    links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL"}
+    links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL", "RERAIL_ANSWER_URL", "RERAIL_ANSWER_KEY"}
+    assert set(AnswerSettings.names().values()) == {"RERAIL_TABLE", "RERAIL_BUS", "RERAIL_ANSWER_KEY"}
     assert set(NotifySettings.names().values()) == topics | ways | links
 
 

@@ -14,7 +14,7 @@ from tests.house.sources import ROOT
 
 pytestmark = pytest.mark.slow
 
-HANDLERS = ("supervise", "sweep", "notify", "report")
+HANDLERS = ("supervise", "sweep", "notify", "report", "answer")
 HEAVY = (
     "pydantic",
     "numpy",
@@ -37,6 +37,10 @@ OF_OTHERS = {
     ),
     "notify": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather", *DRAWING),
     "report": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.notices.notifiers.notifier"),
+    "answer": (
+        *("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather"),
+        *("rerail.notices.notifiers.notifier", *DRAWING),
+    ),
 }
 # Measured at 1.05 to 1.2 (see bench/speed.py); the rest is room for a noisy machine.
 MOST_TIMES_FLOOR = 1.6
@@ -74,6 +78,8 @@ OTHERS = (
     "CHAT_INFORM_TOPIC",
     "TARGETS",
     "REPORT_LINKS",
+    "ANSWER_URL",
+    "ANSWER_KEY",
     "DOCS_URL",
 )
 IN_LAMBDA = SETTINGS | {f"RERAIL_{name}": "" for name in OTHERS} | {"AWS_LAMBDA_FUNCTION_NAME": "Rerail"}

@@ -105,6 +105,8 @@ def needs(call: Call, place: Place) -> Iterator[Need]:
         case "events" if call.operation == "PutEvents":
             for entry in call.asked["Entries"]:
                 yield Need("events:PutEvents", place.arn("events", f"event-bus/{entry.get('EventBusName', 'default')}"))
+        case "kms" if call.operation in ("GenerateMac", "VerifyMac"):
+            yield Need(f"kms:{call.operation}", place.arn("kms", f"key/{call.asked['KeyId']}"))
         case "ssm" if call.operation == "GetParameter":
             yield Need("ssm:GetParameter", place.arn("ssm", f"parameter{call.asked['Name']}"))
         case "lambda" if call.operation == "Invoke":

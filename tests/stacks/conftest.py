@@ -36,6 +36,7 @@ def synthesize(
 EVERYTHING = {
     "docsUrl": "https://docs.example.com/rerail/",
     "chat": True,
+    "answerLinks": True,
     "pagerDutySecret": "rerail/pagerduty",
     "webhookUrl": "https://hooks.example.com/rerail",
     "webhookSecret": "rerail/webhook",

@@ -10,7 +10,7 @@ from rerail.messages import messages
 from rerail.notices.notifiers.targets import NOTIFIERS
 from stacks.parts.receiver import AGE
 from tests.stacks.conftest import EVERYTHING
-from tests.stacks.template import Template, target
+from tests.stacks.template import Template, many, target
 
 pytestmark = pytest.mark.slow
 ALARM_CHANGE = "CloudWatch Alarm State Change"
@@ -26,8 +26,8 @@ def receivers(template: Template) -> dict[str, dict]:
 
 
 def test_by_default_there_is_nothing_of_it(template):
-    """No connection, no destination, no topic for chat, and no permission to put events for them."""
-    assert not [kind for kind in OUTSIDE if template.of(kind)]
+    """No connection, no destination, no topic for chat, no page on the internet; and no permission for them."""
+    assert not [kind for kind in (*OUTSIDE, "ApiGatewayV2::Api") if template.of(kind)]
     assert len(template.of("SNS::Topic")) == 2
     assert "events:PutEvents" not in json.dumps(template.allowed("notify"))
     assert "secretsmanager" not in json.dumps(template.body)
@@ -55,6 +55,23 @@ def test_where_it_goes(full):
     assert set(destinations) == {"https://events.pagerduty.com/v2/enqueue", EVERYTHING["webhookUrl"]}
     assert {d["HttpMethod"] for d in destinations.values()} == {"POST"}
     assert destinations["https://events.pagerduty.com/v2/enqueue"]["InvocationRateLimitPerSecond"] * 60 <= 120
+
+
+@pytest.mark.threat("T30")
+def test_links_are_signed_by_one_function_and_verified_by_another(full):
+    """The page reads runs and puts commands, and signs nothing. Two requests a second, of which no query is logged."""
+    (stage,) = full.of("ApiGatewayV2::Stage").values()
+    limits = stage["DefaultRouteSettings"]
+    assert (limits["ThrottlingRateLimit"], limits["ThrottlingBurstLimit"]) == (2, 5)
+    assert set(json.loads(stage["AccessLogSettings"]["Format"]).values()) == {
+        *("$context.requestTime", "$context.identity.sourceIp", "$context.status")
+    }
+    assert {route["RouteKey"] for route in full.of("ApiGatewayV2::Route").values()} == {"GET /answer", "POST /answer"}
+    actions = {action for statement in full.allowed("answer") for action in many(statement["Action"])}
+    ours = {action for action in actions if action.partition(":")[0] not in ("logs", "xray")}
+    assert ours == {"dynamodb:GetItem", "events:PutEvents", "kms:Decrypt", "kms:DescribeKey", "kms:VerifyMac"}
+    signers = ("supervise", "sweep", "report", "answer", "notify")
+    assert [name for name in signers if "kms:GenerateMac" in json.dumps(full.allowed(name))] == ["notify"]
 
 
 @pytest.mark.threat("T22")

@@ -1,4 +1,4 @@
-"""Publish notices on the bus `rerail`."""
+"""Publish notices and commands on the bus `rerail`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from rerail.aws.clients import client
 from rerail.aws.validation import truncate
-from rerail.messages.messages import NOTICE, RERAIL
+from rerail.messages.messages import COMMAND, NOTICE, OPERATOR, RERAIL
 from rerail.model.notice import Notice
 from rerail.notices.notice import format_detail
 from rerail.notices.notifiers.links import Links
@@ -21,22 +21,25 @@ class EventBus:
     def publish(self, notice: Notice) -> None:
         self.put(NOTICE, format_detail(notice), of=notice)
 
+    def send_command(self, detail: Mapping[str, Any]) -> None:
+        """Put an operator's command on the bus. Raises RuntimeError if the bus rejects it."""
+        entry = {"Source": OPERATOR, "DetailType": COMMAND, "Detail": json.dumps(detail)}
+        self._put(entry, f"command {detail.get('verb')} for {detail.get('run')}")
+
     def put(self, detail_type: str, detail: Mapping[str, Any], *, of: Notice) -> None:
         """Put one event about the notice on the bus. Raises RuntimeError if the bus rejects it."""
-        entry: dict[str, Any] = {
-            "EventBusName": self._name,
-            "Source": RERAIL,
-            "DetailType": detail_type,
-            "Detail": json.dumps(detail),
-        }
+        entry: dict[str, Any] = {"Source": RERAIL, "DetailType": detail_type, "Detail": json.dumps(detail)}
         if of.at:
             entry["Time"] = of.at
-        answer = client("events").put_events(Entries=[entry])
+        self._put(entry, f"notice {of.key}")
+
+    def _put(self, entry: Mapping[str, Any], what: str) -> None:
+        answer = client("events").put_events(Entries=[{"EventBusName": self._name, **entry}])
         entries = answer.get("Entries") or [{}]
         first: Mapping[str, Any] = entries[0] or {}
         if answer.get("FailedEntryCount") or not first.get("EventId"):
             why = truncate(str(first.get("ErrorMessage")))
-            raise RuntimeError(f"the notice {of.key} was not accepted: {why}")
+            raise RuntimeError(f"the {what} was not accepted: {why}")
 
 
 Rendering = Callable[[Notice, Links], Mapping[str, Any] | None]

@@ -72,6 +72,10 @@ class CommandNotStored(RerailError):
     """The command could not be stored: it stays pending, and the supervisor meanwhile acts without the agent."""
 
 
+class NotSigned(RerailError):
+    """KMS has not signed a link: the notice is sent without it."""
+
+
 class ActionUnfinished(RerailError):
     """Only part of an action was done in time: it stays pending and is continued later."""
 

@@ -445,7 +445,7 @@ class Supervisor:
             return self._act(updated, found=run.pending)
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
-    def _act(self, run: Run, *, found: Sequence[Action | Notify]) -> Run:
+    def _act(self, run: Run, *, found: Sequence[Action | Notify] = ()) -> Run:
         """Carry out pending actions in order, and record the results.
 
         An action that fails does not prevent the others. It stays pending, and its error is raised last. `found` are

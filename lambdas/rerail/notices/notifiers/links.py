@@ -37,6 +37,7 @@ class NoticeOrigin:
 class Links:
     """The links of a notice; "" for each that does not exist."""
 
+    answer: str = ""  # URL of the page on which a proposal is approved or denied
     report: str = ""  # URL of the run's incident report
     runbook: str = ""  # URL, or the path in the repository if the documentation is not served
     console: str = ""  # URL of the job in the SageMaker console
@@ -51,18 +52,24 @@ class Links:
     @property
     def named(self) -> tuple[tuple[str, str], ...]:
         """Return name and address of each link that exists."""
-        named = (("Report", self.report), ("Runbook", self.runbook), ("Console", self.console))
+        named = (
+            ("Approve or deny", self.answer),
+            ("Report", self.report),
+            ("Runbook", self.runbook),
+            ("Console", self.console),
+        )
         return tuple((name, url) for name, url in named if url)
 
 
-def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
-    """Return the notice's links; `report` is the URL of its incident report, "" for none.
+def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", answer: str = "") -> Links:
+    """Return the notice's links; `report` and `answer` are URLs, "" for none.
 
     Only valid job names become links or commands: anyone with events:PutEvents on the bus can write a notice."""
     job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
     console = f"{place.console}/sagemaker/home?region={place.region}#/jobs/{job}" if job else ""
     arn = f"arn:{place.partition}:sagemaker:{place.region}:{place.account}:training-job/{notice.job}"
     return Links(
+        answer=answer,
         report=report,
         runbook=find_runbook_page(notice.runbook.value, place.docs_url),
         console=console,

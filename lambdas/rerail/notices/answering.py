@@ -1,0 +1,108 @@
+"""Answer a proposal through its signed link: verify the link, show the question, send the command."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from rerail.model.run import Proposal, Run
+from rerail.model.signals import OperatorVerb
+from rerail.notices.answer_links import AnswerLink, BadLink
+from rerail.notices.answer_pages import NAME_LIMIT, REASON_LIMIT, format_message, format_question
+
+VERBS = (OperatorVerb.APPROVE, OperatorVerb.DENY)
+
+
+class RunReader(Protocol):
+    """Reads runs."""
+
+    def load(self, run_id: str) -> Run | None: ...
+
+
+class SignatureVerifier(Protocol):
+    """Verifies what Rerail has signed."""
+
+    def has_signed(self, message: bytes, signature: str) -> bool: ...
+
+
+class CommandSender(Protocol):
+    """Sends operators' commands to the supervisor."""
+
+    def send_command(self, detail: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer to a browser."""
+
+    status: int
+    html: str
+    # What was sent to the supervisor; empty if nothing was.
+    sent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Shows proposals and takes answers."""
+
+    runs: RunReader
+    key: SignatureVerifier
+    commands: CommandSender
+    clock: Callable[[], datetime]
+
+    def show(self, fields: Mapping[str, str]) -> Page:
+        """Return the page of the link's proposal; nothing is changed."""
+        found = self._find(fields)
+        if isinstance(found, Page):
+            return found
+        link, signature, proposal = found
+        return Page(200, format_question(link.run, proposal, link.fields(signature)))
+
+    def answer(self, fields: Mapping[str, str]) -> Page:
+        """Send the answer, if the proposal is still open; the supervisor checks that once more."""
+        found = self._find(fields)
+        if isinstance(found, Page):
+            return found
+        link, _, proposal = found
+        who, why = _clean(fields.get("who", ""), NAME_LIMIT), _clean(fields.get("why", ""), REASON_LIMIT)
+        if not who or fields.get("verb") not in VERBS:
+            text = "Give your name, and choose Approve or Deny. Nothing was sent."
+            return Page(400, format_message("The answer is incomplete", text))
+        verb = OperatorVerb(fields["verb"])
+        self.commands.send_command(
+            {
+                "run": link.run,
+                "verb": verb.value,
+                "who": f"{who} (by link)",
+                "why": why,
+                "proposal": proposal.id,
+            }
+        )
+        text = f"Rerail was asked to {verb} proposal {proposal.id} of {link.run}, and acts within seconds."
+        return Page(200, format_message("Thank you", text, f"rerail show {link.run}"), f"{verb} {proposal.id}")
+
+    def _find(self, fields: Mapping[str, str]) -> tuple[AnswerLink, str, Proposal] | Page:
+        """Return the link, its signature and its proposal, or the page that says why there is nothing to answer.
+
+        Nothing is read for a link that Rerail has not signed.
+        """
+        try:
+            link, signature = AnswerLink.parse(fields)
+        except BadLink as error:
+            return Page(400, format_message("This link is incomplete", f"Nothing was sent: {error}."))
+        if not self.key.has_signed(link.message, signature):
+            text = "Rerail has not signed this link. Nothing was sent: use the link of the page, unchanged."
+            return Page(403, format_message("This link is not valid", text))
+        command = f"rerail show {link.run}"
+        if link.has_expired(self.clock()):
+            return Page(410, format_message("This proposal has expired", "Nothing was sent.", command))
+        run = self.runs.load(link.run)
+        if run is None or run.proposal is None or run.proposal.id != link.proposal:
+            text = "It was answered, or the run has moved on. Nothing was sent."
+            return Page(410, format_message("This proposal is no longer open", text, command))
+        return link, signature, run.proposal
+
+
+def _clean(text: str, limit: int) -> str:
+    """Return the text in one line of printable characters."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:limit]
