@@ -91,6 +91,7 @@ def test_the_link_of_a_page_shows_the_proposal_and_changes_nothing(account, comm
         "04:00 UTC",
     ):
         assert quoted in shown["body"]
+    assert shown["body"].index("<button disabled hidden>") < shown["body"].index('value="approve"')  # for the Enter key
     assert "default-src 'none'" in shown["headers"]["Content-Security-Policy"]
     assert account.received(commands) == []
 

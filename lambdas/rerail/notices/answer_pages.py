@@ -24,7 +24,7 @@ NAME_LIMIT, REASON_LIMIT = 64, 300
 _STYLE = (
     ":root{color-scheme:light dark}"
     "body{font:1rem/1.5 system-ui,sans-serif;max-width:36rem;margin:2rem auto;padding:0 1rem}"
-    "dt{font-weight:600}dd{margin:0 0 .75rem;overflow-wrap:anywhere}"
+    "h1{font-size:1.4rem;line-height:1.3}dt{font-weight:600}dd{margin:0 0 .75rem;overflow-wrap:anywhere}"
     "label{display:block;margin:.75rem 0}input{font:inherit;width:100%;box-sizing:border-box;padding:.5rem}"
     "button{font:inherit;padding:.75rem 1.5rem;margin:.5rem .5rem 0 0}code{overflow-wrap:anywhere}"
 )
@@ -34,7 +34,6 @@ def format_question(run: str, proposal: Proposal, fields: Mapping[str, str]) -> 
     """Return the page that shows the proposal and asks for an answer."""
     dollars = "" if proposal.dollars is None else f"about {format_dollars(proposal.dollars)}"
     facts = {
-        "Run": run,
         "Proposal": f"{proposal.id}: {proposal.what}",
         "Because": proposal.why,
         "Cost": dollars,
@@ -48,7 +47,8 @@ def format_question(run: str, proposal: Proposal, fields: Mapping[str, str]) -> 
     return _format_page(
         f"{run}: your approval is needed",
         f"<dl>{listed}</dl>"
-        f'<form method="post">{hidden}'
+        # The Enter key presses the first button, so that one is disabled: to type a name approves nothing.
+        f'<form method="post">{hidden}<button disabled hidden></button>'
         f'<label>Your name<input name="who" required maxlength="{NAME_LIMIT}" autocomplete="name"></label>'
         f'<label>Reason (optional)<input name="why" maxlength="{REASON_LIMIT}"></label>'
         '<button name="verb" value="approve">Approve</button><button name="verb" value="deny">Deny</button></form>'
