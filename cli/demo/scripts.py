@@ -39,6 +39,8 @@ class OurScript:
                 "checkpoint-every": str(save_every),
                 "step-seconds": str(step_seconds),
                 "keep": str(keep),
+                # The faults are the same in any size, and the demo's processes share few cores.
+                "model-size": "tiny",
             },
         }
 

@@ -32,6 +32,8 @@ CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
 # Rows of metrics that the detectors wait before they act; on the demo's clock a row is a second.
 PATIENCE_ROWS = 12
 STEPS_COMPARED = 40
+# Between two looks at the run: each reads its record, jobs and logs, which costs the local AWS a tenth of a second.
+REFRESH_S = 1.0
 # Of steps there are hundreds here, not hundreds of thousands.
 LADDER = Ladder(margin_steps=30, near_steps=100, skip_batches=60, far_skip_batches=120)
 ROW = timedelta(seconds=1)
@@ -350,4 +352,4 @@ def poll_until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
             raise TimeoutError(
                 f"the run has not ended after {within_s:.0f} s (it is {state}); see {stage.aws.log_file}"
             )
-        time.sleep(0.4)
+        time.sleep(REFRESH_S)
