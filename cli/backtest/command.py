@@ -31,7 +31,8 @@ def backtest(
     path: Annotated[
         str,
         typer.Argument(
-            help="A corpus folder, a CSV, a Hugging Face trainer_state.json, a TensorBoard run folder, or job:NAME."
+            help="A CSV with a column for the loss (and step, time, step time, throughput, gradient norm, named as by "
+            "your logger), a trainer_state.json, a TensorBoard folder, a folder of such logs, a corpus, or job:NAME."
         ),
     ],
     policy: Annotated[
