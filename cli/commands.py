@@ -80,6 +80,11 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
     ),
     "runbook": ListedCommand("cli.runbook", "runbook", "Print a runbook: what a page means and what to do about it."),
+    "adopt": ListedCommand(
+        "cli.adopt",
+        "adopt",
+        "Supervise a running job that was tagged after its start: SageMaker sends no event about a tag.",
+    ),
     "hold": ListedCommand(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
     "release": ListedCommand(
         OPERATORS, "release", "Take a held run up again: every budget starts afresh, a dead job is relaunched."

@@ -170,6 +170,9 @@ KEYS: Mapping[str, Printed] = {
         },
     ),
     "runbook": Printed(OBJECT, {"name": "the runbook", "text": "its text as Markdown"}),
+    "adopt": Printed(
+        OBJECT, {"job": "the job", "verb": "what was asked", "who": _ASKED["who"], "event": _ASKED["event"]}
+    ),
     "hold": Printed(OBJECT, _ASKED),
     "release": Printed(OBJECT, _ASKED),
     "stop": Printed(OBJECT, _ASKED),

@@ -45,7 +45,8 @@ def supervision(subject: Subject) -> Check:
         tag = f"Key={POLICY_TAG},Value=default"
         return broken(
             f"it has no tag {POLICY_TAG}: it is not supervised",
-            f"add it to the request, or to the running job: `aws sagemaker add-tags --tags {tag} --resource-arn ARN`",
+            f"add it to the request, or to the running job: `aws sagemaker add-tags --tags {tag} --resource-arn ARN`,"
+            f" then `rerail adopt {subject.name}`",
         )
     run = subject.tags.get(RUN_TAG)
     if run and not (subject.run and any(a.job_name == subject.name for a in subject.run.attempts)):
@@ -54,7 +55,7 @@ def supervision(subject: Subject) -> Check:
             f"remove the tag {RUN_TAG}: Rerail alone sets it",
         )
     if subject.exists and subject.run is None:
-        return warn("it is tagged, and no run has taken it up yet", "wait for two minutes, then ask again")
+        return warn("it is tagged, and no run has taken it up yet", f"`rerail adopt {subject.name}`")
     return ok(f"as the run {subject.run_name}" + (f", which is {subject.run.state}" if subject.run else ""))
 
 

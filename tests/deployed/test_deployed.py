@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rerail.model.run import Incident
+from rerail.requests.relaunch import POLICY_TAG
 from tests.deployed.jobs import HALT_AT, Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
@@ -71,6 +72,20 @@ def test_a_job_without_the_tag_is_left_alone(account: Account):
     account.run_in(neighbour, "completed")
     assert account.jobs("not-ours") == [name]
     assert account.runs.load(name) is None
+
+
+def test_a_job_that_is_tagged_while_it_trains_is_adopted_on_request(account: Account, environment: dict[str, str]):
+    """SageMaker sends no event about a tag, and the sweep lists only jobs that have changed."""
+    name = account.submit("tagged-late", policy=None, steps=10_000)
+    account.has_saved(name, steps=20)
+    refused = rerail(environment, "adopt", name, "--local")
+    assert (refused.returncode, "add-tags" in refused.stderr) == (2, True)
+    arn = account.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobArn"]
+    account.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": POLICY_TAG, "Value": "default"}])
+    assert rerail(environment, "adopt", name, "--local").returncode == 0
+    account.run_in(name, "watching")
+    assert rerail(environment, "stop", name, "--now", "--local").returncode == 0
+    account.run_in(name, "stopped")
 
 
 def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dict[str, str]):

@@ -129,7 +129,7 @@ def test_a_run_may_be_called_like_anothers_attempt(world):
 def test_a_job_too_large_to_record_pages_nobody(table, tags):
     """A hundred hyperparameters of the longest length that do not compress: refused once, with the remedy."""
     world = World()
-    world.runs = DynamoRuns(table)
+    world.runs = DynamoRuns(table, lambda: world.clock().timestamp())
     letters = Random(7)
     values = ["".join(chr(letters.randrange(0x4E00, 0x9FFF)) for _ in range(2500)) for _ in range(100)]
     request = {"HyperParameters": {f"p{number}": value for number, value in enumerate(values)}}

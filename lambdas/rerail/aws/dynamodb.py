@@ -4,7 +4,8 @@ Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job
 index `open` holds the runs that the sweep checks, spread over as many partitions as a sweep has shards."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -26,8 +27,9 @@ MAX_REASON_CHARS = 10_000
 class DynamoRuns:
     """The port `Runs` on one table."""
 
-    def __init__(self, table: str) -> None:
-        self._table = table
+    def __init__(self, table: str, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns the seconds since 1970."""
+        self._table, self._clock = table, clock
 
     def load(self, run_id: str) -> Run | None:
         item = self._get(f"run#{run_id}", "run")
@@ -69,8 +71,12 @@ class DynamoRuns:
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         expires = str(int(until.timestamp()))
         put = self._put(f"job#{job_name}", "job", ignored={"S": reason}, expires={"N": expires})["Put"]
+        # DynamoDB deletes what has expired within days.
+        free = "attribute_not_exists(pk) OR expires < :now"
         try:
-            client("dynamodb").put_item(**put, ConditionExpression="attribute_not_exists(pk)")
+            client("dynamodb").put_item(
+                **put, ConditionExpression=free, ExpressionAttributeValues={":now": {"N": str(int(self._clock()))}}
+            )
         except ClientError as error:
             if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
                 return False
@@ -80,8 +86,9 @@ class DynamoRuns:
     def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         names = set(job_names)
         with validate("BatchGetItem"):
-            found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk")
-            return names - {item["pk"]["S"].removeprefix("job#") for item in found}
+            found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk, expires")
+            known = (item for item in found if "expires" not in item or int(item["expires"]["N"]) > self._clock())
+            return names - {item["pk"]["S"].removeprefix("job#") for item in known}
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterator[tuple[str, Run | None]]:
         for part in parts:

@@ -31,6 +31,8 @@ NOTICE = "Rerail Notice"
 WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
+# The verb of the command about a job without a run: it was tagged after its start.
+ADOPT = "adopt"
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -185,10 +187,14 @@ def _parse(body: str) -> Message:
             raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
 
 
-def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived:
+def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived | JobStateChanged:
+    """Return an operator's command; one to adopt a job is a reason to look at that job, and no more."""
     verb = detail.get("verb")
+    if verb == ADOPT:
+        return JobStateChanged(_require_name(detail, "job"))
     if verb not in list(OperatorVerb):
-        raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {', '.join(OperatorVerb)}")
+        verbs = ", ".join((*OperatorVerb, ADOPT))
+        raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {verbs}")
     return CommandReceived(
         id=_require_text(envelope, "id"),
         run=_require_name(detail, "run"),
