@@ -4,16 +4,19 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.stub import ANY, Stubber
 
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, read_job
+from rerail.aws.unknown_members import install_unknown_members
 from rerail.diagnosis.classify import diagnose
 from rerail.model.errors import (
     CallFailed,
@@ -28,6 +31,7 @@ from rerail.model.errors import (
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.run import Job, JobStatus
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
+from rerail.requests.relaunch import UNKNOWN_MEMBERS, find_refusal
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DATA = Path(__file__).parents[1] / "core" / "data"
@@ -183,6 +187,47 @@ def test_every_no_to_a_launch_means_one_thing(api, code, message, error):
 def test_a_launch_sends_the_request_as_it_is(api):
     api.add_response("create_training_job", {"TrainingJobArn": ARN}, REQUEST)
     assert SageMakerJobs().create(REQUEST) is None
+
+
+def test_an_image_that_has_its_own_metrics_is_launched_without_definitions(api):
+    """SageMaker says so of its algorithms; their descriptions may list definitions that no request may have."""
+    algorithm = {"TrainingImage": "xgboost:1", "TrainingInputMode": "File"}
+    asked = {**REQUEST, "AlgorithmSpecification": {**algorithm, "MetricDefinitions": [{"Name": "loss", "Regex": "x"}]}}
+    message = "You can't override the metric definitions for Amazon SageMaker algorithms. Please retry the request"
+    api.add_client_error("create_training_job", "ValidationException", message, expected_params=asked)
+    api.add_response("create_training_job", {"TrainingJobArn": ARN}, {**REQUEST, "AlgorithmSpecification": algorithm})
+    SageMakerJobs().create(asked)
+
+
+def test_what_the_sdk_does_not_know_of_a_job_is_named():
+    """Inside of a request's structures, however deep: a relaunch would lack it, so the job is not supervised.
+
+    A new fact about the job beside them is no part of a request.
+    """
+    body = {
+        "TrainingJobName": "gpt-7b",
+        "ResourceConfig": {"InstanceCount": 1, "Racks": [{"Id": "r1"}]},
+        "InputDataConfig": [
+            {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://b/", "Speed": "x"}}}
+        ],
+        "HyperParameters": {"anything": "is known"},
+        "NewFact": {"A": 1},
+    }
+    sagemaker_client = boto3.client("sagemaker")
+    install_unknown_members(sagemaker_client)
+
+    def answer(request: Any, **_: Any) -> AWSResponse:
+        raw = SimpleNamespace(stream=lambda *_: iter([json.dumps(body).encode()]))
+        return AWSResponse(request.url, 200, {}, raw)
+
+    sagemaker_client.meta.events.register_first("before-send.sagemaker.DescribeTrainingJob", answer)
+    description = sagemaker_client.describe_training_job(TrainingJobName="gpt-7b")
+    assert description[UNKNOWN_MEMBERS] == ["InputDataConfig.DataSource.S3DataSource.Speed", "ResourceConfig.Racks"]
+    assert "does not know InputDataConfig.DataSource.S3DataSource.Speed, ResourceConfig.Racks" in find_refusal(
+        description
+    )
+    del body["ResourceConfig"]["Racks"], body["InputDataConfig"][0]["DataSource"]["S3DataSource"]["Speed"]
+    assert UNKNOWN_MEMBERS not in sagemaker_client.describe_training_job(TrainingJobName="gpt-7b")
 
 
 def test_a_request_that_the_sdk_refuses_will_never_be_accepted():

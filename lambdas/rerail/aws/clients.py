@@ -38,6 +38,10 @@ def client(service: str) -> Any:
     """Return the shared client of the service."""
     made = client_as(CONFIG, service)
     made.meta.events.register("before-parameter-build.s3", _add_bucket_owner)
+    if service == "sagemaker":
+        from rerail.aws.unknown_members import install_unknown_members  # only the functions with jobs load it
+
+        install_unknown_members(made)
     return made
 
 

@@ -29,6 +29,8 @@ THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "
 CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
 PAGE_SIZE = 100
+# "You can't override the metric definitions for Amazon SageMaker algorithms."
+OWN_METRICS = "override the metric definitions"
 
 
 class SageMakerJobs:
@@ -80,7 +82,7 @@ class SageMakerJobs:
 
     def create(self, request: Mapping[str, Any]) -> None:
         try:
-            client("sagemaker").create_training_job(**request)
+            _create(request)
         except ClientError as error:
             raise _translate_refusal(error, request) from error
         except ParamValidationError as error:  # rejected by the SDK, so a retry is useless
@@ -114,6 +116,18 @@ class SageMakerJobs:
             # released right now, and a job created now might be placed on it.
             if not _is_missing(error) and _is_kept(job_name):
                 raise Throttled(f"the warm pool of {job_name} cannot be released yet: {error}") from error
+
+
+def _create(request: Mapping[str, Any]) -> None:
+    """Call CreateTrainingJob; the images of AWS's own algorithms have their metrics and take no definitions."""
+    try:
+        client("sagemaker").create_training_job(**request)
+    except ClientError as error:
+        algorithm = request.get("AlgorithmSpecification", {})
+        if OWN_METRICS not in error.response["Error"]["Message"] or "MetricDefinitions" not in algorithm:
+            raise
+        others = {name: value for name, value in algorithm.items() if name != "MetricDefinitions"}
+        client("sagemaker").create_training_job(**{**request, "AlgorithmSpecification": others})
 
 
 def read_job(description: Mapping[str, Any]) -> Job:

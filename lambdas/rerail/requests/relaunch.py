@@ -37,6 +37,9 @@ OWNED_BY = {
     "TuningJobArn": "a hyperparameter tuning job",
     "LabelingJobArn": "a labeling job",
 }
+# In a description, the members inside of the request's structures that the SDK does not know, such as
+# `ResourceConfig.InstancePreferences`.
+UNKNOWN_MEMBERS = "RerailUnknownMembers"
 SERVERLESS = ("ServerlessJobConfig", "ModelPackageConfig")
 
 
@@ -47,6 +50,9 @@ def find_refusal(description: Mapping[str, Any]) -> str:
             return f"it belongs to {owner}, which launches its own jobs"
     if any(description.get(name) for name in SERVERLESS):
         return "it is a serverless customization job, whose machines SageMaker manages"
+    if unknown := description.get(UNKNOWN_MEMBERS):
+        named = ", ".join(unknown)
+        return f"the AWS SDK of Rerail's functions does not know {named}, and a relaunch would lack it"
     return ""
 
 
