@@ -5,6 +5,7 @@ passes almost no environment on, so each host writes its own to a file, which it
 mpi.py lead|follow|rank ...`.
 """
 
+import importlib.util
 import json
 import os
 import socket
@@ -80,7 +81,13 @@ def make_mpirun_command(cluster: TrainingCluster, processes: int, *, smddp: bool
 
 def make_smddp_environment(cluster: TrainingCluster) -> dict[str, str]:
     """Return the variables that SMDDP and EFA need, as AWS's toolkit sets them."""
-    variables = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
+    variables = {
+        "FI_PROVIDER": "efa",
+        "FI_EFA_USE_DEVICE_RDMA": "1",
+        "RDMAV_FORK_SAFE": "1",
+        "NCCL_PROTO": "simple",  # for EFA, which delivers data out of order
+        **find_hostname_library(),
+    }
     if len(cluster.hosts) == 1:
         return {**variables, "SMDATAPARALLEL_USE_SINGLENODE": "1"}
     return {
@@ -90,6 +97,12 @@ def make_smddp_environment(cluster: TrainingCluster) -> dict[str, str]:
         "SMDATAPARALLEL_SERVER_PORT": str(SMDDP_PORT),
         "SAGEMAKER_INSTANCE_TYPE": cluster.instance_type,
     }
+
+
+def find_hostname_library() -> dict[str, str]:
+    """Return what preloads the host names that SageMaker gave; empty where AWS's toolkit is not installed."""
+    found = importlib.util.find_spec("gethostname")
+    return {"LD_PRELOAD": found.origin} if found and found.origin else {}
 
 
 def write_environment(base: Path, environment: Mapping[str, str]) -> Path:

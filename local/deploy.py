@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -204,12 +205,16 @@ def _filled(text: str, place: dict[str, str]) -> str:
 
 
 def zipped(folder: Path) -> bytes:
-    """Return the folder as a zip archive that is identical for identical files."""
+    """Return the folder as a zip archive that is identical for identical files.
+
+    Everyone may read what is in it, whatever the umask here: Lambda runs functions as another user.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), (2020, 1, 1, 0, 0, 0))
-            entry.external_attr = file.stat().st_mode << 16
+            mode = 0o755 if file.stat().st_mode & stat.S_IXUSR else 0o644
+            entry.external_attr = (stat.S_IFREG | mode) << 16
             archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 

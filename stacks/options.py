@@ -29,6 +29,7 @@ NAMES = (
     "trainingRoleArns",
     "checkpointBuckets",
     "checkpointKeyArns",
+    "volumeKeyArns",
     "quarantineFolders",
     "asideBuckets",
     "logRetentionDays",
@@ -43,8 +44,9 @@ NAMES = (
     "docsUrl",
     "reportLinks",
     "policiesFolder",
+    "powertoolsLayerArn",
 )
-ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions")
+ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions", "organizationDelegated")
 ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
 UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
@@ -62,6 +64,7 @@ ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
 # Each folder costs some 400 of the 10,240 characters that the policies of a role may have.
 MAX_FOLDERS = 10
+LAYER = re.compile(r"arn:[a-z-]+:lambda:[a-z0-9-]+:\d{12}:layer:[A-Za-z0-9_-]+:\d+")
 SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@!-]+")
 
 
@@ -79,6 +82,9 @@ class DeploymentOptions:
     checkpoint_buckets: tuple[str, ...]
     # KMS keys of those buckets, if they have their own.
     checkpoint_key_arns: tuple[str, ...]
+    # KMS keys that jobs name for their volumes (ResourceConfig.VolumeKmsKeyId): who creates such a job must be allowed
+    # to grant the key to its machines.
+    volume_key_arns: tuple[str, ...] = ()
     # By the ARN of a training role, the folders (`s3://bucket/prefix/`) in which the supervisor may move checkpoints to
     # quarantine that a script without an agent must not resume from. It moves nothing for other roles, nor elsewhere.
     # The default is none: such a run is held instead.
@@ -106,6 +112,8 @@ class DeploymentOptions:
     docs_url: str = ""
     # How a notice links a run's report: `signed` (readable by everyone who has the link) or `console`.
     report_links: str = REPORT_LINKS[0]
+    # The Powertools layer where a partition or region does not publish its ARN as a parameter; "" takes that.
+    powertools_layer_arn: str = ""
     # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
 
@@ -117,6 +125,7 @@ class DeploymentOptions:
             training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
             checkpoint_buckets=_texts(context, "checkpointBuckets", at_least=1),
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
+            volume_key_arns=_texts(context, "volumeKeyArns", starts="arn:"),
             quarantine_folders=_quarantine_folders(context),
             log_retention=_retention(context, "logRetentionDays"),
             page_email=_address(context, "pageEmail"),
@@ -129,6 +138,7 @@ class DeploymentOptions:
             docs_url=_url(context, "docsUrl").rstrip("/"),
             report_links=_one_of(context, "reportLinks", REPORT_LINKS),
             policies_folder=ROOT / _text(context, "policiesFolder"),
+            powertools_layer_arn=_layer(context, "powertoolsLayerArn"),
         )
 
 
@@ -142,6 +152,8 @@ class Organization:
     units: tuple[str, ...]
     # The regions in which each account gets its stack.
     regions: tuple[str, ...]
+    # Whether the hub is a delegated administrator of StackSets instead of the management account.
+    is_delegated: bool = False
 
     @classmethod
     def from_context(cls, node: Node) -> "Organization | None":
@@ -158,7 +170,7 @@ class Organization:
         for name, given in (("organizationId", id), ("organizationRegions", regions)):
             if not given:
                 raise BadOption(f"context 'organizationalUnits' is given without {name!r}; give both, or neither")
-        return cls(id=id, units=units, regions=regions)
+        return cls(id=id, units=units, regions=regions, is_delegated=_yes_or_no(context, "organizationDelegated"))
 
 
 def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], such_as: str) -> tuple[str, ...]:
@@ -174,6 +186,13 @@ def _text(context: Mapping[str, Any], name: str) -> str:
     value = context[name] or ""
     if not isinstance(value, str):
         raise BadOption(f"context {name!r} is {value!r:.200}; it must be text")
+    return value
+
+
+def _layer(context: Mapping[str, Any], name: str) -> str:
+    value = _text(context, name)
+    if value and not LAYER.fullmatch(value):
+        raise BadOption(f"context {name!r} is {value!r:.200}; write the ARN of a layer with its version, or nothing")
     return value
 
 

@@ -84,6 +84,7 @@ class OrganizationStack(cdk.Stack):
             stack_set_name="Rerail",
             description="Rerail: keeps SageMaker training runs on their rails",
             permission_model="SERVICE_MANAGED",
+            call_as="DELEGATED_ADMIN" if organization.is_delegated else None,
             auto_deployment=cdk.CfnStackSet.AutoDeploymentProperty(enabled=True, retain_stacks_on_account_removal=True),
             managed_execution={"Active": True},
             capabilities=["CAPABILITY_IAM"],

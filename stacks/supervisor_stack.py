@@ -48,7 +48,12 @@ class SupervisorStack(cdk.Stack):
         runs = RunsTable(self, "Runs", key=key)
         bus = RerailBus(self, "Bus")
         mailbox = JobMailbox(self, "Mailbox")
-        functions = FunctionFactory(self, "Functions", log_retention=options.log_retention)
+        functions = FunctionFactory(
+            self,
+            "Functions",
+            log_retention=options.log_retention,
+            powertools_layer_arn=options.powertools_layer_arn,
+        )
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         # Every training role may write reports, as many as it likes: they keep no other signal waiting.

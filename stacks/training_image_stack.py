@@ -32,6 +32,9 @@ class TrainingImageStack(cdk.Stack):
         uri = repository.repository_uri
         registry = f"{cdk.Aws.ACCOUNT_ID}.dkr.ecr.{cdk.Aws.REGION}.{cdk.Aws.URL_SUFFIX}"
         log_in = f"aws ecr get-login-password | docker login --username AWS --password-stdin {registry}"
-        build = f"docker build --file container/Dockerfile --target nccl --tag {uri}:$TAG . && docker push {uri}:$TAG"
+        build = (
+            "docker build --platform linux/amd64 --provenance=false --file container/Dockerfile --target nccl"
+            f" --tag {uri}:$TAG . && docker push {uri}:$TAG"
+        )
         cdk.CfnOutput(self, "RepositoryUri", value=uri)
         cdk.CfnOutput(self, "PushCommand", value=f"{log_in} && {build}", description="From the repository's root")

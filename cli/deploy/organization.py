@@ -30,7 +30,7 @@ def deploy(
     folder = synthesize(context)
     regions = _regions(folder)
     member = find_member(folder)
-    old = read_deployed_template(target)
+    old = read_deployed_template(target, call_as=_find_caller(folder))
     console.print(f"the accounts of the organization, in {', '.join(regions)}:")
     change = permissions.find_changes(old, member.template, member.reasons)
     screen.show_permissions(console, change)
@@ -52,20 +52,33 @@ def find_member(folder: Path) -> Assembly:
 
 
 def _regions(folder: Path) -> list[str]:
+    (members,) = _read_hub(folder)
+    return [region for group in members["Properties"]["StackInstancesGroup"] for region in group["Regions"]]
+
+
+def _find_caller(folder: Path) -> str:
+    """Return as whom the hub calls StackSets: it is the management account, or a delegated administrator."""
+    (members,) = _read_hub(folder)
+    return str(members["Properties"].get("CallAs", "SELF"))
+
+
+def _read_hub(folder: Path) -> list[Mapping[str, Any]]:
+    """Return the resources of the hub's stack."""
     template = folder / f"{HUB}.template.json"
     if not template.exists():
         place.fail(
             f"{CHOICES.name} names no organizational unit",
             "set organizationId, organizationalUnits and organizationRegions there (docs/organization.md)",
         )
-    (members,) = json.loads(template.read_text())["Resources"].values()
-    return [region for group in members["Properties"]["StackInstancesGroup"] for region in group["Regions"]]
+    return list(json.loads(template.read_text())["Resources"].values())
 
 
-def read_deployed_template(target: Target) -> Mapping[str, Any] | None:
+def read_deployed_template(target: Target, *, call_as: str = "SELF") -> Mapping[str, Any] | None:
     """Return the members' deployed template; None before the first deployment."""
     try:
-        described = target.client("cloudformation").describe_stack_set(StackSetName=STACK_SET)["StackSet"]
+        described = target.client("cloudformation").describe_stack_set(StackSetName=STACK_SET, CallAs=call_as)[
+            "StackSet"
+        ]
     except ClientError as error:
         if error.response["Error"]["Code"] in ("StackSetNotFoundException", "StackSetNotFound"):
             return None

@@ -81,7 +81,9 @@ class AnswerPage(Construct):
             auto_deploy=True,
             throttle=api.ThrottleSettings(rate_limit=RATE, burst_limit=BURST),
         )
-        log = logs.LogGroup(self, "AccessLog", retention=options.log_retention, removal_policy=RemovalPolicy.RETAIN)
+        log = logs.LogGroup(
+            self, "AccessLog", retention=options.log_retention, removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
+        )
         made_stage = stage.node.default_child
         assert isinstance(made_stage, api.CfnStage)
         made_stage.access_log_settings = api.CfnStage.AccessLogSettingsProperty(

@@ -31,6 +31,13 @@ def fill(folder: Path, python: str | None) -> None:
         strip = ["-s", str(folder), "-p", "/var/task"]
         how = ["--invalidation-mode", "unchecked-hash", "-q", *strip]
         subprocess.run([python, "-m", "compileall", *how, str(folder)], check=True, capture_output=True)
+    make_readable(folder)
+
+
+def make_readable(folder: Path) -> None:
+    """Let everyone read the files, whatever the umask was: Lambda runs functions as another user."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def interpreter(version: tuple[int, int] = RUNTIME) -> str | None:

@@ -34,7 +34,7 @@ class DeadLetterQueue(Construct):
             encryption_master_key=key,
             enforce_ssl=True,
             retention_period=Duration.days(14),
-            removal_policy=RemovalPolicy.RETAIN,
+            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
         )
         acknowledge(self, "AwsSolutions-SQS3", reason="This is the dead-letter queue of a rule, schedule or function.")
         page_when_above(

@@ -32,13 +32,16 @@ class Made(NamedTuple):
 class FunctionFactory(Construct):
     """Makes functions that share their code, the layer of Powertools and how long logs are kept."""
 
-    def __init__(self, scope: Construct, id: str, *, log_retention: logs.RetentionDays) -> None:
+    def __init__(
+        self, scope: Construct, id: str, *, log_retention: logs.RetentionDays, powertools_layer_arn: str = ""
+    ) -> None:
+        """`powertools_layer_arn` replaces the layer that AWS's parameter names."""
         super().__init__(scope, id)
         self._retention = log_retention
         self._folder = tempfile.TemporaryDirectory(prefix="rerail-code-")  # read when the first function is made of it
         fill(Path(self._folder.name) / "code", interpreter())
         self._code = lambda_.Code.from_asset(f"{self._folder.name}/code")
-        layer_arn = ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
+        layer_arn = powertools_layer_arn or ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
         self._powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
 
     def make(
@@ -54,7 +57,9 @@ class FunctionFactory(Construct):
         dead_letters: DeadLetterQueue | None = None,
     ) -> Made:
         """The function `<name>.handler`; with `dead_letters` where it is invoked asynchronously."""
-        log_group = logs.LogGroup(scope, "Logs", retention=self._retention, removal_policy=RemovalPolicy.RETAIN)
+        log_group = logs.LogGroup(
+            scope, "Logs", retention=self._retention, removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
+        )
         role = iam.Role(scope, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         log_group.grant_write(role)
         function = lambda_.Function(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from aws_cdk import Stack
+from aws_cdk import Aws
 from aws_cdk import aws_events as events
 
 from stacks.parts.receiver import ReceiverRule
@@ -23,7 +23,8 @@ PATHS = {
 
 def forward_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
     """Send these when an alarm of this stack goes off, and when it is over; `<name>` and the like are filled in."""
-    prefix = f"{Stack.of(receiver).stack_name}-"  # of all alarms that CloudFormation has named
+    # Of all alarms that CloudFormation has named. A StackSet gives the stacks of its accounts other names.
+    prefix = f"{Aws.STACK_NAME}-"
     for id, states, body in (
         ("AlarmBegun", {"state": {"value": ["ALARM"]}}, begun),
         ("AlarmOver", {"state": {"value": ["OK"]}, "previousState": {"value": ["ALARM"]}}, over),

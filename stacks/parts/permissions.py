@@ -12,6 +12,11 @@ from rerail.decisions.quarantine import QUARANTINED, REPLACED
 from stacks.options import TOKENS, DeploymentOptions
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
+# SageMaker authorizes a job on a training plan for the plan and its capacity too.
+PLANS = [
+    f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:{kind}/*"
+    for kind in ("training-plan", "reserved-capacity")
+]
 ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
 
 # SageMaker writes the log of every training job there.

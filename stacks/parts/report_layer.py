@@ -11,6 +11,8 @@ from aws_cdk import RemovalPolicy
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
+from stacks.parts.code import make_readable
+
 DRAWS_WITH = ("jinja2", "markdown-it-py", "pygal")
 # Compiled parts are of this machine, and the libraries do without them; the rest is about the installation.
 LEFT_OUT = (".pyc", ".so", ".pyd", ".c", ".pyi", "RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "WHEEL")
@@ -23,6 +25,7 @@ class ReportLayer(lambda_.LayerVersion):
     def __init__(self, scope: Construct, id: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             fill(Path(folder) / "python")
+            make_readable(Path(folder))
             super().__init__(
                 scope,
                 id,

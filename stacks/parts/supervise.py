@@ -18,6 +18,7 @@ from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import (
     ANY_JOB,
+    PLANS,
     TRAINING_JOBS,
     allow,
     allow_quarantine,
@@ -91,7 +92,7 @@ def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
     allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
     # Only what is marked as an attempt of a run can be made.
     marked = _present("aws:RequestTag/rerail:run")
-    allow(role, "sagemaker:CreateTrainingJob", on=TRAINING_JOBS, where=marked, because=ANY_JOB)
+    allow(role, "sagemaker:CreateTrainingJob", on=[TRAINING_JOBS, *PLANS], where=marked, because=ANY_JOB)
     # Tags given at creation are authorized as AddTags too. A job that exists gets none: it could be stopped then.
     created = {"StringEquals": {"sagemaker:TaggingAction": "CreateTrainingJob"}}
     allow(role, "sagemaker:AddTags", on=TRAINING_JOBS, where={**marked, **created}, because=ANY_JOB)
@@ -99,6 +100,13 @@ def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
     mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
     allow(role, *mending, on=TRAINING_JOBS, where=_present("aws:ResourceTag/rerail:policy"), because=ANY_JOB)
     to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    if options.volume_key_arns:
+        # SageMaker asks this of the caller, so that the job's machines can decrypt their volumes.
+        for_aws = {
+            "Bool": {"kms:GrantIsForAWSResource": "true"},
+            "StringEquals": {"kms:ViaService": f"sagemaker.{Aws.REGION}.{Aws.URL_SUFFIX}"},
+        }
+        allow(role, "kms:CreateGrant", on=options.volume_key_arns, where=for_aws, because="volumeKeyArns says so.")
     because = "The context value trainingRoleArns says which roles jobs may have."
     allow(role, "iam:PassRole", on=options.training_role_arns, where=to_sagemaker, because=because)
 

@@ -47,11 +47,14 @@ ORGANIZATION = {
     "organizationId": "o-a1b2c3d4e5",
     "organizationalUnits": ["ou-ab12-c3d4e5f6"],
     "organizationRegions": "us-east-1,eu-west-1",  # as `-c` passes it
+    "organizationDelegated": True,
 }
 CHOICES = {
     "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
     "checkpointBuckets": "weights,more-weights",  # as `-c` passes it
     "checkpointKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/1234"],
+    "volumeKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/5678"],
+    "powertoolsLayerArn": "arn:aws-cn:lambda:cn-north-1:111122223333:layer:Powertools:7",
     "quarantineFolders": '{"arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train": ["s3://weights/teams/a/"]}',
     "logRetentionDays": "30",
     "pageEmail": "on-call@example.com",

@@ -1,13 +1,16 @@
 """The code as it is shipped: its own bytecode is what runs, and a Python is believed when it says which one it is."""
 
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 
+from local.deploy import zipped
 from stacks.parts import code
 
 HERE = (sys.version_info.major, sys.version_info.minor)
@@ -45,6 +48,22 @@ def test_the_same_sources_make_the_same_code(shipped, tmp_path):
     code.fill(tmp_path / "code", sys.executable)
     compiled = [path.relative_to(shipped) for path in shipped.rglob("*.pyc")]
     assert [path for path in compiled if (tmp_path / "code" / path).read_bytes() != (shipped / path).read_bytes()] == []
+
+
+def test_everyone_may_read_the_code_whatever_the_umask(tmp_path):
+    """Lambda runs functions as another user; a hardened laptop makes files that only their owner may read."""
+    before = os.umask(0o077)
+    try:
+        code.fill(tmp_path / "code", None)
+        (tmp_path / "private.py").write_text("")
+        (tmp_path / "tool").write_text("")
+        (tmp_path / "tool").chmod(0o700)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "code").rglob("*") if path.is_file()} == {0o644}
+    with zipfile.ZipFile(io.BytesIO(zipped(tmp_path))) as archive:
+        modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist()}
+    assert (modes["private.py"], modes["tool"]) == (0o100644, 0o100755)
 
 
 def test_without_a_python_the_sources_go_alone(tmp_path):

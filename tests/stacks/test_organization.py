@@ -43,7 +43,7 @@ def test_a_member_knows_the_hub_by_its_bucket_alone(organization):
 def test_the_stack_set_gives_every_account_of_the_units_its_stack(organization):
     """Also those that join later; an account that leaves keeps its stack, and so its runs."""
     (members,) = Template.read(organization, "RerailOrganization").of("CloudFormation::StackSet").values()
-    assert members["PermissionModel"] == "SERVICE_MANAGED"
+    assert (members["PermissionModel"], members["CallAs"]) == ("SERVICE_MANAGED", "DELEGATED_ADMIN")
     assert members["AutoDeployment"] == {"Enabled": True, "RetainStacksOnAccountRemoval": True}
     (group,) = members["StackInstancesGroup"]
     assert group["DeploymentTargets"]["OrganizationalUnitIds"] == ORGANIZATION["organizationalUnits"]

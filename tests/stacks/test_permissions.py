@@ -15,7 +15,8 @@ WILDCARDS = {
     "cloudwatch:GetMetricData": "*",  # neither
     "sagemaker:DescribeTrainingJob": ":training-job/*",  # any job may ask to be supervised
     "sagemaker:ListTags": ":training-job/*",
-    "sagemaker:CreateTrainingJob": ":training-job/*",
+    # SageMaker authorizes the plan of a job, and what it reserves, like the job.
+    "sagemaker:CreateTrainingJob": (":training-job/*", ":training-plan/*", ":reserved-capacity/*"),
     "sagemaker:AddTags": ":training-job/*",
     "sagemaker:StopTrainingJob": ":training-job/*",
     "sagemaker:UpdateTrainingJob": ":training-job/*",

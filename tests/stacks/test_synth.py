@@ -105,6 +105,10 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     template = Template.read(organization)
     allowed = {s["Action"]: s for s in template.allowed("supervise") if isinstance(s["Action"], str)}
     assert allowed["iam:PassRole"]["Resource"] == role
+    grants = allowed["kms:CreateGrant"]
+    assert grants["Resource"] == CHOICES["volumeKeyArns"][0]
+    assert grants["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
+    assert {tuple(f["Layers"])[0] for f in template.of("Lambda::Function").values()} == {CHOICES["powertoolsLayerArn"]}
     assert "weights" in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert "sagemaker" not in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert [s for s in template.allowed("sweep") if s["Action"] == "kms:Decrypt" and s["Resource"] == key]
