@@ -241,6 +241,17 @@ class Guard:
         if self._is_first():
             self._isolation.once("reports", lambda: self._report_finding(finding), None)
 
+    def announce(self, *abilities: str) -> None:
+        """Report abilities of the script that are known only after the start, such as `skip` or `rate`."""
+        new = tuple(ability for ability in abilities if ability not in self._abilities)
+        self._abilities = (*self._abilities, *new)
+        if new and self._is_first():
+            self._isolation.once(
+                "reports",
+                lambda: self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities)),
+                None,
+            )
+
     # ------------------------------------------------------------------ with a checkpoint
 
     def state_dict(self) -> dict[str, str]:
@@ -296,7 +307,7 @@ class Guard:
             heartbeat_s=self._settings.heartbeat_s,
             isolation=self._isolation,
         )
-        self._mailbox_client.enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
+        self._enqueue_hello()
         self._mailbox_client.start()
 
     def _stop_mailbox_client(self, client: MailboxClient) -> None:
@@ -409,7 +420,7 @@ class Guard:
         self._last_heartbeat = progress.steps, progress.trained_s
         self._heartbeats += 1
         if self._heartbeats in HELLO_HEARTBEATS:
-            self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
+            self._enqueue_hello()
         for finding, since in list(self._open_findings.values()):
             after = self._heartbeats - since
             if after in FINDING_HEARTBEATS or (after > 0 and after % FINDING_INTERVAL == 0):
@@ -430,6 +441,9 @@ class Guard:
                 restart=self._identity.restart,
             )
         )
+
+    def _enqueue_hello(self) -> None:
+        self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
 
     def _enqueue(self, report: Report | None) -> None:
         if report is not None and self._mailbox_client is not None:
