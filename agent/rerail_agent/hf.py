@@ -29,9 +29,9 @@ from rerail.model.skipped_samples import Ranges
 from rerail_agent import data_order, manifests
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint
 from rerail_agent.data_order import DataOrder, OrderedBatches
-from rerail_agent.fault_isolation import print_line
+from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.guard import Guard
-from rerail_agent.ladder import explain_rate, find_rate_obstacle, scale_learning_rate
+from rerail_agent.ladder import prepare_rate
 from rerail_agent.settings import read_skipped_samples
 
 # What the detectors have learned, beside the Trainer's files.
@@ -65,10 +65,10 @@ class RerailCallback(TrainerCallback):
         self._tokens = int(state.num_input_tokens_seen)
         if state.global_step:
             self._read_detector_state(_folder(args, state))
-        self.guard.announce(
-            *self._prepare_rate(kwargs.get("optimizer")),
-            *self._prepare_data(args, state, kwargs.get("train_dataloader")),
-        )
+        can_scale, self._applied_rate = prepare_rate([kwargs.get("optimizer")])
+        loader = kwargs.get("train_dataloader")
+        can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(args, state, loader), False)
+        self.guard.announce(*(("rate",) if can_scale else ()), *(("skip",) if can_skip else ()))
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -202,24 +202,16 @@ class RerailCallback(TrainerCallback):
         self._phase.close()
         self._is_within = False
 
-    def _prepare_rate(self, optimizer: Any) -> tuple[str, ...]:
-        """Scale the learning rate of each step; return the ability to do so."""
-        obstacle = find_rate_obstacle(optimizer)
-        self._applied_rate = 1.0 if obstacle else scale_learning_rate(optimizer)
-        if obstacle and manifests.get_rank() == 0:
-            print_line(explain_rate(obstacle))
-        return () if obstacle else ("rate",)
-
-    def _prepare_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> tuple[str, ...]:
-        """Put the data where the checkpoint's was, without the samples to skip; return the ability to do so."""
+    def _prepare_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> bool:
+        """Put the data where the checkpoint's was, without the samples to skip; return whether that is possible."""
         self._position = None
         if obstacle := _find_data_obstacle(args, loader):
             if manifests.get_rank() == 0:
                 print_line(data_order.explain(obstacle, self._skipped))
-            return ()
+            return False
         consumed = manifests.gather(_read_consumed_samples(_folder(args, state)))[0] if state.global_step else 0
         self._position = DataPosition(args, state, loader, self._skipped, consumed=consumed)
-        return ("skip",)
+        return True
 
     def _count_samples(self, args: TrainingArguments, state: TrainerState) -> int:
         """Return the id of the next sample after the Trainer's step."""

@@ -9,13 +9,15 @@ Rerail sets RERAIL_SKIP_SAMPLES and RERAIL_LR_SCALE for each attempt; without th
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
 
+from rerail_agent.fault_isolation import print_line
+from rerail_agent.manifests import get_rank
 from rerail_agent.settings import read_rate, read_skipped_samples
 
 T = TypeVar("T")
@@ -64,12 +66,16 @@ def find_rate_obstacle(optimizer: Any) -> str:
     return ""
 
 
-def explain_rate(obstacle: str) -> str:
-    """Return the line for the log that this script cannot scale its learning rate."""
-    ignored = (
-        "RERAIL_LR_SCALE is ignored" if read_rate(os.environ) != 1 else "a rollback cannot lower the learning rate"
-    )
-    return f"{ignored}: {obstacle}"
+def prepare_rate(optimizers: Sequence[Any]) -> tuple[bool, float]:
+    """Scale the learning rate if all optimizers allow it; return whether they do and the factor, or log why not."""
+    obstacle = next(filter(None, map(find_rate_obstacle, optimizers)), "")
+    if not obstacle:
+        return True, scale_learning_rate(*optimizers)
+    if get_rank() == 0:
+        is_set = read_rate(os.environ) != 1.0
+        start = "RERAIL_LR_SCALE is ignored" if is_set else "a rollback cannot lower the learning rate"
+        print_line(f"{start}: {obstacle}")
+    return False, 1.0
 
 
 class RateScaling:
