@@ -39,6 +39,7 @@ from rerail_agent.progress import Progress
 from rerail_agent.settings import AgentSettings
 from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.telemetry import TokenMeter
+from rerail_agent.tracking import Tracking
 
 _forks = 0  # forks between the process that imported this module and this one
 
@@ -103,6 +104,9 @@ class Guard:
         self._sigterm = SigtermHandler(lambda: self._agreement.raise_flag(agreement.SIGTERM))
         self._mailbox_client: MailboxClient | None = None
         self._watchdog: Watchdog | None = None
+        self._tracking = self._isolation.run(
+            "tracking", lambda: Tracking.from_environment(self._identity, environment), None
+        )
         self._closed = False
         self._restarted = self._identity.restart > 0  # and no step since then is done yet
         for part, start in (
@@ -153,6 +157,8 @@ class Guard:
                 "reports", lambda: self._enqueue(self._commands.report_restarted(step, at=_now())), None
             )
         self._isolation.run("telemetry", lambda: self._record_step(step, loss, grad_norm, tokens, lr, extra, log), None)
+        if (tracking := self._tracking) is not None and self._is_first():
+            self._isolation.run("tracking", lambda: tracking.on_step(step), None)
         agreed = self._agreement.agree(self._progress.mean_s)
         if agreed is not self._agreed:
             self._agreed = agreed
@@ -279,6 +285,8 @@ class Guard:
         if self._mailbox_client is not None:
             client = self._mailbox_client
             self._isolation.run("mailbox", lambda: client.stop(within_s), None)
+        if (tracking := self._tracking) is not None:
+            self._isolation.run("tracking", lambda: tracking.close(within_s), None)
         self._isolation.run("SIGTERM", self._sigterm.restore, None)
 
     # ------------------------------------------------------------------ inside
@@ -393,6 +401,9 @@ class Guard:
             print_line(f"the manifest of {path} cannot be written, so it cannot be resumed from: {error}")
             self.save_failed(f"the manifest of {path} cannot be written: {error}")
             return
+        at, reason = step if step is not None else self._progress.step, self.reason
+        if (tracking := self._tracking) is not None and reason:
+            self._isolation.run("tracking", lambda: tracking.on_checkpoint(at or 0, reason), None)
         durable = Durability(durability) if durability else Durability.REMOTE if "://" in path else Durability.LOCAL
         self._enqueue(self._commands.report_committed(path, step=step, durability=durable, at=_now()))
 
