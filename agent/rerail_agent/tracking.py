@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,8 +55,13 @@ class WandbRun:
 class MlflowRun:
     """The active run of MLflow, by its id: what is active differs from thread to thread."""
 
-    def __init__(self, client: Any, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+    def __init__(self, make_client: Callable[[], Any], run_id: str) -> None:
+        self._make_client, self._run_id = make_client, run_id
+
+    @cached_property
+    def _client(self) -> Any:
+        # Made by the thread that writes, because a client may open its store.
+        return self._make_client()
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         for name, value in facts.items():
@@ -101,7 +106,8 @@ class Tracking:
             self._start("wandb", WandbRun(run), self._first_step)
         if "mlflow" not in self._runs and mlflow is not None and (active := mlflow.active_run()) is not None:
             uri, run_id = mlflow.get_tracking_uri(), str(active.info.run_id)
-            self._start("mlflow", MlflowRun(mlflow.MlflowClient(tracking_uri=uri), run_id), self._first_step)
+            make_client = partial(mlflow.MlflowClient, tracking_uri=uri)
+            self._start("mlflow", MlflowRun(make_client, run_id), self._first_step)
             self._isolation.once("tracking", lambda: self._keep_mlflow_id(run_id, uri), None)
 
     def on_checkpoint(self, step: int, reason: str) -> None:
@@ -124,7 +130,8 @@ class Tracking:
     def _describe_attempt(self, resumed_step: int) -> tuple[dict[str, Any], str]:
         """Return the facts about this attempt, and its beginning in words."""
         identity, environment = self._identity, self._environment
-        cause = environment.get("RERAIL_PREVIOUS_CAUSE", "")
+        # A restart in place has the environment of its attempt, whose cause is an older one.
+        cause = "" if identity.restart else environment.get("RERAIL_PREVIOUS_CAUSE", "")
         facts = {"run": identity.run, "attempt": identity.attempt, "resumed_step": resumed_step}
         if cause:
             facts["previous_cause"] = cause
