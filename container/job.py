@@ -1,7 +1,6 @@
 """Read the settings of SageMaker and Rerail for this container: folders, run, attempt, resume step, skips."""
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-HIGHEST_RATE = 1000.0
+from rerail_agent.settings import read_rate, read_skipped_samples
 
 
 class Saved(Protocol):
@@ -69,7 +68,7 @@ class TrainingJob:
             resume_at_most=_whole_number(environment, "RERAIL_RESUME_STEP"),
             skipped=read_ranges(environment.get("RERAIL_SKIP_SAMPLES", "")),
             checkpoint_location=environment.get("RERAIL_CHECKPOINTS", ""),
-            rate=read_rate(environment.get("RERAIL_LR_SCALE", "")),
+            rate=read_rate(environment),
             restart=_whole_number(environment, "RERAIL_RESTART") or 0,
             rolled_back=_whole_number(environment, "RERAIL_ROLLED_BACK") or 0,
             keeps_newer=environment.get("RERAIL_KEEP_NEWER") == "1",
@@ -152,32 +151,7 @@ class TrainingCluster:
 
 def read_ranges(text: str) -> tuple[range, ...]:
     """Parse `10240-10495,20000-20015`, each with its last sample, into ascending ranges that do not overlap."""
-    ranges: list[range] = []
-    for first, last in sorted(_ends(part.strip()) for part in text.split(",") if part.strip()):
-        if ranges and first <= ranges[-1].stop:
-            ranges[-1] = range(ranges[-1].start, max(ranges[-1].stop, last + 1))
-        else:
-            ranges.append(range(first, last + 1))
-    return tuple(ranges)
-
-
-def _ends(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", text)
-    if not match or int(match[1]) > int(match[2]):
-        remedy = "write first-last, joined by commas, such as 10240-10495,20000-20015"
-        raise ValueError(f"RERAIL_SKIP_SAMPLES: {text!r} is not a valid range of sample ids; {remedy}")
-    return int(match[1]), int(match[2])
-
-
-def read_rate(text: str) -> float:
-    """Parse the factor on the learning rate; 1 if the text is empty."""
-    try:
-        rate = float(text or 1.0)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate <= HIGHEST_RATE:
-        raise ValueError(f"RERAIL_LR_SCALE={text!r}: must be a number above 0, at most {HIGHEST_RATE:g}, such as 0.9")
-    return rate
+    return tuple(range(first, last + 1) for first, last in read_skipped_samples({"RERAIL_SKIP_SAMPLES": text}))
 
 
 def find_base_folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -39,6 +39,7 @@ from rerail_agent.progress import Progress
 from rerail_agent.settings import AgentSettings
 from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.telemetry import TokenMeter
+from rerail_agent.tracking import Tracking
 
 _forks = 0  # forks between the process that imported this module and this one
 
@@ -105,6 +106,9 @@ class Guard:
         self._sigterm = SigtermHandler(lambda: self._agreement.raise_flag(agreement.SIGTERM))
         self._mailbox_client: MailboxClient | None = None
         self._watchdog: Watchdog | None = None
+        self._tracking = self._isolation.run(
+            "tracking", lambda: Tracking.from_environment(self._identity, environment), None
+        )
         self._closed = False
         self._restarted = self._identity.restart > 0  # and no step since then is done yet
         for part, start in (
@@ -155,6 +159,8 @@ class Guard:
                 "reports", lambda: self._enqueue(self._commands.report_restarted(step, at=_now())), None
             )
         self._isolation.run("telemetry", lambda: self._record_step(step, loss, grad_norm, tokens, lr, extra, log), None)
+        if (tracking := self._tracking) is not None and self._is_first():
+            self._isolation.run("tracking", lambda: tracking.on_step(step), None)
         agreed = self._agreement.agree(self._progress.mean_s)
         if agreed is not self._agreed:
             self._agreed = agreed
@@ -243,6 +249,17 @@ class Guard:
         if self._is_first():
             self._isolation.once("reports", lambda: self._report_finding(finding), None)
 
+    def announce(self, *abilities: str) -> None:
+        """Report abilities of the script that are known only after the start, such as `skip` or `rate`."""
+        new = tuple(ability for ability in abilities if ability not in self._abilities)
+        self._abilities = (*self._abilities, *new)
+        if new and self._is_first():
+            self._isolation.once(
+                "reports",
+                lambda: self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities)),
+                None,
+            )
+
     # ------------------------------------------------------------------ with a checkpoint
 
     def state_dict(self) -> dict[str, str]:
@@ -270,6 +287,8 @@ class Guard:
         if self._mailbox_client is not None:
             client = self._mailbox_client
             self._isolation.run("mailbox", lambda: client.stop(within_s), None)
+        if (tracking := self._tracking) is not None:
+            self._isolation.run("tracking", lambda: tracking.close(within_s), None)
         self._isolation.run("SIGTERM", self._sigterm.restore, None)
 
     # ------------------------------------------------------------------ inside
@@ -298,7 +317,7 @@ class Guard:
             heartbeat_s=self._settings.heartbeat_s,
             isolation=self._isolation,
         )
-        self._mailbox_client.enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
+        self._enqueue_hello()
         self._mailbox_client.start()
 
     def _stop_mailbox_client(self, client: MailboxClient) -> None:
@@ -384,6 +403,9 @@ class Guard:
             print_line(f"the manifest of {path} cannot be written, so it cannot be resumed from: {error}")
             self.save_failed(f"the manifest of {path} cannot be written: {error}")
             return
+        at, reason = step if step is not None else self._progress.step, self.reason
+        if (tracking := self._tracking) is not None and reason:
+            self._isolation.run("tracking", lambda: tracking.on_checkpoint(at or 0, reason), None)
         durable = Durability(durability) if durability else Durability.REMOTE if "://" in path else Durability.LOCAL
         self._enqueue(self._commands.report_committed(path, step=step, durability=durable, at=_now()))
 
@@ -411,7 +433,7 @@ class Guard:
         self._last_heartbeat = progress.steps, progress.trained_s
         self._heartbeats += 1
         if self._heartbeats in HELLO_HEARTBEATS:
-            self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
+            self._enqueue_hello()
         for finding, since in list(self._open_findings.values()):
             after = self._heartbeats - since
             if after in FINDING_HEARTBEATS or (after > 0 and after % FINDING_INTERVAL == 0):
@@ -432,6 +454,9 @@ class Guard:
                 restart=self._identity.restart,
             )
         )
+
+    def _enqueue_hello(self) -> None:
+        self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities))
 
     def _enqueue(self, report: Report | None) -> None:
         if report is not None and self._mailbox_client is not None:

@@ -6,18 +6,33 @@
 `output_dir` is the folder that SageMaker uploads (/opt/ml/checkpoints), or one on a shared file system. The Trainer
 saves to `checkpoint-<n>` and deletes by its own `save_total_limit`. The callback asks for further saves and adds the
 manifest to each. It has the loss only of the steps that the Trainer logs: with `logging_steps=1`, of all.
+
+It leaves out the samples in RERAIL_SKIP_SAMPLES and scales the learning rate by RERAIL_LR_SCALE. The Trainer makes as
+many steps as without a skip.
 """
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from accelerate.data_loader import (  # type: ignore[import-untyped,unused-ignore]
+    BatchSamplerShard,
+    DataLoaderShard,
+    SeedableRandomSampler,
+)
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rerail_agent import manifests
-from rerail_agent.fault_isolation import print_line
+from rerail.model.skipped_samples import Ranges
+from rerail_agent import data_order, manifests
+from rerail_agent.checkpoints.manifest import DamagedCheckpoint
+from rerail_agent.data_order import DataOrder, OrderedBatches
+from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.guard import Guard
+from rerail_agent.ladder import prepare_rate
+from rerail_agent.settings import read_skipped_samples
 
 # What the detectors have learned, beside the Trainer's files.
 DETECTOR_STATE = "rerail.json"
@@ -33,7 +48,10 @@ class RerailCallback(TrainerCallback):
     """Report each step to the guard; make the Trainer save and stop when the guard asks, on all ranks at one step."""
 
     def __init__(self, guard: Guard | None = None) -> None:
+        self._skipped = read_skipped_samples(os.environ)
         self.guard = Guard.from_env() if guard is None else guard
+        self._position: DataPosition | None = None
+        self._applied_rate = 1.0
         self._pending_step: int | None = None  # a step whose loss the Trainer is about to log
         self._pending_reason = ""  # why a checkpoint is wanted that is not saved yet
         self._tokens = 0
@@ -47,6 +65,16 @@ class RerailCallback(TrainerCallback):
         self._tokens = int(state.num_input_tokens_seen)
         if state.global_step:
             self._read_detector_state(_folder(args, state))
+        can_scale, self._applied_rate = prepare_rate([kwargs.get("optimizer")])
+        loader = kwargs.get("train_dataloader")
+        can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(args, state, loader), False)
+        self.guard.announce(*(("rate",) if can_scale else ()), *(("skip",) if can_skip else ()))
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._position is not None:
+            self._position.begin_epoch()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -116,7 +144,7 @@ class RerailCallback(TrainerCallback):
             step=state.global_step,
             reason="final" if reason == "periodic" and state.global_step >= state.max_steps else reason,
             loss=self._loss,
-            consumed_samples=state.global_step * _samples_per_step(args),
+            consumed_samples=self._count_samples(args, state),
         )
         self._leave()
 
@@ -141,7 +169,7 @@ class RerailCallback(TrainerCallback):
             step=step,
             loss=logs.get("loss"),
             grad_norm=logs.get("grad_norm"),
-            lr=logs.get("learning_rate"),
+            lr=logs["learning_rate"] * self._applied_rate if "learning_rate" in logs else None,
             tokens=self._tokens - seen or None,
             extra={"epoch": logs["epoch"]} if "epoch" in logs else None,
         )
@@ -174,6 +202,23 @@ class RerailCallback(TrainerCallback):
         self._phase.close()
         self._is_within = False
 
+    def _prepare_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> bool:
+        """Put the data where the checkpoint's was, without the samples to skip; return whether that is possible."""
+        self._position = None
+        if obstacle := _find_data_obstacle(args, loader):
+            if manifests.get_rank() == 0:
+                print_line(data_order.explain(obstacle, self._skipped))
+            return False
+        consumed = manifests.gather(_read_consumed_samples(_folder(args, state)))[0] if state.global_step else 0
+        self._position = DataPosition(args, state, loader, self._skipped, consumed=consumed)
+        return True
+
+    def _count_samples(self, args: TrainingArguments, state: TrainerState) -> int:
+        """Return the id of the next sample after the Trainer's step."""
+        if self._position is not None:
+            return self._position.count_samples(state.global_step)
+        return int(state.global_step * args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
     def _write_detector_state(self, folder: Path) -> None:
         if manifests.get_rank() == 0 and folder.is_dir():
             (folder / DETECTOR_STATE).write_text(json.dumps(self.guard.state_dict()))
@@ -187,9 +232,72 @@ class RerailCallback(TrainerCallback):
             print_line(f"{folder / DETECTOR_STATE} cannot be read ({error}); the detectors start empty")
 
 
+class DataPosition:
+    """The position in the data, which the Trainer itself only knows as a number of steps.
+
+    The Trainer resumes at a number of batches in an epoch. They are counted on from the checkpoint's position.
+    """
+
+    def __init__(
+        self, args: TrainingArguments, state: TrainerState, loader: Any, skipped: Ranges, *, consumed: int | None
+    ) -> None:
+        batches = loader.batch_sampler
+        size = batches.batch_size * getattr(batches, "num_processes", 1)
+        self._accumulated = args.gradient_accumulation_steps
+        self._epoch_steps = max(1, -(-len(batches) // self._accumulated))
+        self._order = DataOrder(len(batches), self._epoch_steps * self._accumulated * size, size, skipped)
+        # The Trainer's batches before this attempt, and the number of the first batch of this attempt.
+        self._batches = self._count_batches(state.global_step)
+        first = self._order.advance(0, self._batches) if consumed is None else self._order.find(consumed)
+        self._first = self._order.advance(first, 0)
+        self._epoch = state.global_step // self._epoch_steps - 1
+        self._ordered: OrderedBatches | None = None
+        if self._first != self._batches or self._order.skipped:
+            self._ordered = data_order.install(loader.base_dataloader, self._order)
+
+    def begin_epoch(self) -> None:
+        self._epoch += 1
+        done = self._epoch * self._order.epoch_batches - self._batches
+        if self._ordered is not None:
+            self._ordered.next_batch = self._order.advance(self._first, max(0, done))
+            self._ordered.dropped_by_trainer = max(0, -done)
+
+    def count_samples(self, step: int) -> int:
+        """Return the id of the next sample after a step."""
+        return self._order.start(self._order.advance(self._first, self._count_batches(step) - self._batches))
+
+    def _count_batches(self, step: int) -> int:
+        epoch, steps = divmod(step, self._epoch_steps)
+        return epoch * self._order.epoch_batches + min(steps * self._accumulated, self._order.epoch_batches)
+
+
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
-def _samples_per_step(args: TrainingArguments) -> int:
-    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+def _find_data_obstacle(args: TrainingArguments, loader: Any) -> str:
+    """Return why the order of the Trainer's data is not known, or an empty string."""
+    if args.ignore_data_skip:
+        return "with ignore_data_skip the position in the data is not known after a resume"
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) or type(loader) is not DataLoaderShard:
+        return "the order of an iterable dataset or another loader is not known; use a dataset with indices"
+    batches = loader.batch_sampler
+    if type(batches) is BatchSamplerShard:
+        if batches.split_batches or not (batches.even_batches or batches.drop_last):
+            return "accelerator_config divides batches among the ranks; leave split_batches and even_batches unset"
+        batches = batches.batch_sampler
+    return data_order.find_obstacle(
+        loader.base_dataloader,
+        ranks=1,
+        batches=batches,
+        samplers=[SeedableRandomSampler],
+        remedy='use train_sampling_strategy "random" or "sequential"',
+    )
+
+
+def _read_consumed_samples(folder: Path) -> int | None:
+    """Return the position in the data of a checkpoint; None if its manifest does not have it."""
+    try:
+        return manifests.read(folder).consumed_samples or None
+    except DamagedCheckpoint:
+        return None

@@ -6,6 +6,9 @@
 Checkpoints are `<checkpoints>/step-<n>/lightning.ckpt` with a manifest beside it; the step is Lightning's
 `global_step`. They hold the random state of every rank, which Lightning's own do not. A SIGTERM ends fit() with
 SystemExit, as Lightning does, but after a save, and at a step that all ranks have agreed on.
+
+It leaves out the samples in RERAIL_SKIP_SAMPLES and scales the learning rate by RERAIL_LR_SCALE. Epochs have as many
+batches as without a skip. If a later attempt can repeat the data's order, it also resumes within an epoch.
 """
 
 import os
@@ -23,8 +26,12 @@ try:
 except ImportError:  # the package's older name
     from pytorch_lightning import Callback  # type: ignore[assignment,unused-ignore]
 
-from rerail_agent import manifests
+from rerail_agent import data_order, manifests
+from rerail_agent.data_order import DataOrder, OrderedBatches
+from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.guard import Guard
+from rerail_agent.ladder import prepare_rate
+from rerail_agent.settings import read_skipped_samples
 from rerail_agent.sigterm import SigtermHandler
 
 FILE = "lightning.ckpt"
@@ -54,6 +61,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         tokens: Callable[[Any], int] | None = None,
         guard: Guard | None = None,
     ) -> None:
+        self._skipped = read_skipped_samples(os.environ)
         self.guard = Guard.from_env() if guard is None else guard
         self._handler = signal.getsignal(signal.SIGTERM)
         self._checkpoints = manifests.FrameworkCheckpoints(self.guard, manifests.find_root(checkpoints), keep=keep)
@@ -63,6 +71,11 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._loss: float | None = None
         self._tokens = self._count_samples = 0
         self._rate: float | None = None
+        self._applied_rate = 1.0
+        # The order of the data, if it is known, the first batch of this attempt in it, and its batches since then.
+        self._order: DataOrder | None = None
+        self._first = self._batches = 0
+        self._ordered: OrderedBatches | None = None
         self._random: list[dict[str, Any]] = []  # of each rank, to be put back before the first batch
         self._phase = ExitStack()
 
@@ -79,9 +92,17 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._restore_handler()
         self._phase.close()
         self._step = self._saved = trainer.global_step
+        can_scale, self._applied_rate = prepare_rate(trainer.optimizers)
+        can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(trainer), False)
+        self.guard.announce(*(("rate",) if can_scale else ()), *(("skip",) if can_skip else ()))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._order is not None and self._ordered is not None:
+            self._ordered.next_batch = self._order.advance(self._first, self._batches)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._rate = _learning_rate(trainer)
+        rate = _learning_rate(trainer)
+        self._rate = None if rate is None else rate * self._applied_rate
         if self._random:
             if len(self._random) == trainer.world_size:
                 restore_random_state(self._random[trainer.global_rank])
@@ -129,6 +150,27 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
 
     # ------------------------------------------------------------------ inside
 
+    def _prepare_data(self, trainer: Any) -> bool:
+        """Put the data where the checkpoint's was, without the samples to skip; return whether that is possible."""
+        self._order, self._ordered, self._batches = None, None, 0
+        if obstacle := _find_data_obstacle(trainer):
+            if manifests.get_rank() == 0:
+                print_line(data_order.explain(obstacle, self._skipped))
+            return False
+        loader = trainer.fit_loop._combined_loader.flattened[0]
+        self._order = data_order.make_order(
+            loader, ranks=trainer.world_size, skipped=self._skipped, epoch_batches=int(trainer.num_training_batches)
+        )
+        self._first = self._order.advance(self._order.find(self._count_samples), 0)
+        if self._skipped or trainer.global_step:
+            self._ordered = data_order.install(loader, self._order)
+            self._ordered.next_batch = self._first
+            random_numbers = random_state()
+            trainer.fit_loop._combined_loader.reset()  # Lightning has begun to read
+            iter(trainer.fit_loop._data_fetcher)
+            restore_random_state(random_numbers)
+        return True
+
     def _restore_handler(self) -> None:
         # Lightning puts its own handler for SIGTERM before the guard's: it raises in the middle of a step, unsaved, and
         # with several ranks it begins a collective in the handler, which meets those of the training loop.
@@ -141,7 +183,11 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
             # Lightning passes the batch's share of the step's loss.
             share = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss.detach() * share)
-        self._count_samples += _count_samples(batch) * trainer.world_size
+        self._batches += 1
+        if self._order is not None:
+            self._count_samples = self._order.start(self._order.advance(self._first, self._batches))
+        else:
+            self._count_samples += _count_samples(batch) * trainer.world_size
         if self._tokens_of is not None:
             self._tokens += self._tokens_of(batch) * trainer.world_size
 
@@ -171,6 +217,17 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
                 loss=self._loss,
                 consumed_samples=self._count_samples,
             )
+
+
+def _find_data_obstacle(trainer: Any) -> str:
+    """Return why the order of Lightning's data is not known, or an empty string."""
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+    loaders: list[Any] = getattr(combined, "flattened", [])
+    if len(loaders) != 1 or getattr(trainer.fit_loop, "_data_fetcher", None) is None:
+        return "only a single training loader can be set to a position"
+    if trainer.reload_dataloaders_every_n_epochs:
+        return "reload_dataloaders_every_n_epochs replaces the loader"
+    return data_order.find_obstacle(loaders[0], ranks=trainer.world_size)
 
 
 def random_state() -> dict[str, Any]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
+from rerail.model.skipped_samples import Ranges, parse_ranges
 from rerail.model.thresholds import Thresholds
 
 Log = Callable[[str], None]
 SHORTEST_S = 0.05
+HIGHEST_RATE = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,26 @@ class AgentSettings:
             save_on_warning=environment.get("RERAIL_SAVE_ON_WARNING", "").lower() not in ("off", "0", "false", "no"),
             detection=_read_thresholds(environment.get("RERAIL_DETECTION", ""), log),
         )
+
+
+def read_skipped_samples(environment: Mapping[str, str]) -> Ranges:
+    """Return the first and last id of each range in RERAIL_SKIP_SAMPLES, ascending; raise ValueError if malformed."""
+    try:
+        return parse_ranges(environment.get("RERAIL_SKIP_SAMPLES", ""))
+    except ValueError as error:
+        raise ValueError(f"RERAIL_SKIP_SAMPLES: {error}; join several by commas") from error
+
+
+def read_rate(environment: Mapping[str, str]) -> float:
+    """Return the factor on the learning rate, RERAIL_LR_SCALE, or 1; raise ValueError if it is malformed."""
+    text = environment.get("RERAIL_LR_SCALE", "")
+    try:
+        rate = float(text or 1.0)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate <= HIGHEST_RATE:
+        raise ValueError(f"RERAIL_LR_SCALE={text!r}: must be a number above 0, at most {HIGHEST_RATE:g}, such as 0.9")
+    return rate
 
 
 def _read_seconds(environment: Mapping[str, str], name: str, default: float, log: Log) -> float:

@@ -42,6 +42,12 @@ def command(
     return Command(id=id, attempt=attempt, kind=kind, **values)
 
 
+def announced(bucket: Bucket, abilities: tuple[str, ...], *, attempt: int = 1) -> bool:
+    """Whether the newest hello of an attempt has these abilities."""
+    hello = bucket.reports().get(f"a{attempt:03d}-hello")
+    return hello is not None and hello.abilities == abilities
+
+
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["torch", "torch.distributed", "rerail_agent.guard", "boto3", "tests.agent.loops"])
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent.composer import RerailCallback, resume_from, total_loss
-from tests.agent.jobs import command
+from tests.agent.jobs import announced, command
 from tests.agent.test_manifests import snippets
 
 STEPS = 12
+LEARNING_RATE = 1e-3
 
 
 class Event(StrEnum):
@@ -44,7 +47,9 @@ class Event(StrEnum):
 class Timestamp:
     """How far the training has come."""
 
+    epoch: int = 0
     batch: int = 0
+    batch_in_epoch: int = 0
     sample: int = 0
     token: int = 0
 
@@ -57,8 +62,10 @@ class State:
     optimizers: tuple[torch.optim.Optimizer, ...]
     callbacks: list[Any]
     max_duration: int
+    dataloader: DataLoader
     timestamp: Timestamp = field(default_factory=Timestamp)
     loss: Any = None
+    schedule: Any = None
 
     def stop_training(self) -> None:
         self.max_duration = self.timestamp.batch
@@ -79,16 +86,23 @@ def write(state: State, path: Path) -> None:
     """As composer.utils.save_checkpoint does: the callbacks' states are part of it."""
     kept = [callback.state_dict() for callback in state.callbacks if isinstance(callback, RerailCallback)]
     parts = {"model": state.model.state_dict(), "optimizer": state.optimizers[0].state_dict(), "callbacks": kept}
+    parts["schedule"] = state.schedule.state_dict()
     torch.save({**parts, "timestamp": vars(state.timestamp), "rng": torch.get_rng_state()}, path)
 
 
-def fit(*callbacks: Any, load_path: str | None = None, eval_every: int = 100, steps: int = STEPS) -> list[float]:
+def make_rows() -> torch.Tensor:
+    return torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+
+
+def fit(*callbacks: Any, load_path: str | None = None, eval_every: int = 100, steps: int = STEPS, **data: Any) -> Any:
     """Composer's training loop, in short; the losses that it saw."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.2), nn.Linear(4, 1))
-    state = State(model, (torch.optim.AdamW(model.parameters()),), list(callbacks), max_duration=steps)
-    generator, losses = torch.Generator().manual_seed(1), []
-    data = [torch.randn(4, 8, generator=generator) for _ in range(STEPS)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=data.pop("learning_rate", LEARNING_RATE))
+    loader = DataLoader(data.pop("rows", make_rows()), batch_size=4, **data)
+    state = State(model, (optimizer,), list(callbacks), max_duration=steps, dataloader=loader)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
+    losses, random_numbers = [], None
 
     def run_event(event: Event) -> None:
         for callback in state.callbacks:
@@ -98,35 +112,47 @@ def fit(*callbacks: Any, load_path: str | None = None, eval_every: int = 100, st
     if load_path:
         saved = torch.load(load_path)
         model.load_state_dict(saved["model"])
-        state.optimizers[0].load_state_dict(saved["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
         state.timestamp = Timestamp(**saved["timestamp"])
         ours = [callback for callback in callbacks if isinstance(callback, RerailCallback)]
         for callback, kept in zip(ours, saved["callbacks"], strict=True):
             callback.load_state_dict(kept)
-        torch.set_rng_state(saved["rng"])
+        random_numbers = saved["rng"]
     run_event(Event.AFTER_LOAD)
     run_event(Event.FIT_START)
-    run_event(Event.EPOCH_START)
-    while state.timestamp.batch < state.max_duration:
-        run_event(Event.BATCH_START)
-        state.optimizers[0].zero_grad()
-        microbatches = []
-        for microbatch in data[state.timestamp.batch].split(2):
-            state.loss = model(microbatch).square().mean()
-            run_event(Event.AFTER_LOSS)
-            (state.loss / 2).backward()
-            microbatches.append(state.loss.item())
-        state.optimizers[0].step()
-        losses.append(sum(microbatches) / 2)
-        state.timestamp.batch += 1
-        state.timestamp.sample += 4
-        state.timestamp.token += 32
-        run_event(Event.BATCH_END)
-        if state.timestamp.batch % eval_every == 0:
-            run_event(Event.EVAL_START)
-            run_event(Event.EVAL_END)
-        run_event(Event.BATCH_CHECKPOINT)
-    run_event(Event.EPOCH_END)
+    state.schedule, now = schedule, state.timestamp
+    while now.batch < state.max_duration:
+        if now.batch_in_epoch == 0:
+            run_event(Event.EPOCH_START)
+        for at, rows in enumerate(loader):
+            if at < now.batch_in_epoch:  # to the position of the checkpoint
+                if at + 1 == now.batch_in_epoch:
+                    torch.set_rng_state(random_numbers)
+                continue
+            run_event(Event.BATCH_START)
+            optimizer.zero_grad()
+            microbatches = []
+            for microbatch in rows.split(2):
+                state.loss = model(microbatch).square().mean()
+                run_event(Event.AFTER_LOSS)
+                (state.loss / 2).backward()
+                microbatches.append(state.loss.item())
+            optimizer.step()
+            schedule.step()
+            losses.append(sum(microbatches) / 2)
+            now.batch, now.batch_in_epoch = now.batch + 1, now.batch_in_epoch + 1
+            now.sample, now.token = now.sample + 4, now.token + 32
+            run_event(Event.BATCH_END)
+            if now.batch % eval_every == 0:
+                run_event(Event.EVAL_START)
+                run_event(Event.EVAL_END)
+            run_event(Event.BATCH_CHECKPOINT)
+            if now.batch >= state.max_duration:
+                break
+        else:
+            now.epoch, now.batch_in_epoch = now.epoch + 1, 0
+            run_event(Event.EPOCH_END)
     run_event(Event.FIT_END)
     return losses
 
@@ -138,7 +164,12 @@ def manifest(folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def callback(new_guard, tmp_path):
     """Makes callbacks that save with the loop's own function."""
-    return lambda *bucket, **settings: RerailCallback(tmp_path, guard=new_guard(*bucket), write=write, **settings)
+
+    def make(*bucket: Any, save_every: int = 0, keep: int = 3, **variables: str) -> RerailCallback:
+        guard = new_guard(*bucket, **variables)
+        return RerailCallback(tmp_path, guard=guard, write=write, save_every=save_every, keep=keep)
+
+    return make
 
 
 def test_training_is_what_it_was_and_each_batch_has_its_metric_line(callback, tmp_path, capsys):
@@ -200,6 +231,38 @@ def test_evaluations_are_no_slow_steps(callback):
     assert phases["eval_start"] == {"evaluation"}
     assert phases["eval_end"] == {"step"}
     assert phases["fit_end"] == {"evaluation"}
+
+
+def test_skipped_samples_are_as_if_they_had_never_been_there(callback, bucket, tmp_path, monkeypatch):
+    """After a rollback to step 4 and after the resume of that attempt; what follows moves up, over the epoch's end."""
+    rows = make_rows()
+    reference = fit(rows=torch.cat([rows[:20], rows[28:], rows[:8]]), steps=8)
+    fit(callback(save_every=4))
+    monkeypatch.setenv("RERAIL_SKIP_SAMPLES", "20-27")
+    for attempt, step in (("2", 4), ("3", 6)):
+        monkeypatch.setenv("RERAIL_ATTEMPT", attempt)
+        ours = callback(bucket, save_every=2, RERAIL_ATTEMPT=attempt, RERAIL_RUN="night", RERAIL_RESUME_STEP=str(step))
+        losses = fit(ours, load_path=resume_from(tmp_path), steps=8)
+        assert losses == reference[step:]
+        assert [manifest(tmp_path / f"step-00000000{at}")["consumed_samples"] for at in (6, 8)] == [32, 40]
+        bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
+
+
+def test_data_of_unknown_order_is_not_skipped_and_the_log_has_the_reason(callback, bucket, monkeypatch, capsys):
+    monkeypatch.setenv("RERAIL_SKIP_SAMPLES", "8-15")
+    assert fit(callback(bucket), shuffle=True) == fit(shuffle=True)
+    assert capsys.readouterr().err.count("RERAIL_SKIP_SAMPLES is ignored") == 1
+    bucket.wait_for(partial(announced, bucket, ("rate",)))
+
+
+def test_a_lower_rate_is_applied_once_over_resumes(callback, tmp_path, monkeypatch):
+    """As a schedule with half the rate."""
+    reference = fit(learning_rate=LEARNING_RATE / 2)
+    monkeypatch.setenv("RERAIL_LR_SCALE", "0.5")
+    losses = fit(callback(save_every=4), steps=4)
+    for steps in (8, 12):
+        losses += fit(callback(save_every=4), load_path=resume_from(tmp_path), steps=steps)
+    assert losses == reference
 
 
 def test_a_loss_of_several_parts_is_their_sum():

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rerail.model import checkpoints
 from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent import manifests
 from rerail_agent.hf import RerailCallback, resume_from
-from tests.agent.jobs import Ranks, command
+from tests.agent.jobs import Ranks, announced, command
 from tests.agent.test_manifests import snippets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -42,11 +43,11 @@ def trainer_in(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> Tra
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
     ids = torch.randint(0, 32, (40, 8), generator=torch.Generator().manual_seed(1))
-    data = [{"input_ids": row, "labels": row} for row in ids]
+    data = changes.pop("data", [{"input_ids": row, "labels": row} for row in ids])
     settings = {"max_steps": STEPS, "save_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 4, **changes}
     settings |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False}
     args = TrainingArguments(output_dir=str(folder), **settings)
-    return Trainer(model=model, args=args, train_dataset=data, eval_dataset=data[:4], callbacks=list(callbacks))
+    return Trainer(model=model, args=args, train_dataset=data, eval_dataset=list(data)[:4], callbacks=list(callbacks))
 
 
 def losses(trainer: Trainer) -> dict[int, float]:
@@ -55,6 +56,21 @@ def losses(trainer: Trainer) -> dict[int, float]:
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def rows_in_order(trainer: Trainer) -> list[torch.Tensor]:
+    """The samples of two epochs, in the order in which the Trainer reads them."""
+    loader, rows = trainer.get_train_dataloader(), []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        rows += [row for batch in loader for row in batch["input_ids"]]
+    return rows
+
+
+def without(trainer: Trainer, *skipped: range) -> list[dict[str, torch.Tensor]]:
+    """The first epoch of a data set that never had these samples; those of the next epoch move up."""
+    kept = [row for at, row in enumerate(rows_in_order(trainer)) if not any(at in ids for ids in skipped)]
+    return [{"input_ids": row, "labels": row} for row in kept[:40]]
 
 
 def as_the_supervisor_sees(folder: Path) -> checkpoints.Checkpoint:
@@ -275,6 +291,66 @@ def test_the_detectors_remember_across_a_resume(new_guard, tmp_path):
     assert remembered == [first.state_dict()]
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_skipped_samples_are_as_if_they_had_never_been_there(new_guard, bucket, tmp_path, accumulated):
+    """After a rollback to step 4 and after the resume of that attempt; the ids count what was skipped."""
+    changes = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": 4 // accumulated}
+    changes |= {"max_steps": 10}
+    data = without(trainer_in(tmp_path / "order", **changes), range(20, 28))
+    reference = trainer_in(tmp_path / "reference", **changes, data=data, train_sampling_strategy="sequential")
+    reference.train()
+    trainer_in(tmp_path / "run", RerailCallback(new_guard()), **changes).train()
+    ordered = {"RERAIL_RUN": "night", "RERAIL_SKIP_SAMPLES": "20-27", "TRAINING_JOB_NAME": "night-a002"}
+    for attempt, step in (("2", "4"), ("3", "8")):
+        found = tmp_path / "run" / f"checkpoint-{step}"
+        guard = new_guard(bucket, **ordered, RERAIL_ATTEMPT=attempt, RERAIL_RESUME_STEP=step)
+        trainer = trainer_in(tmp_path / "run", RerailCallback(guard), **changes)
+        trainer.train(resume_from_checkpoint=str(found))
+        assert losses(trainer) == losses(reference)
+        assert manifest(tmp_path / "run" / "checkpoint-8")["consumed_samples"] == 40
+        assert manifest(tmp_path / "run" / "checkpoint-10")["consumed_samples"] == 48
+        bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
+
+
+def test_data_of_unknown_order_is_not_skipped_and_the_log_has_the_reason(
+    undisturbed, new_guard, bucket, tmp_path, capsys
+):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(undisturbed.train_dataset)
+
+    for data, name in ((Stream(), "iterable dataset"), (None, "LengthGroupedSampler")):
+        changes = {"data": data} if data else {"train_sampling_strategy": "group_by_length"}
+        results = []
+        for callbacks in ([], [RerailCallback(new_guard(bucket, RERAIL_SKIP_SAMPLES="8-15"))]):
+            results.append(trainer_in(tmp_path, *callbacks, **changes, max_steps=4))
+            results[-1].train()
+        assert losses(results[0]) == losses(results[1])
+        ignored = [line for line in capsys.readouterr().err.splitlines() if "RERAIL_SKIP_SAMPLES is ignored" in line]
+        assert len(ignored) == 1 and name in ignored[0]
+        bucket.wait_for(partial(announced, bucket, ("rate",)))
+
+
+def test_a_lower_rate_is_applied_once_over_resumes_and_ends_with_its_attempt(new_guard, tmp_path, capsys):
+    """As a schedule with half the rate; what is saved has the rate of the schedule."""
+    reference = trainer_in(tmp_path / "reference", learning_rate=0.5e-2)
+    reference.train()
+    callback = RerailCallback(new_guard(RERAIL_LR_SCALE="0.5"))
+    trainer_in(tmp_path / "run", callback, max_steps=STEPS, learning_rate=1e-2).train()
+    for step in (4, 8):
+        trainer = trainer_in(tmp_path / "run", RerailCallback(new_guard()), learning_rate=1e-2)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+        assert losses(trainer) == losses(reference)
+        assert all(torch.equal(value, weights(reference)[name]) for name, value in weights(trainer).items())
+    lines = LINE.findall(capsys.readouterr().out)
+    assert float(lines[0][3]) == pytest.approx(0.5e-2)
+    new_guard(RERAIL_LR_SCALE="")
+    trainer = trainer_in(tmp_path / "run", RerailCallback(new_guard()), learning_rate=1e-2)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-8"))
+    lines = LINE.findall(capsys.readouterr().out)
+    assert float(lines[0][3]) == pytest.approx(1e-2 * (STEPS - 8) / STEPS, rel=1e-4)
+
+
 def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsys):
     new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
     (text,) = snippets("Hugging Face Trainer")
@@ -293,20 +369,28 @@ def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsy
 def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
     """SIGTERM comes to one of two: both leave after the same step, and its checkpoint has the state of both."""
     environment = {"SAGEMAKER_BASE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    first, second = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers()
-    assert first == second
-    step, found = first
+    environment |= {"RERAIL_SKIP_SAMPLES": "16-23"}
+    answers = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers()
+    (step, found, _), second = answers[0], answers[1]
+    assert second[:2] == (step, found)
+    assert manifest(Path(found))["consumed_samples"] == 8 * (step + 1)
+    kept = [row for at, row in enumerate(rows_in_order(trainer_in(tmp_path))) if at not in range(16, 24)]
+    for rank, (*_, seen) in enumerate(answers):  # a batch is dealt out to the ranks one after the other
+        expected = [kept[8 * batch + 4 * rank :][:4] for batch in range(6)]  # an epoch has five
+        assert seen[:6] == [[row.tolist() for row in rows] for rows in expected]
     assert found == str(tmp_path / "out" / f"checkpoint-{step}")
     names = [entry["name"] for entry in manifest(Path(found))["files"]]
     assert {"rng_state_0.pth", "rng_state_1.pth", "rerail.json"} <= set(names)
     assert (manifest(Path(found))["reason"], manifest(Path(found))["world_size"]) == ("sigterm", 2)
 
 
-def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[int, str | None]:
+def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[int, str | None, list[Any]]:
     os.environ["LOCAL_RANK"] = str(rank)
     callbacks = [RerailCallback()]
     if rank == 1:
         callbacks.append(Each(6, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     trainer = trainer_in(Path(folder), *callbacks, max_steps=40, ddp_backend="gloo", save_strategy="no")
+    seen, collate = [], trainer.data_collator
+    trainer.data_collator = lambda rows: seen.append([row["input_ids"].tolist() for row in rows]) or collate(rows)
     trainer.train(resume_from_checkpoint=resume_from(folder))
-    return trainer.state.global_step, resume_from(folder)
+    return trainer.state.global_step, resume_from(folder), seen

@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
 
 from rerail.model import checkpoints
 from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent import manifests
 from rerail_agent.lightning import RerailCallback, resume_from
-from tests.agent.jobs import Ranks, command
+from tests.agent.jobs import Ranks, announced, command
 from tests.agent.test_manifests import snippets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -29,16 +31,18 @@ LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) .*?lr=(\S+) (?:tokens_per_s=(\
 class Model(LightningModule):
     """A layer with dropout, and a learning rate that moves."""
 
-    def __init__(self, *, grad_norm: float | None = None) -> None:
+    def __init__(self, *, grad_norm: float | None = None, rate: float = 1e-2) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
         self.seen: list[float] = []
-        self.logged_norm = grad_norm
+        self.inputs: list[Any] = []
+        self.logged_norm, self.rate = grad_norm, rate
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
         loss = nn.functional.mse_loss(self.net(x), y)
         self.seen.append(loss.item())
+        self.inputs.append(x.tolist())
         if self.logged_norm is not None:
             self.log("grad_norm", self.logged_norm)
         return loss
@@ -47,7 +51,7 @@ class Model(LightningModule):
         self.log("val", self.net(batch[0]).mean())
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.rate)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -87,17 +91,20 @@ class Each(Callback):
             self.work()
 
 
-def fit(*callbacks: Callback, ckpt_path: str | None = None, model: Model | None = None, **changes: Any) -> Model:
+def fit(
+    *callbacks: Callback, ckpt_path: str | None = None, model: Model | None = None, loader: Any = None, **changes: Any
+) -> Model:
     """The same model, data and dropout every time."""
     torch.manual_seed(0)
-    model = model or Model()
-    settings = {"max_steps": STEPS, "max_epochs": -1, "limit_val_batches": 0, "devices": 1, **changes}
+    model = model or Model(rate=changes.pop("rate", 1e-2))
+    defaults = {"max_steps": STEPS, "max_epochs": -1, "limit_val_batches": 0, "devices": 1}
+    settings = {**defaults, "use_distributed_sampler": False, **changes}
     settings |= {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(callbacks=list(callbacks), **settings)
-        trainer.fit(model, Batches(), Batches(), ckpt_path=ckpt_path)
+        trainer.fit(model, Batches() if loader is None else loader, Batches(), ckpt_path=ckpt_path)
     return model
 
 
@@ -271,6 +278,75 @@ def test_the_detectors_remember_across_a_resume(new_guard, tmp_path):
     assert remembered == [first.state_dict()]
 
 
+def make_loader(*, order: Sequence[int] = range(32), **settings: Any) -> DataLoader:
+    rows = [(x, y) for xs, ys in Batches().data for x, y in zip(xs, ys, strict=True)]
+    return DataLoader([rows[at] for at in order], batch_size=4, **settings)
+
+
+def shuffled(seed: int) -> DataLoader:
+    return make_loader(sampler=DistributedSampler(range(32), 1, 0, seed=seed))
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_skipped_samples_are_as_if_they_had_never_been_there(
+    new_guard, bucket, tmp_path, monkeypatch, accumulated, workers
+):
+    """After a rollback to step 2 and after the resume of that attempt; the data is that of a plain DataLoader."""
+    sampler = DistributedSampler(range(32), 1, 0)
+    order = list(sampler)
+    sampler.set_epoch(1)
+    order = [at for number, at in enumerate([*order, *sampler]) if number not in range(20, 28)]
+    changes = {"max_steps": 8 // accumulated, "accumulate_grad_batches": accumulated}
+    reference = fit(loader=make_loader(order=order[:32]), **changes)
+    every = {"save_every": 2 // accumulated, "keep": 9}
+    fit(RerailCallback(tmp_path, guard=new_guard(), **every), loader=shuffled(0), **changes)
+    for attempt, batches in (("2", 2), ("3", 6)):
+        step = batches // accumulated
+        monkeypatch.setenv("RERAIL_SKIP_SAMPLES", "20-27")
+        guard = new_guard(bucket, RERAIL_RUN="night", RERAIL_ATTEMPT=attempt, RERAIL_RESUME_STEP=str(step))
+        loader = make_loader(sampler=DistributedSampler(range(32), 1, 0), num_workers=workers)
+        callback = RerailCallback(tmp_path, guard=guard, **every)
+        model = fit(callback, loader=loader, ckpt_path=resume_from(tmp_path), **changes)
+        assert model.seen == reference.seen[batches:]
+        assert manifest(tmp_path / f"step-{8 // accumulated:09d}")["consumed_samples"] == 40
+        bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_plain_loader_resumes_where_it_was(new_guard, tmp_path, step):
+    """Within an epoch and at its end."""
+    reference = fit(loader=shuffled(5))
+    fit(RerailCallback(tmp_path, guard=new_guard(), save_every=4), loader=shuffled(5), max_steps=step)
+    resumed = fit(RerailCallback(tmp_path, guard=new_guard()), loader=shuffled(5), ckpt_path=resume_from(tmp_path))
+    assert resumed.inputs == reference.inputs[step:]
+
+
+def test_data_of_unknown_order_is_not_skipped_and_the_log_has_the_reason(new_guard, bucket, tmp_path, capsys):
+    for loader in (Batches, partial(make_loader, shuffle=True)):
+        callback = RerailCallback(tmp_path, guard=new_guard(bucket, RERAIL_SKIP_SAMPLES="8-15"))
+        assert fit(callback, loader=loader()).seen == fit(loader=loader()).seen
+        assert capsys.readouterr().err.count("RERAIL_SKIP_SAMPLES is ignored") == 1
+        bucket.wait_for(partial(announced, bucket, ("rate",)))
+
+
+def test_a_lower_rate_is_applied_once_over_resumes_and_ends_with_its_attempt(new_guard, tmp_path, monkeypatch, capsys):
+    """As a schedule with half the rate; what is saved has the rate of the schedule."""
+    reference = fit(rate=0.5e-2)
+    monkeypatch.setenv("RERAIL_LR_SCALE", "0.5")
+    seen = fit(RerailCallback(tmp_path, guard=new_guard(), save_every=4), max_steps=4).seen
+    for steps in (8, 12):
+        callback = RerailCallback(tmp_path, guard=new_guard(), save_every=4)
+        seen += fit(callback, max_steps=steps, ckpt_path=resume_from(tmp_path)).seen
+    assert seen == reference.seen
+    rates = [float(line[3]) for line in LINE.finditer(capsys.readouterr().out)]
+    monkeypatch.delenv("RERAIL_LR_SCALE")
+    last = tmp_path / "step-000000004" / "lightning.ckpt"
+    fit(RerailCallback(tmp_path, guard=new_guard()), max_steps=STEPS, ckpt_path=str(last))
+    whole = [float(line[3]) for line in LINE.finditer(capsys.readouterr().out)]
+    assert rates[4:] == pytest.approx([rate / 2 for rate in whole], rel=1e-4)
+
+
 def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path):
     """It trains to the end, and started again it finds nothing left to do."""
     new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
@@ -289,19 +365,28 @@ def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
 
     Lightning's own handler would begin a collective on the rank that has the signal, and the other knows nothing of it.
     """
-    ranks = Ranks(two_ranks, 2, environment={"SAGEMAKER_BASE_DIR": str(tmp_path)}, folder=str(tmp_path / "out"))
-    assert ranks.answers() == [(0, str(tmp_path / "out/step-000000006/lightning.ckpt"))] * 2
+    environment = {"SAGEMAKER_BASE_DIR": str(tmp_path), "RERAIL_SKIP_SAMPLES": "16-23"}
+    answers = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers()
+    assert [answer[:2] for answer in answers] == [(0, str(tmp_path / "out/step-000000006/lightning.ckpt"))] * 2
+    rows = [row.tolist() for rows, _ in Batches().data for row in rows]
+    for rank, (*_, inputs) in enumerate(answers):
+        sampler = DistributedSampler(range(32), 2, rank)  # as Lightning puts into the loader
+        order = list(sampler)
+        sampler.set_epoch(1)
+        kept = [*order[:8], *order[12:], *sampler]
+        assert inputs == [[rows[at] for at in kept[4 * batch :][:4]] for batch in range(6)]
     table = manifest(tmp_path / "out" / "step-000000006")
-    assert (table["reason"], table["world_size"], table["consumed_samples"]) == ("sigterm", 2, 48)
+    assert (table["reason"], table["world_size"], table["consumed_samples"]) == ("sigterm", 2, 56)
 
 
-def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[Any, str | None]:
+def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[Any, str | None, list[Any]]:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "one"}
     callbacks = [RerailCallback(folder)]
     if rank == 1:
         callbacks.append(Each(6, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    model, settings = Model(), {"devices": 2, "strategy": "ddp", "use_distributed_sampler": True}
     try:
-        fit(*callbacks, devices=2, strategy="ddp", ckpt_path=resume_from(folder))
+        fit(*callbacks, model=model, loader=make_loader(), ckpt_path=resume_from(folder), **settings)
     except SystemExit as ending:
-        return ending.code, resume_from(folder)
-    return None, None
+        return ending.code, resume_from(folder), model.inputs
+    return None, None, model.inputs

@@ -267,7 +267,7 @@ def test_the_page_for_users_shows_a_plain_loop_that_works(bucket, new_guard, tmp
     import torch
 
     new_guard(bucket).close(within_s=0.2)  # its environment is what Guard.from_env() finds
-    loop, save, resume = (compile(text, "docs/scripts.md", "exec") for text in snippets("Plain PyTorch"))
+    loop, save, resume, _ = (compile(text, "docs/scripts.md", "exec") for text in snippets("Plain PyTorch"))
     model = torch.nn.Linear(2, 1)
     names: dict[str, Any] = {"root": tmp_path, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
 

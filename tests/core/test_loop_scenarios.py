@@ -7,6 +7,7 @@ import pytest
 
 from rerail.accounting.goodput import make_account
 from rerail.accounting.wall_time import Badput
+from rerail.decisions.launch import make_create_job
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
@@ -57,6 +58,7 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
     assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
     assert run.state is RunState.WATCHING
     assert run.attempts[0].cause is Cause.INFRASTRUCTURE
+    assert make_create_job(run).previous_cause == "infrastructure"
     assert run.open_incident and run.open_incident.lost_steps == 100
     assert world.sagemaker.requests["gpt-a002"]["Environment"] == {
         "RERAIL_RUN": "gpt",

@@ -131,6 +131,15 @@ def test_an_attempt_knows_who_it_is():
     }
 
 
+def test_a_job_with_a_tracking_run_gets_the_cause_of_its_restart():
+    """That of this restart, not of an earlier one."""
+    action = replace(SECOND, previous_cause="diverged")
+    tracked = {"RERAIL_TRACKING": "on", "RERAIL_PREVIOUS_CAUSE": "oom"}
+    assert second(action, Environment=tracked)["Environment"]["RERAIL_PREVIOUS_CAUSE"] == "diverged"
+    assert "RERAIL_PREVIOUS_CAUSE" not in second(SECOND, Environment=tracked)["Environment"]
+    assert "RERAIL_PREVIOUS_CAUSE" not in second(action)["Environment"]
+
+
 def test_the_agent_gets_the_thresholds_of_the_policy():
     """Only those that differ from the defaults; what the job itself sets comes first."""
     changed = Thresholds(patience_rows=40, stall_floor=timedelta(minutes=2))

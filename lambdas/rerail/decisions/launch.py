@@ -124,6 +124,7 @@ def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | N
 def make_create_job(run: Run) -> CreateJob:
     """Return the action that creates the current attempt's job."""
     attempt = run.current
+    previous = run.attempts[-2].cause if len(run.attempts) > 1 else None
     return CreateJob(
         attempt.job_name,
         attempt.number,
@@ -133,6 +134,7 @@ def make_create_job(run: Run) -> CreateJob:
         machines=attempt.machines,
         max_runtime_s=attempt.max_runtime_s,
         drill=attempt.drill,
+        previous_cause=previous.value if previous else "",
     )
 
 

@@ -59,6 +59,8 @@ class CreateJob(ActionTraits):
     max_runtime_s: int | None = None
     # The launch is a restart drill: checkpoints newer than the resume step are valid and stay in place.
     drill: bool = False
+    # The cause for which the attempt before it ended; empty if unknown.
+    previous_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ TAG_LIMIT = 50
 VALUE_LIMIT = 512  # characters of a variable
 DETECTION_VARIABLE = "RERAIL_DETECTION"
 # Variables for a single attempt, which are not carried over to the next one.
-ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER")
+ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE")
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
@@ -85,6 +85,7 @@ def make_request(
         "RERAIL_ATTEMPT": str(action.attempt),
         **_variable_for_resume(request, action),
         **_variables_for_script(action, own),
+        **_variable_for_tracking(action, own),
     }
     if len(environment) < ENVIRONMENT_LIMIT:  # a job without room for them keeps the default thresholds
         environment = _variable_for_detection(detection) | environment
@@ -183,6 +184,12 @@ def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str
     variables = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
     variables |= {"RERAIL_LR_SCALE": scale} if (own_rate, rate) != (1.0, 1.0) else {}
     return variables | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
+
+
+def _variable_for_tracking(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable with the cause of the restart, for a job whose agent writes it to a tracking run."""
+    is_read = bool(own.get("RERAIL_TRACKING")) and bool(action.previous_cause)
+    return {"RERAIL_PREVIOUS_CAUSE": str(action.previous_cause)} if is_read else {}
 
 
 def _set_machines(request: dict[str, Any], machines: Machines | None) -> None:
