@@ -1,6 +1,7 @@
 """A dead-letter queue with its alarm, for messages that could not be delivered or handled."""
 
-from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import Duration, Fn, RemovalPolicy
+from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
@@ -28,6 +29,7 @@ class DeadLetterQueue(Construct):
         """Make the queue; `of` names its source in "the dead-letter queue of ... is not empty"."""
         super().__init__(scope, id)
         self.of = of
+        self._page, self._rules = page, 0
         self.queue = sqs.Queue(
             self,
             "Queue",
@@ -46,9 +48,31 @@ class DeadLetterQueue(Construct):
             runbook=runbook,
         )
 
-    def accept_from_rule(self, rule_arn: str) -> None:
-        """Let EventBridge send undeliverable events of that rule to this queue."""
+    def accept_from_rule(self, rule_arn: str, *, bus: str | None = None) -> None:
+        """Let EventBridge send undeliverable events of that rule to this queue; `bus` is the rule's, if it is ours."""
         self.queue.add_to_resource_policy(send_from_rule(self.queue, rule_arn))
+        self.watch_rule(rule_arn, bus=bus)
+
+    def watch_rule(self, rule_arn: str, *, bus: str | None = None) -> None:
+        """Page for an event that EventBridge can send neither to the rule's target nor to this queue: it is lost."""
+        self._rules += 1
+        # `arn:...:rule/<rule>`, or `arn:...:rule/<bus>/<rule>`.
+        dimensions = {"RuleName": Fn.select(2 if bus else 1, Fn.split("/", rule_arn))}
+        page_when_above(
+            self,
+            "Lost" if self._rules == 1 else f"Lost{self._rules}",
+            metric=cloudwatch.Metric(
+                namespace="AWS/Events",
+                metric_name="InvocationsFailedToBeSentToDlq",
+                dimensions_map=dimensions | ({"EventBusName": bus} if bus else {}),
+                statistic="Sum",
+                period=MINUTE,
+            ),
+            page=self._page,
+            text=f"Rerail: an event of {self.of} could neither be delivered nor be kept: it is lost. Check that the "
+            "queue's policy and its key allow EventBridge.",
+            runbook=Runbook.EVENTS_DROPPED,
+        )
 
 
 def send_from_rule(queue: sqs.IQueue, rule_arn: str) -> iam.PolicyStatement:

@@ -70,7 +70,7 @@ class NoticeDelivery(Construct):
             self, "Undelivered", key=key, page=page, of="the rule for notices", runbook=Runbook.UNDELIVERED
         )
         target = targets.LambdaFunction(self.function, dead_letter_queue=undelivered.queue)
-        events.Rule(
+        rule = events.Rule(
             self,
             "Rule",
             description="Rerail: notices for people",
@@ -78,6 +78,7 @@ class NoticeDelivery(Construct):
             event_pattern=PATTERN,
             targets=[target],
         )
+        undelivered.watch_rule(rule.rule_arn, bus=bus.bus.event_bus_name)
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
         receivers = _list_configured(options)
         if receivers:

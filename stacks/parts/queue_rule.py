@@ -53,4 +53,4 @@ class QueueRule(Construct):
             ],
         )
         signals.accept_from_rule(self.rule.attr_arn)
-        dead_letters.accept_from_rule(self.rule.attr_arn)
+        dead_letters.accept_from_rule(self.rule.attr_arn, bus=bus.event_bus_name if bus else None)

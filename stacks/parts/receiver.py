@@ -95,4 +95,4 @@ class ReceiverRule(Construct):
                 )
             ],
         )
-        self._dead_letters.accept_from_rule(rule.attr_arn)
+        self._dead_letters.accept_from_rule(rule.attr_arn, bus=bus.bus.event_bus_name if bus else None)

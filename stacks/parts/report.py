@@ -82,7 +82,7 @@ class ReportRenderer(Construct):
         )
         for queue in queues.values():
             queue.add_to_resource_policy(send_from_rule(queue, rule.attr_arn))
-        undelivered.accept_from_rule(rule.attr_arn)
+        undelivered.accept_from_rule(rule.attr_arn, bus=bus.bus.event_bus_name)
         runs.let_look(made.role)
         reports.let_keep(made.role)
         read_policies(made.role, PREFIX)

@@ -50,6 +50,25 @@ def test_every_event_that_a_function_loses_raises_an_alarm(either, metric):
     assert all("DeadLetterConfig" in either.of("Lambda::Function")[name] for name in called)
 
 
+def test_every_event_that_a_rule_loses_raises_an_alarm(either):
+    """It could be sent neither to the target nor to the dead-letter queue: the key or a policy forbids it."""
+    alarms = [a for a in either.of("CloudWatch::Alarm").values() if a["MetricName"] == "InvocationsFailedToBeSentToDlq"]
+    watched_rules, buses = {}, {}
+    for alarm in alarms:
+        dimensions = {dimension["Name"]: dimension["Value"] for dimension in alarm["Dimensions"]}
+        part, (slash, arn) = (
+            dimensions["RuleName"]["Fn::Select"][0],
+            dimensions["RuleName"]["Fn::Select"][1]["Fn::Split"],
+        )
+        assert slash == "/"
+        watched_rules[target(arn)] = part
+        buses[target(arn)] = dimensions.get("EventBusName")
+    rules = either.of("Events::Rule")
+    assert set(watched_rules) == set(rules)
+    assert buses == {id: rule.get("EventBusName") for id, rule in rules.items()}
+    assert watched_rules == {id: 2 if "EventBusName" in rule else 1 for id, rule in rules.items()}
+
+
 def test_every_dead_letter_queue_is_watched(either):
     letters = watched(either, "ApproximateNumberOfMessagesVisible")
     assert letters == sorted(set(dead_letter_queues(either)))

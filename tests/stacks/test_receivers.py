@@ -161,7 +161,7 @@ def test_what_does_not_arrive_soon_is_a_page_itself(full):
         alarms = [
             alarm
             for alarm in full.of("CloudWatch::Alarm").values()
-            if any(target(d["Value"]) == queue for d in alarm["Dimensions"] if isinstance(d["Value"], dict))
+            if alarm["Namespace"] == "AWS/SQS" and target(alarm["Dimensions"][0]["Value"]) == queue
         ]
         assert alarms and all(alarm["AlarmActions"] == [page] for alarm in alarms)
         queues.add(queue)
