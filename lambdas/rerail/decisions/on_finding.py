@@ -375,7 +375,8 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         onset_step=onset_step,
         began=intervention.began,
     )
-    run = with_attempt(run, replace(run.current, onset_step=onset_step))
+    onset_at = None if onset_step is None else finding.onset_at
+    run = with_attempt(run, replace(run.current, onset_step=onset_step, onset_at=onset_at))
     stop = PlannedStop(
         then=AfterStop.RELAUNCH,
         reason=finding.kind,
