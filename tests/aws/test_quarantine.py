@@ -548,6 +548,7 @@ def test_a_file_without_a_copy_is_refused(s3):
     assert left(s3) == {"ckpt.pt", "best.pt"} and not quarantined(s3)
 
 
+@pytest.mark.threat("T18")
 @pytest.mark.parametrize("body", [b"changed", None])
 def test_a_copy_that_is_not_the_one_that_was_made_is_not_restored(s3, body):
     put(s3, "ckpt.pt", b"sound")
@@ -585,6 +586,7 @@ def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored
     assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"a" * 5 * KiB + b"b" * 5 * KiB + b"c"
 
 
+@pytest.mark.threat("T18")
 def test_nothing_is_copied_or_deleted_outside_of_the_runs_own_copies(s3):
     put(s3, "ckpt.pt", b"sound")
     others = replace(copied(s3).copy, key=f"{FOLDER}ckpt.pt")

@@ -87,7 +87,7 @@ def _is_due(run: Run, copy: FileCopy, policy: Policy) -> bool:
 def _make_action(run: Run, copy: FileCopy, policy: Policy) -> CopyCheckpoint:
     """Return the action that makes a copy and deletes those that are too many then."""
     older = sorted(_list_copies(run, copy.name), key=lambda other: other.saved_at, reverse=True)
-    older.sort(key=lambda other: _is_rejected(run, other))  # those that are never restored go first
+    older.sort(key=lambda other: is_rejected(run, other))  # those that are never restored go first
     is_first = all(other.attempt != run.current.number for other in run.copies)
     return CopyCheckpoint(run.id, run.checkpoint_uri, copy, tuple(older[policy.copies.keep - 1 :]), is_first)
 
@@ -148,18 +148,14 @@ def _with_onset_dated(run: Run, attempt: Attempt, margin_steps: int) -> Attempt:
     """Return the attempt with the time after its newest copy from before the onset; without one, none is sound."""
     if attempt.onset_step is None or attempt.onset_at is not None:
         return attempt
-    earlier = [copy for copy in run.copies if _is_before(copy, attempt.onset_step - margin_steps)]
+    earlier = list_copies_before(run, attempt.onset_step - margin_steps)
     newest = max((copy.saved_at for copy in earlier), default=None)
     return replace(attempt, onset_at=newest + timedelta(seconds=1) if newest else run.created_at)
 
 
-def has_copy_before(run: Run, step: int) -> bool:
-    """Return whether there is a copy of a file from before this step."""
-    return any(_is_before(copy, step) for copy in run.copies)
-
-
-def _is_before(copy: FileCopy, step: int) -> bool:
-    return copy.step is not None and copy.step < step
+def list_copies_before(run: Run, step: int) -> list[FileCopy]:
+    """Return the copies from before this step that may be restored."""
+    return [c for c in run.copies if c.step is not None and c.step < step and not is_rejected(run, c)]
 
 
 def list_restored(run: Run, number: int) -> tuple[FileCopy, ...]:
@@ -170,12 +166,12 @@ def list_restored(run: Run, number: int) -> tuple[FileCopy, ...]:
     attempt = next((attempt for attempt in run.attempts if attempt.number == number), None)
     if attempt is None or attempt.onset_at is None:
         return ()
-    sound = [copy for copy in run.copies if not _is_rejected(run, copy)]
+    sound = [copy for copy in run.copies if not is_rejected(run, copy)]
     newest = {copy.name: copy for copy in sorted(sound, key=lambda copy: copy.saved_at) if copy.attempt <= number}
     return tuple(newest.values())
 
 
-def _is_rejected(run: Run, copy: FileCopy) -> bool:
+def is_rejected(run: Run, copy: FileCopy) -> bool:
     """Return whether the copy was saved after the onset of an attempt, by it or an earlier one."""
     return any(
         attempt.onset_at is not None and copy.attempt <= attempt.number and copy.saved_at >= attempt.onset_at

@@ -24,7 +24,7 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.fallback_machines import with_machines
-from rerail.decisions.file_copies import format_copies, has_copy_before, list_restored, with_onsets_dated
+from rerail.decisions.file_copies import format_copies, list_copies_before, list_restored, with_onsets_dated
 from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, with_runtime_left
 from rerail.decisions.quarantine import CLOCK_MARGIN
 from rerail.decisions.remedies import Hold
@@ -150,7 +150,7 @@ def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Deci
         return hold_as_ruled(run, seen.at, what, rung)
     step = rung.resume_step if rung else _choose_stop_step(run, seen)
     to_step = run.stop.to_step if run.stop and run.stop.is_rollback else None
-    if step is None and to_step and not has_copy_before(run, to_step + 1):
+    if step is None and to_step and not list_copies_before(run, to_step + 1):
         return hold_as_ruled(run, seen.at, what, _make_rollback_hold(run, to_step))
     stop, what = run.stop, f"{what}; {rung.why}" if rung else what
     run = _with_relaunch(run, seen, step, rung)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rerail.decisions.checkpoint_health import with_operator_rollback
 from rerail.decisions.decision import Decision, choose_resume_step, format_start, has_agent, with_attempt, with_release
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
-from rerail.decisions.file_copies import has_copy_before, with_onsets_dated
+from rerail.decisions.file_copies import list_copies_before, with_onsets_dated
 from rerail.decisions.launch import with_launch, with_next_attempt
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, PlannedStop, Run, RunState
@@ -46,7 +46,7 @@ def _find_refusal(run: Run, command: OperatorCommand) -> str:
     if not run.checkpoint_uri:
         return "" if has_agent(run) else "its jobs have no checkpoint folder that Rerail can read: restart it by hand"
     has_checkpoint = choose_resume_step(command.checkpoints, before_step=(command.step or 0) + 1) is not None
-    if command.step and not has_checkpoint and not has_copy_before(run, command.step + 1):
+    if command.step and not has_checkpoint and not list_copies_before(run, command.step + 1):
         there = f"`rerail checkpoints {run.id}` lists what there is, --to 0 begins again"
         return f"nothing clean was saved at or before it: {there}"
     return ""
