@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from rerail.decisions.quarantine import list_replaced_files
+from rerail.decisions.quarantine import QuarantineMove, list_replaced_files
 from rerail.detection.evaluate import Monitor, RunDetection
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
 from rerail.messages.messages import SWEEP, ClusterMessage, JobStateChanged, ReportFiled, parse_message
@@ -270,6 +270,7 @@ class FakeCheckpoints:
     # The ETags of copied files by key, and how many turns the next copies take.
     copies: dict[str, str] = field(default_factory=dict)
     unfinished_copies: int = 0
+    overwritten: int = 0
 
     def save(self, step: int, *, uri: str = BUCKET, attempt: int = 1, **facts: Any) -> None:
         checkpoint = Checkpoint(f"{uri}step-{step:09d}/", step, attempt, self.clock(), **facts)
@@ -288,14 +289,9 @@ class FakeCheckpoints:
 
     def save_file(self, name: str = "ckpt.pt", etag: str = "", *, uri: str = BUCKET, **facts: Any) -> None:
         """Overwrite a file in place."""
-        self.count += 1
-        facts = {
-            "bytes": 100,
-            "layout": Layout.FILE,
-            "missing": (UNKNOWN_STEP,),
-            "etag": etag or f"e{self.count}",
-            **facts,
-        }
+        self.overwritten += 1
+        layout = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+        facts = {"bytes": 100, "etag": etag or f"e{self.overwritten}", **layout, **facts}
         file = Checkpoint(f"{uri}{name}", 0, 0, self.clock(), **facts)
         self.saved[uri] = [file, *(other for other in self.saved.get(uri, []) if other.uri != file.uri)]
 
@@ -338,15 +334,19 @@ class FakeCheckpoints:
             raise ActionUnfinished("the rest is moved next time")
         self._replace_files(action, authorize)
 
+    def list_replaced(self, action: QuarantineCheckpoints) -> list[QuarantineMove]:
+        """Return the moves of what was overwritten in place and is to be replaced by a copy."""
+        files = (c for c in self.saved.get(action.uri, []) if c.layout == Layout.FILE)
+        stored = [StoredObject(c.uri.removeprefix(action.uri), c.bytes, c.saved_at, c.etag) for c in files]
+        return list(list_replaced_files(stored, action))
+
     def _replace_files(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         """Replace by copies what was overwritten in place."""
-        files = {c.uri.removeprefix(action.uri): c for c in self.saved.get(action.uri, []) if c.layout == Layout.FILE}
-        stored = [StoredObject(name, file.bytes, file.saved_at, file.etag) for name, file in files.items()]
-        for move in list_replaced_files(stored, action) if action.strict else ():
+        for move in self.list_replaced(action) if action.strict else ():
             authorize()
             if self.copies.get(move.copy_key) != move.copy_etag:
                 raise QuarantineFailed("it is not the copy that was made", advice="replace it by hand")
-            self.quarantined.append(files[move.source.key])
+            self.quarantined += [c for c in self.saved[action.uri] if c.uri == f"{action.uri}{move.source.key}"]
             self.save_file(move.source.key, move.copy_etag, uri=action.uri)
 
 
