@@ -8,8 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
-from rerail.decisions import file_copies
-from rerail.decisions.quarantine import QUARANTINED, REPLACED
+from rerail.decisions.quarantine import COPIES, OVERWRITTEN, QUARANTINED, REPLACED
 from stacks.options import TOKENS, DeploymentOptions
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
@@ -104,9 +103,9 @@ def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
     folders = sorted({f"arn:{Aws.PARTITION}:s3:::{place}" for place in places})
     quarantines = [f"{bucket}/{QUARANTINED}" for bucket in buckets]
     replaced = [f"{folder}{names}" for folder in folders for names in REPLACED]
-    copies = [f"{bucket}/{file_copies.PLACE}*" for bucket in buckets]
+    copies = [f"{bucket}/{COPIES}" for bucket in buckets]
     beside = [*quarantines, *copies]
-    copied = [*beside, *(f"{folder}{names}" for folder in folders for names in file_copies.RESTORED)]
+    copied = [*beside, *(f"{folder}{names}" for folder in folders for names in OVERWRITTEN)]
     read, deleted = ("s3:GetObject", "s3:GetObjectTagging"), ("s3:DeleteObject",)
     allow(role, "s3:ListBucket", "s3:ListBucketMultipartUploads", on=buckets, where=OF_THIS_ACCOUNT, because=because)
     in_folders = [f"{folder}*" for folder in folders]

@@ -532,6 +532,24 @@ def test_a_copied_file_is_restored_and_what_replaced_it_goes_to_quarantine(s3):
         assert quarantined(s3) == {"ckpt.pt": b"torn"}
 
 
+def test_a_copy_takes_few_requests(s3):
+    """Whatever the parts that it was uploaded in. docs/recovery.md has the number."""
+    upload_in_parts(s3, "ckpt.pt", *[b"a" * 5 * KiB] * 6)
+    request, made = copied(s3), []
+    request = replace(request, expired=(replace(request.copy, key="rerail-versions/gpt/older/ckpt.pt"),))
+    s3.meta.events.register("before-call.s3", lambda model, **_: made.append(model.name))
+    S3Checkpoints(lambda bucket: ObjectMover(bucket)).copy_file(request, allow)
+    heads = ["HeadObject"] * 3
+    assert sorted(made) == sorted([*heads, "GetObjectTagging", "CopyObject", "DeleteObject"])
+    made.clear()
+    S3Checkpoints(small_parts()).copy_file(
+        replace(request, copy=replace(request.copy, key="rerail-versions/gpt/b")), allow
+    )
+    parts = ["UploadPartCopy"] * 6
+    upload = ["ListMultipartUploads", "CreateMultipartUpload", *parts, "CompleteMultipartUpload"]
+    assert sorted(made) == sorted([*heads, "GetObjectTagging", *upload, "DeleteObject"])
+
+
 def test_a_file_from_before_the_time_to_go_back_to_stays(s3):
     put(s3, "ckpt.pt", b"sound")
     S3Checkpoints().quarantine(restored(since=datetime.now(UTC) + timedelta(seconds=5)), allow)

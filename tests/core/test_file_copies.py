@@ -210,6 +210,24 @@ def test_a_rollback_restores_the_newest_copy_from_before_the_onset():
     assert now_there(world) == ["a"], "not c, which is newer"
 
 
+def test_a_rollback_keeps_the_margin_of_the_ladder():
+    """The state of the newest copy before the onset may be bad already."""
+    world = train("a", "b", "c", policy=Policy())
+    diverge(world, onset_step=250, minutes_ago=30)
+    assert now_there(world) == ["a"]
+
+
+def test_copies_of_names_that_are_gone_are_bounded():
+    """A script that names each save anew has files, and does not overwrite them."""
+    world = train()
+    for count in range(8):
+        world.minutes(5)
+        world.checkpoints.saved.clear()
+        world.checkpoints.save_file(f"model_{count}.pt")
+        world.minutes(15)
+    assert len(world.run().copies) == len(world.checkpoints.copies) == 4
+
+
 def test_a_file_from_before_the_onset_stays():
     """It needs no copy, so the run is not held."""
     world = train("a")
@@ -228,8 +246,8 @@ def test_nothing_is_copied_while_the_loss_is_in_trouble():
 
 @pytest.mark.parametrize(("step", "restored"), [(250, "b"), (100, "a"), (50, "c")])
 def test_an_operator_names_a_copy_by_its_step(step, restored):
-    """Nothing is as old as step 50: the command is refused."""
-    world = train("a", "b", "c")
+    """Nothing is as old as step 50: the command is refused. The ladder's margin does not apply."""
+    world = train("a", "b", "c", policy=Policy())
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.ROLLBACK, "ada", "", step=step))
     world.minutes(30)
     assert now_there(world) == [restored]

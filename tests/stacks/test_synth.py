@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rerail.decisions.file_copies import PLACE
-from rerail.decisions.quarantine import QUARANTINED, REPLACED
+from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import CHOICES, synthesize
@@ -113,9 +112,9 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     moving = [s for s in template.allowed("supervise") if "weights/" in json.dumps(s["Resource"])]
     deleting = [s for s in moving if "s3:DeleteObject" in many(s["Action"])]
     deleted = [text(s["Resource"]).removeprefix("arn:<AWS::Partition>:s3:::weights/") for s in deleting]
-    assert deleted == ["teams/a/*", f"{PLACE}*"]
+    assert deleted == ["teams/a/*", COPIES]
     (writing,) = (s for s in moving if "s3:PutObject" in many(s["Action"]))
-    written = [QUARANTINED, f"{PLACE}*", *(f"teams/a/{names}" for names in REPLACED)]
+    written = [QUARANTINED, COPIES, *(f"teams/a/{names}" for names in REPLACED)]
     assert [text(each).removeprefix("arn:<AWS::Partition>:s3:::weights/") for each in writing["Resource"]] == written
     own = {"StringEquals": {"aws:ResourceAccount": {"Ref": "AWS::AccountId"}}}
     of_checkpoints = [

@@ -71,7 +71,8 @@ class ObjectMover:
                 if source is None or source["ETag"].strip('"') != etag:
                     self._abort_uploads(target)
                     return ""
-                self._copy(source, key, target, tags=self._read_tags(key))
+                # Its ETag is recorded, so it need not be that of the source: fewer parts cost less.
+                self._copy(source, key, target, tags=self._read_tags(key), keeps_parts=False)
                 kept = self._head(target)
         except ClientError as error:
             raise self._translate(error, key) from error
@@ -162,10 +163,19 @@ class ObjectMover:
             raise
         return answer
 
-    def _copy(self, source: dict[str, Any], key: str, target: str, *, tags: str, since: datetime | None = None) -> None:
-        """Copy the object in the parts that it was uploaded in, so that the copy has the same ETag."""
-        size = source["ContentLength"]
-        if not size or (size <= self.sizes.whole and not _is_multipart(source)):
+    def _copy(
+        self,
+        source: dict[str, Any],
+        key: str,
+        target: str,
+        *,
+        tags: str,
+        since: datetime | None = None,
+        keeps_parts: bool = True,
+    ) -> None:
+        """Copy the object, by default in the parts that it was uploaded in, so that the copy has the same ETag."""
+        size, in_parts = source["ContentLength"], keeps_parts and _is_multipart(source)
+        if not size or (size <= self.sizes.whole and not in_parts):
             client("s3").copy_object(
                 Bucket=self.bucket,
                 Key=target,
@@ -175,7 +185,7 @@ class ObjectMover:
                 **_tagging(tags),
             )
             return
-        first = self._head(key, PartNumber=1) if _is_multipart(source) else None
+        first = self._head(key, PartNumber=1) if in_parts else None
         part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
         self._copy_parts(source, key, target, part=part, tags=tags, since=since)
 

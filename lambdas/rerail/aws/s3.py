@@ -11,8 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rerail.aws.clients import client
 from rerail.aws.folder_listing import ADVICE, FolderListing
 from rerail.aws.quarantine import ObjectMover
-from rerail.decisions import file_copies
-from rerail.decisions.quarantine import BY_HAND, plan_moves
+from rerail.decisions.quarantine import BY_HAND, COPIES_PLACE, plan_moves
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     StoredObject,
@@ -119,7 +118,7 @@ class S3Checkpoints:
 
     def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
         bucket, prefix = split_uri(action.uri)
-        own = f"{file_copies.PLACE}{action.run}/"
+        own = f"{COPIES_PLACE}{action.run}/"
         if other := next((copy.key for copy in (action.copy, *action.expired) if not copy.key.startswith(own)), ""):
             raise QuarantineFailed(f"{other} is not below {own}", advice="report this defect; nothing was changed")
         authorize()

@@ -4,12 +4,13 @@ Such a file has no step and no predecessor. The copies give it one: for a file t
 that was saved after the loss had gone wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rerail.decisions.checkpoint_health import find_open_onset
 from rerail.decisions.decision import Decision, has_agent, may_act, with_attempt
+from rerail.decisions.quarantine import COPIES_PLACE
 from rerail.model.actions import CopyCheckpoint
 from rerail.model.checkpoint_layouts import Layout, is_truncated
 from rerail.model.checkpoints import Checkpoint, split_uri
@@ -19,11 +20,8 @@ from rerail.model.run import Attempt, Run, RunState
 from rerail.model.sample import parse_step
 from rerail.model.signals import FileCopied, JobObserved, Signal
 
-# Outside of all checkpoint folders: SageMaker gives those to the job.
-PLACE = "rerail-versions/"
-# The names that are copied and restored are those of PyTorch; and as IAM patterns.
+# The names that are copied and restored: those of PyTorch. `OVERWRITTEN` of quarantine.py covers them.
 SUFFIXES = (".pt", ".pth", ".pt.tar", ".pth.tar", ".ckpt")
-RESTORED = ("*.pt*", "*.ckpt")
 # More files are the parts of one checkpoint rather than checkpoints.
 MAX_FILES = 4
 # Files that are saved together reach S3 within this time.
@@ -54,18 +52,23 @@ def list_due_copies(
     if run.state is not RunState.WATCHING or run.current.copy_problem or find_open_onset(run) is not None:
         return ()
     bucket, folder = split_uri(run.checkpoint_uri)
-    if not folder or folder.startswith(PLACE) or any(isinstance(action, CopyCheckpoint) for action in run.pending):
+    if (
+        not folder
+        or folder.startswith(COPIES_PLACE)
+        or any(isinstance(action, CopyCheckpoint) for action in run.pending)
+    ):
         return ()
     uri = f"s3://{bucket}/{folder}"
     if not all(file.uri.startswith(uri) and file.uri.endswith(SUFFIXES) for file in files):
         return ()
     copies = [_make_copy(run, file, file.uri.removeprefix(uri), step) for file in files]
-    return tuple(_make_action(run, copy, policy) for copy in copies if _is_due(run, copy, policy))
+    names = {copy.name for copy in copies}
+    return tuple(_make_action(run, copy, policy, names) for copy in copies if _is_due(run, copy, policy))
 
 
 def _make_copy(run: Run, file: Checkpoint, name: str, step: int | None) -> FileCopy:
     """Return the copy of a file, which is not made yet."""
-    key = f"{PLACE}{run.id}/{file.saved_at:%Y%m%dT%H%M%SZ}-{file.etag[:8]}/{name}"
+    key = f"{COPIES_PLACE}{run.id}/{file.saved_at:%Y%m%dT%H%M%SZ}-{file.etag[:8]}/{name}"
     return FileCopy(name, key, file.etag, file.bytes, file.saved_at, file.attempt, step)
 
 
@@ -76,25 +79,24 @@ def _is_due(run: Run, copy: FileCopy, policy: Policy) -> bool:
         return False
     if started is None or copy.saved_at < started.replace(microsecond=0) or copy.attempt != run.current.number:
         return False
-    newest = max(_list_copies(run, copy.name), key=lambda other: other.saved_at, default=None)
+    earlier = (other for other in run.copies if other.name == copy.name)
+    newest = max(earlier, key=lambda other: other.saved_at, default=None)
     if newest is None:
         return True
-    if copy.etag == newest.etag or copy.saved_at - newest.saved_at < policy.copies.every:
+    if copy.etag in (newest.etag, newest.copy_etag) or copy.saved_at - newest.saved_at < policy.copies.every:
         return False
     return newest.attempt != copy.attempt or not is_truncated(copy.bytes, usual=newest.bytes)
 
 
-def _make_action(run: Run, copy: FileCopy, policy: Policy) -> CopyCheckpoint:
-    """Return the action that makes a copy and deletes those that are too many then."""
-    older = sorted(_list_copies(run, copy.name), key=lambda other: other.saved_at, reverse=True)
+def _make_action(run: Run, copy: FileCopy, policy: Policy, names: Collection[str]) -> CopyCheckpoint:
+    """Return the action that makes a copy and deletes those that are too many then, also of names that are gone."""
+    older = sorted(run.copies, key=lambda other: other.saved_at, reverse=True)
     older.sort(key=lambda other: is_rejected(run, other))  # those that are never restored go first
+    own = [other for other in older if other.name == copy.name]
+    gone = [other for other in older if other.name not in names]
     is_first = all(other.attempt != run.current.number for other in run.copies)
-    return CopyCheckpoint(run.id, run.checkpoint_uri, copy, tuple(older[policy.copies.keep - 1 :]), is_first)
-
-
-def _list_copies(run: Run, name: str) -> list[FileCopy]:
-    """Return the copies of one file."""
-    return [copy for copy in run.copies if copy.name == name]
+    expired = (*own[policy.copies.keep - 1 :], *gone[policy.copies.keep :])
+    return CopyCheckpoint(run.id, run.checkpoint_uri, copy, expired, is_first)
 
 
 def on_copied(run: Run, copied: FileCopied, policy: Policy) -> Decision:
@@ -138,19 +140,26 @@ def with_damaged_files(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Run
 
 
 def with_onsets_dated(run: Run, *, margin_steps: int) -> Run:
-    """Return the run with the times of its attempts' onsets, by the steps of the copies where they are not known."""
-    if not run.copies:
-        return run
-    return replace(run, attempts=tuple(_with_onset_dated(run, attempt, margin_steps) for attempt in run.attempts))
+    """Return the run whose attempts have the times of their onsets."""
+    attempts = tuple(
+        attempt if attempt.onset_at else with_onset_dated(run, attempt, margin_steps=margin_steps)
+        for attempt in run.attempts
+    )
+    return replace(run, attempts=attempts)
 
 
-def _with_onset_dated(run: Run, attempt: Attempt, margin_steps: int) -> Attempt:
-    """Return the attempt with the time after its newest copy from before the onset; without one, none is sound."""
-    if attempt.onset_step is None or attempt.onset_at is not None:
+def with_onset_dated(run: Run, attempt: Attempt, *, margin_steps: int) -> Attempt:
+    """Return the attempt with the time before which its files were sound; without copies it is not needed.
+
+    That is the time of its onset, or soon after the newest copy that keeps the margin before it. If neither is known,
+    nothing of the run is sound.
+    """
+    if attempt.onset_step is None or not run.copies:
         return attempt
     earlier = list_copies_before(run, attempt.onset_step - margin_steps)
-    newest = max((copy.saved_at for copy in earlier), default=None)
-    return replace(attempt, onset_at=newest + timedelta(seconds=1) if newest else run.created_at)
+    times = [copy.saved_at + timedelta(seconds=1) for copy in earlier if copy.attempt <= attempt.number]
+    known = [time for time in (max(times, default=None), attempt.onset_at) if time]
+    return replace(attempt, onset_at=min(known, default=run.created_at))
 
 
 def list_copies_before(run: Run, step: int) -> list[FileCopy]:

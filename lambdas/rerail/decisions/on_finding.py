@@ -19,6 +19,7 @@ from rerail.decisions.decision import (
     with_warnings,
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.file_copies import with_onset_dated
 from rerail.decisions.in_place_restart import (
     can_restart,
     choose_target,
@@ -376,7 +377,8 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         began=intervention.began,
     )
     onset_at = None if onset_step is None else finding.onset_at
-    run = with_attempt(run, replace(run.current, onset_step=onset_step, onset_at=onset_at))
+    attempt = replace(run.current, onset_step=onset_step, onset_at=onset_at)
+    run = with_attempt(run, with_onset_dated(run, attempt, margin_steps=policy.ladder.margin_steps))
     stop = PlannedStop(
         then=AfterStop.RELAUNCH,
         reason=finding.kind,

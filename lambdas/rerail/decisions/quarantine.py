@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from rerail.decisions import file_copies
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     LATEST,
@@ -30,9 +29,12 @@ from rerail.model.errors import QuarantineFailed
 from rerail.model.run import Run
 
 PLACE = "rerail-quarantine/"
+# Of copies of files that scripts overwrite in place. Both are outside of all checkpoint folders, which jobs are given.
+COPIES_PLACE = "rerail-versions/"
 # All keys that are ever written, as IAM patterns: quarantined objects, and what is replaced in the checkpoint folder.
-QUARANTINED = f"{PLACE}*"
-REPLACED = (*file_copies.RESTORED, f"*{LATEST}", f"*{TRACKER}")
+QUARANTINED, COPIES = f"{PLACE}*", f"{COPIES_PLACE}*"
+OVERWRITTEN = ("*.pt*", "*.ckpt")
+REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}")
 MAX_NAMES = 3
 # The job's last upload may have finished this long after its end was observed.
 CLOCK_MARGIN = timedelta(seconds=5)
@@ -66,7 +68,7 @@ def plan_moves(
     overlap, or, with `strict`, where the steps of the checkpoints cannot be determined or they are older than the run.
     """
     bucket, folder = split_uri(action.uri)
-    if place := next((p for p in (PLACE, file_copies.PLACE) if p.startswith(folder) or folder.startswith(p)), ""):
+    if place := next((p for p in (PLACE, COPIES_PLACE) if p.startswith(folder) or folder.startswith(p)), ""):
         raise QuarantineFailed(
             f"quarantined checkpoints go to s3://{bucket}/{place}, which overlaps with {action.uri}: a job would be "
             "given it too",

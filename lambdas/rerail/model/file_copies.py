@@ -22,5 +22,5 @@ class FileCopy(Record):
     attempt: int
     # The step that the job had reported when the file was listed; None: unknown.
     step: int | None = None
-    # The copy's own ETag, which differs under a KMS key; empty until it is made.
+    # The copy's own ETag, which differs under a KMS key or with other parts; empty until it is made.
     copy_etag: str = ""
