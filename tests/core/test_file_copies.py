@@ -56,7 +56,7 @@ def test_each_save_is_copied_and_the_newest_copies_are_kept():
         (Policy(copies=CopyPolicy(keep=0)), []),
         (Policy(mode=Mode.OBSERVE), []),
         (Policy(mode=Mode.PAUSE), ["a", "b", "c"]),
-        (Policy(copies=CopyPolicy(every=timedelta(minutes=30))), ["a", "c"]),
+        (Policy(copies=CopyPolicy(every=timedelta(minutes=40))), ["a", "c"]),
     ],
     ids=["one", "off", "observe", "pause", "seldom"],
 )
@@ -116,7 +116,10 @@ def test_a_copy_that_takes_long_does_not_delay_anything_else():
     world.minutes(11)
     assert world.run().pending and [copy.etag for copy in world.run().copies] == ["a"]
     world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    left = world.checkpoints.unfinished_copies
+    world.minutes(2)
+    assert (world.run().state, world.checkpoints.unfinished_copies) == (RunState.STARTING, left)
+    world.minutes(1)
     assert world.sagemaker.live() == ["gpt-a002"]
     world.minutes(20)
     assert world.run().pending == () and [copy.etag for copy in world.run().copies] == ["a", "b"]
@@ -205,9 +208,15 @@ def test_a_rollback_restores_the_newest_copy_from_before_the_onset():
     assert (run.state, run.current.number, now_there(world)) == (RunState.WATCHING, 2, ["b"])
     assert [file.etag for file in world.checkpoints.quarantined] == ["c"]
     assert any("replaced by earlier copies (ckpt.pt as saved at" in entry.reason for entry in world.runs.timeline)
-    world.sagemaker.fail("gpt-a002", DAMAGED)
-    world.minutes(30)
-    assert now_there(world) == ["a"], "not c, which is newer"
+    world.checkpoints.save_file(etag="d")
+    world.minutes(20)
+    world.checkpoints.save_file(etag="torn")
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(5)
+    for job, etag in (("gpt-a003", "d"), ("gpt-a004", "b")):
+        world.sagemaker.fail(job, DAMAGED)
+        world.minutes(20)
+        assert now_there(world) == [etag], "not c, which is newer than b"
 
 
 def test_a_rollback_keeps_the_margin_of_the_ladder():
@@ -233,6 +242,36 @@ def test_a_file_from_before_the_onset_stays():
     world = train("a")
     diverge(world, onset_step=250, minutes_ago=5)
     assert (world.run().state, now_there(world), world.checkpoints.quarantined) == (RunState.WATCHING, ["a"], [])
+
+
+def test_a_file_that_stayed_and_is_damaged_is_replaced_by_its_newest_copy():
+    """It was not restored, so that copy was not tried yet."""
+    world = train("a", "b")
+    world.checkpoints.save_file(etag="torn")
+    world.minutes(3)
+    diverge(world, onset_step=50, minutes_ago=1)
+    assert now_there(world) == ["torn"]
+    world.sagemaker.fail("gpt-a002", DAMAGED)
+    world.minutes(20)
+    assert now_there(world) == ["b"]
+
+
+def test_a_folder_that_two_live_runs_share_is_not_copied_from():
+    """The other runs are read once for an attempt, and not for each copy."""
+    world, read = train("a"), []
+    under = world.runs.open_runs
+    world.runs.open_runs = lambda *parts: (read.append(parts), under(*parts))[1]
+    world.checkpoints.save_file(etag="b")
+    world.supervisor().handle(RunDue("gpt", lists=True))
+    assert (len(world.run().copies), read) == (2, [])
+    world.sagemaker.submit("other")
+    world.supervisor().handle(JobStateChanged("other"))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    world.checkpoints.save_file(etag="c")
+    world.minutes(11)
+    assert [copy.etag for copy in world.run().copies] == ["a", "b"]
+    assert any("run other saves to" in entry.reason for entry in world.runs.timeline)
 
 
 def test_nothing_is_copied_while_the_loss_is_in_trouble():

@@ -35,12 +35,14 @@ def with_copies(before: Run, decision: Decision, signal: Signal, policy: Policy)
         return decision
     if not signal.job.is_training:
         return decision
-    copies = list_due_copies(decision.run, signal.checkpoints or (), policy, step=parse_step(signal.job.metrics))
+    copies = list_due_copies(
+        decision.run, signal.checkpoints or (), policy, at=signal.at, step=parse_step(signal.job.metrics)
+    )
     return replace(decision, actions=(*decision.actions, *copies)) if copies else decision
 
 
 def list_due_copies(
-    run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, step: int | None = None
+    run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime, step: int | None = None
 ) -> tuple[CopyCheckpoint, ...]:
     """Return the copies to make of the files that the run's job has saved.
 
@@ -63,7 +65,7 @@ def list_due_copies(
         return ()
     copies = [_make_copy(run, file, file.uri.removeprefix(uri), step) for file in files]
     names = {copy.name for copy in copies}
-    return tuple(_make_action(run, copy, policy, names) for copy in copies if _is_due(run, copy, policy))
+    return tuple(_make_action(run, copy, policy, names) for copy in copies if _is_due(run, copy, policy, at))
 
 
 def _make_copy(run: Run, file: Checkpoint, name: str, step: int | None) -> FileCopy:
@@ -72,7 +74,7 @@ def _make_copy(run: Run, file: Checkpoint, name: str, step: int | None) -> FileC
     return FileCopy(name, key, file.etag, file.bytes, file.saved_at, file.attempt, step)
 
 
-def _is_due(run: Run, copy: FileCopy, policy: Policy) -> bool:
+def _is_due(run: Run, copy: FileCopy, policy: Policy, at: datetime) -> bool:
     """Return whether the file is new, whole as far as its size tells, and the current attempt's own."""
     started = run.current.training_started_at
     if not copy.etag or not copy.bytes or len(copy.key.encode()) > MAX_KEY_BYTES:
@@ -83,7 +85,7 @@ def _is_due(run: Run, copy: FileCopy, policy: Policy) -> bool:
     newest = max(earlier, key=lambda other: other.saved_at, default=None)
     if newest is None:
         return True
-    if copy.etag in (newest.etag, newest.copy_etag) or copy.saved_at - newest.saved_at < policy.copies.every:
+    if copy.etag in (newest.etag, newest.copy_etag) or at - newest.saved_at < policy.copies.every:
         return False
     return newest.attempt != copy.attempt or not is_truncated(copy.bytes, usual=newest.bytes)
 

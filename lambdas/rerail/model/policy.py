@@ -177,7 +177,7 @@ class CopyPolicy:
 
     # The newest copies of each file that are kept; 0: none are made.
     keep: int = 3
-    # The least time between the saves of two copies.
+    # The least time from the save that was copied last to the next copy.
     every: timedelta = timedelta(minutes=10)
 
 

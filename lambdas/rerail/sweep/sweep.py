@@ -429,7 +429,7 @@ class Sweep:
             return None, False
         try:
             saves = self._list_saves(run, seen, at)
-            unlisted = bool(list_due_copies(run, select_known(run, saves.files), policy))
+            unlisted = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
         except BoundsExceeded:
             saves, unlisted = ListedSaves(()), DEFECT not in run.defects
         saved_at = tuple(saves.times)
