@@ -12,7 +12,7 @@ from rerail.detection.evaluate import Monitor, RunDetection
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
 from rerail.messages.messages import SWEEP, ClusterMessage, JobStateChanged, ReportFiled, parse_message
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
-from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout, StoredObject
+from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout, StoredObject, list_save_times
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import (
@@ -285,7 +285,7 @@ class FakeCheckpoints:
     def list_saves(self, uri: str) -> ListedSaves:
         saved = self.saved.get(uri, [])
         files = [checkpoint for checkpoint in saved if checkpoint.layout == Layout.FILE]
-        return ListedSaves([checkpoint.saved_at for checkpoint in saved], files)
+        return ListedSaves(list_save_times(saved), files)
 
     def save_file(self, name: str = "ckpt.pt", etag: str = "", *, uri: str = BUCKET, **facts: Any) -> None:
         """Overwrite a file in place."""

@@ -274,6 +274,19 @@ def test_a_folder_that_two_live_runs_share_is_not_copied_from():
     assert any("run other saves to" in entry.reason for entry in world.runs.timeline)
 
 
+def test_two_files_of_one_save_are_no_interval():
+    """A stall would count as confirmed by a save that is overdue after a second."""
+    world = train()
+    for name in ("best.pt", "last.pt"):
+        world.checkpoints.save_file(name)
+        world.clock.pass_by(timedelta(seconds=1))
+    world.minutes(12)
+    at = world.clock()
+    stall = Finding(Kind.STALL, Level.INTERVENE, 100, None, "no step for 10 min", at, at - timedelta(minutes=10))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
+    assert world.run().state is RunState.WATCHING
+
+
 def test_nothing_is_copied_while_the_loss_is_in_trouble():
     world = train("a")
     warning = Finding(Kind.LOSS_SPIKE, Level.WARN, 150, 120, "9.1")

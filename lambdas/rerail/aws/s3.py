@@ -19,6 +19,7 @@ from rerail.model.checkpoint_layouts import (
     find_pointers,
     find_single_files,
     has_manifests,
+    list_save_times,
     make_checkpoint,
 )
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, find_newest_usable, read_manifest, split_uri
@@ -109,8 +110,7 @@ class S3Checkpoints:
         if not has_manifests(stored):
             found = find_checkpoints(stored)
             files = [] if found else _find_files(listing)
-            # The times of several files would not be an interval.
-            saved = sorted(checkpoint.saved_at for checkpoint in found or files[:1])
+            saved = sorted(checkpoint.saved_at for checkpoint in found) or list_save_times(files)
             return ListedSaves(saved if listing.is_whole else saved[-BATCH:], files)
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))

@@ -185,6 +185,13 @@ def find_single_files(stored: Sequence[StoredObject], *, uri: str) -> list[Check
     ]
 
 
+def list_save_times(checkpoints: Sequence[Checkpoint]) -> list[datetime]:
+    """Return when checkpoints were saved, oldest first; the times of several overwritten files are no interval."""
+    files = [checkpoint.saved_at for checkpoint in checkpoints if checkpoint.layout == Layout.FILE]
+    others = [checkpoint.saved_at for checkpoint in checkpoints if checkpoint.layout != Layout.FILE]
+    return sorted([*others, *([max(files)] if files else [])])
+
+
 def is_truncated(size: int, *, usual: int) -> bool:
     """Return whether a file of binary state is smaller than usual within its run; small files may vary."""
     return usual >= _MIN_CHECKED_BYTES and size < _MIN_SIZE_SHARE * usual

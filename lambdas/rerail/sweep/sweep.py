@@ -18,6 +18,7 @@ from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
+from rerail.model.checkpoint_layouts import list_save_times
 from rerail.model.codec import to_plain
 from rerail.model.errors import BoundsExceeded, RerailError
 from rerail.model.metrics import select_names
@@ -438,7 +439,7 @@ class Sweep:
     def _list_saves(self, run: Run, seen: JobObserved, at: datetime) -> ListedSaves:
         """Return when checkpoints were saved; if they were not listed, list them every few minutes."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
-            return ListedSaves([checkpoint.saved_at for checkpoint in seen.checkpoints or ()])
+            return ListedSaves(list_save_times(seen.checkpoints or ()))
         if not is_describe_due(run.id, at, every=OWN_MINUTE):
             return ListedSaves(())
         return self.checkpoints.list_saves(run.checkpoint_uri)
