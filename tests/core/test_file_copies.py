@@ -7,9 +7,9 @@ import pytest
 
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.causes import Cause
-from rerail.model.errors import StateUnknown
+from rerail.model.errors import PolicyError, StateUnknown
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import CopyPolicy, Mode, Policy
+from rerail.model.policy import CopyPolicy, Mode, Policy, parse_policy
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
@@ -62,6 +62,12 @@ def test_each_save_is_copied_and_the_newest_copies_are_kept():
 )
 def test_the_policy_bounds_the_copies(policy, copied):
     assert [copy.etag for copy in train("a", "b", "c", policy=policy).run().copies] == copied
+
+
+@pytest.mark.parametrize("keep", ["21", "-1", "true", '"3"'])
+def test_a_number_of_copies_out_of_range_is_refused(keep):
+    with pytest.raises(PolicyError, match=r"field 'copies\.keep' is .*; it must be a whole number from 0 to"):
+        parse_policy(f"[copies]\nkeep = {keep}", name="mine")
 
 
 def test_other_checkpoints_are_neither_copied_nor_listed_more_often():
