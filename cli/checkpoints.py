@@ -18,7 +18,9 @@ from cli.place import AsJson, Local
 from cli.saves import StoredCheckpoint, explain_passed_over, find_resume_point, list_checkpoints, verify_checksums
 from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
-from rerail.model.checkpoints import Health
+from rerail.decisions.file_copies import is_rejected
+from rerail.model.checkpoints import Health, split_uri
+from rerail.model.file_copies import FileCopy
 from rerail.model.run import Run
 
 Verify = Annotated[
@@ -26,8 +28,12 @@ Verify = Annotated[
 ]
 SINGLE_FILES = (
     "overwritten in place, with no step in its name: a relaunch resumes from wherever the script does. Rerail takes a "
-    "change as a save, and cannot roll it back: docs/recovery.md#what-is-recognised. A kill can tear the file while it "
-    "is written: only a bucket with S3 versioning keeps an earlier one"
+    "change as a save: docs/recovery.md#what-is-recognised. A kill can tear the file while it is written: "
+)
+COPIED = "a damaged file is replaced by its newest copy, and a rollback goes back to one"
+NOT_COPIED = (
+    "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
+    "folder: docs/recovery.md#copies-of-one-file"
 )
 STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
 
@@ -80,7 +86,24 @@ def _plain(run: Run, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
         "where": run.checkpoint_uri,
         "resume_from": chosen and {"folder": chosen.folder, "step": chosen.step},
         "checkpoints": [_row(run, save) for save in saves],
+        "copies": [
+            {
+                "file": copy.name,
+                "where": f"s3://{split_uri(run.checkpoint_uri)[0]}/{copy.key}",
+                "saved_at": copy.saved_at.isoformat(),
+                "step": copy.step,
+                "attempt": copy.attempt,
+                "bytes": copy.bytes,
+                "restorable": not is_rejected(run, copy),
+            }
+            for copy in _sort_copies(run)
+        ],
     }
+
+
+def _sort_copies(run: Run) -> list[FileCopy]:
+    """Return the copies of files that are overwritten in place, newest first."""
+    return sorted(run.copies, key=lambda copy: copy.saved_at, reverse=True)
 
 
 def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
@@ -112,7 +135,7 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
     console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
     console.print(_table(run, saves, chosen))
     if chosen is None and any(save.is_single_file for save in saves):
-        console.print(SINGLE_FILES, highlight=False)
+        _print_copies(run, console)
         return
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
@@ -124,6 +147,17 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)
             console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
+
+
+def _print_copies(run: Run, console: Console) -> None:
+    """Say what a file without a step means, and list its copies."""
+    reason = f"not copied: {run.current.copy_problem}" if run.current.copy_problem else NOT_COPIED
+    console.print(f"{SINGLE_FILES}{COPIED if run.copies else escape(reason)}", highlight=False)
+    for copy in _sort_copies(run):
+        step = "step not known" if copy.step is None else f"at about step {copy.step}"
+        note = "; [red]not restored: saved after the problem began[/]" if is_rejected(run, copy) else ""
+        saved = f"{copy.saved_at:%Y-%m-%d %H:%M:%S}, {step}, attempt {copy.attempt}, {decimal(copy.bytes)}"
+        console.print(f"  copy of {escape(copy.name)}: {saved}{note}", highlight=False)
 
 
 def _health(run: Run, save: StoredCheckpoint) -> Health | None:

@@ -131,6 +131,7 @@ KEYS: Mapping[str, Printed] = {
             "where": "the S3 folder",
             "resume_from": "folder and step of what a relaunch would resume from; null: from the beginning",
             "checkpoints": "newest first: folder, step, attempt, health, bytes, whether it is whole, and more",
+            "copies": "of files that are overwritten in place, newest first: file, step, where, and more",
         },
     ),
     "report": Printed(

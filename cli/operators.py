@@ -16,6 +16,7 @@ from cli.place import AsJson, Local, Place
 from cli.saves import explain_passed_over, list_checkpoints
 from cli.trouble import explain
 from rerail.decisions.decision import format_next_command, has_agent
+from rerail.decisions.file_copies import list_copies_before
 from rerail.decisions.on_command import find_refusal
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.model.policy import Policy
@@ -107,6 +108,8 @@ def find_rollback_start(where: Place, run: Run, to: int) -> int:
     steps = sorted(
         {save.step for save in saves if save.is_whole and not explain_passed_over(replace(run, stop=None), save)}
     )
+    if not steps:  # of a file that is overwritten in place
+        steps = sorted({copy.step for copy in list_copies_before(run, to + 1) if copy.step is not None})
     start = max((step for step in steps if step <= to), default=0)
     if to and not start:
         there = f"clean are {_named(steps)}" if steps else f"`rerail checkpoints {run.id}` lists what there is"

@@ -86,8 +86,8 @@ class DeploymentOptions:
     # to grant the key to its machines.
     volume_key_arns: tuple[str, ...] = ()
     # By the ARN of a training role, the folders (`s3://bucket/prefix/`) in which the supervisor may move checkpoints to
-    # quarantine that a script without an agent must not resume from. It moves nothing for other roles, nor elsewhere.
-    # The default is none: such a run is held instead.
+    # quarantine that a script without an agent must not resume from, and copy files that it overwrites in place. For
+    # other roles and elsewhere it does neither. The default is none: such a run is held instead.
     quarantine_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # How long the functions' log groups keep their events.
     log_retention: RetentionDays

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from rerail.decisions.quarantine import QuarantineMove, list_replaced_files
 from rerail.detection.evaluate import Monitor, RunDetection
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
 from rerail.messages.messages import SWEEP, ClusterMessage, JobStateChanged, ReportFiled, parse_message
-from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
+from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout, StoredObject, list_save_times
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import (
@@ -26,6 +28,7 @@ from rerail.model.errors import (
     Throttled,
     UnknownPolicy,
 )
+from rerail.model.file_copies import FileCopy
 from rerail.model.finding import Finding
 from rerail.model.liveness import Phase
 from rerail.model.machines import read_cluster
@@ -54,7 +57,7 @@ from rerail.model.policy import Ladder, Notices, Policy
 from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.signatures import is_signed, sign
-from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
+from rerail.ports import ListedSaves, ReceivedHeartbeat, ReceivedHeartbeats
 from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.supervisor.pause import PausablePolicies
 from rerail.supervisor.supervisor import Supervisor
@@ -264,6 +267,10 @@ class FakeCheckpoints:
     forbidden: str = ""
     moves_at_once: int = 1000
     count: int = 0
+    # The ETags of copied files by key, and how many turns the next copies take.
+    copies: dict[str, str] = field(default_factory=dict)
+    unfinished_copies: int = 0
+    overwritten: int = 0
 
     def save(self, step: int, *, uri: str = BUCKET, attempt: int = 1, **facts: Any) -> None:
         checkpoint = Checkpoint(f"{uri}step-{step:09d}/", step, attempt, self.clock(), **facts)
@@ -275,8 +282,32 @@ class FakeCheckpoints:
         checkpoints = self.saved.get(uri, [])
         return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
 
-    def list_times(self, uri: str) -> Sequence[datetime]:
-        return [checkpoint.saved_at for checkpoint in self.saved.get(uri, [])]
+    def list_saves(self, uri: str) -> ListedSaves:
+        saved = self.saved.get(uri, [])
+        files = [checkpoint for checkpoint in saved if checkpoint.layout == Layout.FILE]
+        return ListedSaves(list_save_times(saved), files)
+
+    def save_file(self, name: str = "ckpt.pt", etag: str = "", *, uri: str = BUCKET, **facts: Any) -> None:
+        """Overwrite a file in place."""
+        self.overwritten += 1
+        layout = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+        facts = {"bytes": 100, "etag": etag or f"e{self.overwritten}", **layout, **facts}
+        file = Checkpoint(f"{uri}{name}", 0, 0, self.clock(), **facts)
+        self.saved[uri] = [file, *(other for other in self.saved.get(uri, []) if other.uri != file.uri)]
+
+    def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
+        authorize()
+        if self.unfinished_copies:
+            self.unfinished_copies -= 1
+            raise ActionUnfinished("the rest is copied next time")
+        if action.copy.key not in self.copies:
+            uri = f"{action.uri}{action.copy.name}"
+            if not any((c.uri, c.etag) == (uri, action.copy.etag) for c in self.saved.get(action.uri, [])):
+                return None
+            self.copies[action.copy.key] = action.copy.etag
+        for copy in action.expired:
+            self.copies.pop(copy.key, None)
+        return replace(action.copy, copy_etag=action.copy.etag)
 
     def all(self, uri: str) -> Sequence[Checkpoint]:
         """Those that were moved aside too."""
@@ -285,7 +316,8 @@ class FakeCheckpoints:
     def tainted(self, action: QuarantineCheckpoints) -> Sequence[Checkpoint]:
         """What is there to be set aside."""
         after = -1 if action.resume_step is None else action.resume_step
-        mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest and c.saved_at >= action.saved_after)
+        saved = (c for c in self.saved.get(action.uri, []) if not c.has_manifest and c.layout != Layout.FILE)
+        mine = (c for c in saved if c.saved_at >= action.saved_after)
         return [c for c in mine if c.step > after and c.saved_at <= action.saved_before]
 
     def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
@@ -300,6 +332,22 @@ class FakeCheckpoints:
             self.quarantined.append(checkpoint)
         if tainted[self.moves_at_once :]:
             raise ActionUnfinished("the rest is moved next time")
+        self._replace_files(action, authorize)
+
+    def list_replaced(self, action: QuarantineCheckpoints) -> list[QuarantineMove]:
+        """Return the moves of what was overwritten in place and is to be replaced by a copy."""
+        files = (c for c in self.saved.get(action.uri, []) if c.layout == Layout.FILE)
+        stored = [StoredObject(c.uri.removeprefix(action.uri), c.bytes, c.saved_at, c.etag) for c in files]
+        return list(list_replaced_files(stored, action))
+
+    def _replace_files(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
+        """Replace by copies what was overwritten in place."""
+        for move in self.list_replaced(action) if action.strict else ():
+            authorize()
+            if self.copies.get(move.copy_key) != move.copy_etag:
+                raise QuarantineFailed("it is not the copy that was made", advice="replace it by hand")
+            self.quarantined += [c for c in self.saved[action.uri] if c.uri == f"{action.uri}{move.source.key}"]
+            self.save_file(move.source.key, move.copy_etag, uri=action.uri)
 
 
 @dataclass

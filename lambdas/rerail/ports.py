@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import PolicyError
+from rerail.model.file_copies import FileCopy
 from rerail.model.mailbox import Command, Heartbeat, Report
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS
@@ -82,6 +83,15 @@ class FailureLogs(Protocol):
         """
 
 
+class ListedSaves(NamedTuple):
+    """What a listing alone tells of a job's checkpoints."""
+
+    # When they were saved.
+    times: Sequence[datetime]
+    # The files that the script overwrites in place, if it saves nothing else.
+    files: Sequence[Checkpoint] = ()
+
+
 class Checkpoints(Protocol):
     """The checkpoints of jobs."""
 
@@ -92,8 +102,15 @@ class Checkpoints(Protocol):
         known layout.
         """
 
-    def list_times(self, uri: str) -> Sequence[datetime]:
-        """Return when the checkpoints below the URI were saved, from a listing alone; raise StateUnknown on failure."""
+    def list_saves(self, uri: str) -> ListedSaves:
+        """Return what a listing tells of the checkpoints below the URI; raise StateUnknown on failure."""
+
+    def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
+        """Copy a file that its script overwrites in place, and delete the expired copies.
+
+        Return the copy, or None if the file has changed since it was listed. `authorize` is called before anything is
+        copied, and raises QuarantineFailed to prevent it. A repetition continues. Raise as `quarantine` does.
+        """
 
     def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         """Move checkpoints that a script must not resume from to the quarantine folder.

@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
-from rerail.decisions.quarantine import QUARANTINED, REPLACED
+from rerail.decisions.quarantine import COPIES, OVERWRITTEN, QUARANTINED, REPLACED
 from stacks.options import TOKENS, DeploymentOptions
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
@@ -97,7 +97,8 @@ def read_checkpoints(role: iam.Role, options: DeploymentOptions) -> None:
 def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
     """Move checkpoints out of the listed folders to the quarantine of their bucket, with their tags.
 
-    In the folders themselves, only the few files that name the last checkpoint are written.
+    Beside the quarantine are the copies of files that scripts overwrite in place. In the folders themselves, only such
+    files are written, and the few that name the last checkpoint.
     """
     places = [uri.removeprefix("s3://") for uris in options.quarantine_folders.values() for uri in uris]
     if not places:
@@ -107,14 +108,17 @@ def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
     folders = sorted({f"arn:{Aws.PARTITION}:s3:::{place}" for place in places})
     quarantines = [f"{bucket}/{QUARANTINED}" for bucket in buckets]
     replaced = [f"{folder}{names}" for folder in folders for names in REPLACED]
-    copied = [*quarantines, *(f"{folder}{REPLACED[0]}" for folder in folders)]
+    copies = [f"{bucket}/{COPIES}" for bucket in buckets]
+    beside = [*quarantines, *copies]
+    copied = [*beside, *(f"{folder}{names}" for folder in folders for names in OVERWRITTEN)]
     read, deleted = ("s3:GetObject", "s3:GetObjectTagging"), ("s3:DeleteObject",)
     allow(role, "s3:ListBucket", "s3:ListBucketMultipartUploads", on=buckets, where=OF_THIS_ACCOUNT, because=because)
     in_folders = [f"{folder}*" for folder in folders]
     allow(role, *read, *deleted, on=in_folders, where=OF_THIS_ACCOUNT, because=because)
-    allow(role, "s3:GetObject", on=quarantines, where=OF_THIS_ACCOUNT, because=because)
+    allow(role, "s3:GetObject", on=beside, where=OF_THIS_ACCOUNT, because=because)
     written = ("s3:PutObject", "s3:PutObjectTagging")
-    allow(role, *written, on=[*quarantines, *replaced], where=OF_THIS_ACCOUNT, because=because)
+    allow(role, *written, on=[*beside, *replaced], where=OF_THIS_ACCOUNT, because=because)
+    allow(role, "s3:DeleteObject", "s3:AbortMultipartUpload", on=copies, where=OF_THIS_ACCOUNT, because=because)
     allow(role, "s3:ListMultipartUploadParts", on=copied, where=OF_THIS_ACCOUNT, because=because)
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,8 +16,9 @@ from rerail.aws.clients import client
 from rerail.aws.quarantine import ObjectMover, Sizes
 from rerail.aws.s3 import S3Checkpoints
 from rerail.decisions.quarantine import PLACE, QuarantineMove
-from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, RerailError, Throttled
+from rerail.model.file_copies import FileCopy
 from tests.aws.places import REGION
 
 URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"
@@ -187,7 +188,7 @@ def test_checkpoints_with_unknown_steps_need_a_human(s3):
     put(s3, "last.ckpt")
     with pytest.raises(
         QuarantineFailed,
-        match=r"the steps of the checkpoints .* are unknown .*model_best\.pt, last\.ckpt.*release the run",
+        match=r"the steps of the checkpoints .* are unknown .*last\.ckpt, model_best\.pt.*release the run",
     ):
         patient_checkpoints().quarantine(action(None), allow)
     patient_checkpoints().quarantine(action(None, strict=False), allow)
@@ -496,3 +497,133 @@ def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
     of_model = [copy for copy in copies if "pytorch_model.bin" in str(copy["CopySource"])]
     assert len(of_model) == parts and {copy["CopySourceIfMatch"] for copy in of_model} == {etag}
     assert all(copy.get("CopySourceIfMatch") for copy in copies)
+
+
+def copied(s3: Any, key: str = "ckpt.pt", *, run: str = "gpt", expired: tuple[FileCopy, ...] = ()) -> CopyCheckpoint:
+    """Return the action that copies a file as it is now."""
+    head = s3.head_object(Bucket="bucket", Key=f"{FOLDER}{key}")
+    etag = head["ETag"].strip('"')
+    target = f"rerail-versions/{run}/{etag[:8]}/{key}"
+    copy = FileCopy(key, target, etag, head["ContentLength"], head["LastModified"], 1)
+    return CopyCheckpoint(run, URI, copy, expired)
+
+
+def restored(*copies: FileCopy | None, since: datetime | None = None) -> QuarantineCheckpoints:
+    since = since or datetime.now(UTC) - timedelta(hours=1)
+    return action(None, replaced_since=since, restored=tuple(copy for copy in copies if copy))
+
+
+def test_a_copied_file_is_restored_and_what_replaced_it_goes_to_quarantine(s3):
+    """With its tags; to repeat it changes nothing, and older copies are deleted."""
+    upload_in_parts(s3, "ckpt.pt", b"a" * 5 * KiB, b"b")
+    s3.put_object_tagging(Bucket="bucket", Key=f"{FOLDER}ckpt.pt", Tagging={"TagSet": [{"Key": "team", "Value": "a"}]})
+    checkpoints = S3Checkpoints(small_parts())
+    older = checkpoints.copy_file(copied(s3), allow)
+    put(s3, "ckpt.pt", b"sound")
+    request = copied(s3, expired=(older,))
+    sound = checkpoints.copy_file(request, allow)
+    assert sound == replace(request.copy, copy_etag=request.copy.etag)
+    assert checkpoints.copy_file(request, allow) == sound
+    assert set(contents(s3)) == {f"{FOLDER}ckpt.pt", sound.key}
+    put(s3, "ckpt.pt", b"torn")
+    for _ in range(2):
+        checkpoints.quarantine(restored(sound), allow)
+        assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"sound" == contents(s3)[sound.key]
+        assert quarantined(s3) == {"ckpt.pt": b"torn"}
+
+
+def test_a_copy_takes_few_requests(s3):
+    """Whatever the parts that it was uploaded in. docs/recovery.md has the number."""
+    upload_in_parts(s3, "ckpt.pt", *[b"a" * 5 * KiB] * 6)
+    request, made = copied(s3), []
+    request = replace(request, expired=(replace(request.copy, key="rerail-versions/gpt/older/ckpt.pt"),))
+    s3.meta.events.register("before-call.s3", lambda model, **_: made.append(model.name))
+    S3Checkpoints(lambda bucket: ObjectMover(bucket)).copy_file(request, allow)
+    heads = ["HeadObject"] * 3
+    assert sorted(made) == sorted([*heads, "GetObjectTagging", "CopyObject", "DeleteObject"])
+    made.clear()
+    S3Checkpoints(small_parts()).copy_file(
+        replace(request, copy=replace(request.copy, key="rerail-versions/gpt/b")), allow
+    )
+    parts = ["UploadPartCopy"] * 6
+    upload = ["ListMultipartUploads", "CreateMultipartUpload", *parts, "CompleteMultipartUpload"]
+    assert sorted(made) == sorted([*heads, "GetObjectTagging", *upload, "DeleteObject"])
+
+
+def test_a_file_from_before_the_time_to_go_back_to_stays(s3):
+    put(s3, "ckpt.pt", b"sound")
+    S3Checkpoints().quarantine(restored(since=datetime.now(UTC) + timedelta(seconds=5)), allow)
+    assert contents(s3) == {f"{FOLDER}ckpt.pt": b"sound"}
+
+
+def test_a_file_without_a_copy_is_refused(s3):
+    put(s3, "ckpt.pt", b"sound")
+    copy = S3Checkpoints().copy_file(copied(s3), allow)
+    put(s3, "ckpt.pt", b"torn")
+    put(s3, "best.pt", b"other")
+    with pytest.raises(QuarantineFailed, match=r"are unknown \(best\.pt\)"):
+        S3Checkpoints().quarantine(restored(copy), allow)
+    assert left(s3) == {"ckpt.pt", "best.pt"} and not quarantined(s3)
+
+
+@pytest.mark.threat("T18")
+@pytest.mark.parametrize("body", [b"changed", None])
+def test_a_copy_that_is_not_the_one_that_was_made_is_not_restored(s3, body):
+    put(s3, "ckpt.pt", b"sound")
+    copy = S3Checkpoints().copy_file(copied(s3), allow)
+    s3.put_object(Bucket="bucket", Key=copy.key, Body=body) if body else s3.delete_object(Bucket="bucket", Key=copy.key)
+    put(s3, "ckpt.pt", b"torn")
+    with pytest.raises(QuarantineFailed, match="is not the copy that was made"):
+        S3Checkpoints().quarantine(restored(copy), allow)
+    assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"torn"
+
+
+def test_a_large_file_is_copied_over_several_turns_unless_it_changes(s3):
+    """Then the parts of the unfinished copy are given up."""
+    upload_in_parts(s3, "ckpt.pt", b"a" * 5 * KiB, b"b" * 5 * KiB, b"c")
+    request, ticks = copied(s3), iter(range(10_000))
+    hurried = S3Checkpoints(small_parts(seconds=2.0, clock=lambda: float(next(ticks))))
+    with pytest.raises(ActionUnfinished):
+        hurried.copy_file(request, allow)
+    assert len(s3.list_multipart_uploads(Bucket="bucket")["Uploads"]) == 1
+    put(s3, "ckpt.pt", b"newer")
+    assert S3Checkpoints(small_parts()).copy_file(request, allow) is None
+    assert not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert set(contents(s3)) == {f"{FOLDER}ckpt.pt"}
+
+
+def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored(s3):
+    """SageMaker was uploading the file when the machine was lost: with other content, in parts of the same size."""
+    upload_in_parts(s3, "ckpt.pt", b"a" * 5 * KiB, b"b" * 5 * KiB, b"c")
+    copy = S3Checkpoints(small_parts()).copy_file(copied(s3), allow)
+    put(s3, "ckpt.pt", b"torn")
+    place = {"Bucket": "bucket", "Key": f"{FOLDER}ckpt.pt"}
+    upload = s3.create_multipart_upload(**place)["UploadId"]
+    s3.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"z" * 5 * KiB)
+    S3Checkpoints(small_parts()).quarantine(restored(copy), allow)
+    assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"a" * 5 * KiB + b"b" * 5 * KiB + b"c"
+
+
+@pytest.mark.threat("T18")
+def test_nothing_is_copied_or_deleted_outside_of_the_runs_own_copies(s3):
+    put(s3, "ckpt.pt", b"sound")
+    others = replace(copied(s3).copy, key=f"{FOLDER}ckpt.pt")
+    for wrong in (replace(copied(s3), copy=others), replace(copied(s3), expired=(others,)), copied(s3, run="other")):
+        with pytest.raises(QuarantineFailed, match="is not below"):
+            S3Checkpoints().copy_file(replace(wrong, run="gpt"), allow)
+    assert set(contents(s3)) == {f"{FOLDER}ckpt.pt"}
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "SlowDown", "InternalError"])
+def test_a_refused_copy_changes_nothing(s3, monkeypatch, code):
+    put(s3, "ckpt.pt", b"sound")
+    request = copied(s3)
+
+    def refuse(**_: Any) -> None:
+        raise ClientError({"Error": {"Code": code}}, "CopyObject")
+
+    monkeypatch.setattr(s3, "copy_object", refuse)
+    expected = {"AccessDenied": QuarantineFailed, "SlowDown": Throttled}.get(code, CallFailed)
+    with pytest.raises(expected):
+        S3Checkpoints().copy_file(request, allow)
+    assert set(contents(s3)) == {f"{FOLDER}ckpt.pt"}

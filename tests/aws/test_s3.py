@@ -228,7 +228,7 @@ def test_save_times_are_read_from_a_listing_alone(s3):
     put(s3, "runs/gpt/step-000000300/model.pt")
     read: list[str] = []
     s3.meta.events.register("provide-client-params.s3.GetObject", lambda params, **_: read.append(params["Key"]))
-    assert (len(S3Checkpoints().list_times(URI)), read) == (2, [])
+    assert (len(S3Checkpoints().list_saves(URI).times), read) == (2, [])
 
 
 def test_save_times_include_checkpoints_without_manifests(s3):
@@ -236,4 +236,4 @@ def test_save_times_include_checkpoints_without_manifests(s3):
     for step in (80, 100):
         for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
             put(s3, f"runs/gpt/checkpoint-{step}/{name}", b"x")
-    assert len(S3Checkpoints().list_times(URI)) == 2
+    assert len(S3Checkpoints().list_saves(URI).times) == 2

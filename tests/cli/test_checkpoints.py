@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
@@ -16,6 +16,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
+from rerail.model.file_copies import FileCopy
 from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table
 
@@ -236,8 +237,28 @@ def test_a_file_that_is_overwritten_in_place_is_shown_without_a_step(s3):
     answer = rerail("gpt")
     assert answer.exit_code == 0 and "ckpt.pt" in answer.stdout and "wherever the script does" in answer.stdout
     assert "S3 versioning" in " ".join(answer.stdout.split())
-    (row,) = json.loads(rerail("gpt", "--json").stdout)["checkpoints"]
+    printed = json.loads(rerail("gpt", "--json").stdout)
+    (row,) = printed["checkpoints"]
+    assert printed["copies"] == []
     assert (row["folder"], row["step"], row["bytes"], row["whole"]) == ("ckpt.pt", None, 7, False)
+
+
+def test_copies_of_a_file_are_shown_with_time_and_step(s3):
+    """And whether they may be restored: not those from after the onset of a rolled-back attempt."""
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}ckpt.pt", Body=b"weights")
+    times = [RUN.created_at + timedelta(hours=hours) for hours in (1, 2)]
+    copies = tuple(
+        FileCopy("ckpt.pt", f"rerail-versions/gpt/{number}/ckpt.pt", "e", 7, at, 1, step=number * 100)
+        for number, at in enumerate(times, start=1)
+    )
+    attempts = (replace(RUN.attempts[0], onset_at=times[1]), *RUN.attempts[1:])
+    keep(replace(RUN, id="copied", copies=copies, attempts=attempts))
+    shown = " ".join(rerail("copied").stdout.split())
+    assert "at about step 200, attempt 1, 7 bytes; not restored" in shown and "at about step 100" in shown
+    assert shown.count("not restored: saved after the problem began") == 1
+    newest, oldest = json.loads(rerail("copied", "--json").stdout)["copies"]
+    assert (newest["step"], newest["restorable"], oldest["restorable"]) == (200, False, True)
+    assert oldest["where"] == f"s3://{BUCKET}/rerail-versions/gpt/1/ckpt.pt"
 
 
 def test_a_missing_permission_is_named(s3, monkeypatch):

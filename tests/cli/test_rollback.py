@@ -14,6 +14,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.messages.messages import CommandReceived, parse_message
 from rerail.model.checkpoints import Health
+from rerail.model.file_copies import FileCopy
 from rerail.model.run import Attempt, HealthLabel, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.aws.places import REGION, TABLE, make_table
@@ -79,6 +80,16 @@ def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(sen
     assert (answer.exit_code, sent) == (2, [])
     assert "nothing clean was saved at or before step 99" in answer.stderr
     assert "clean are 100, 200, 300; --to 0 begins again" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("to", "printed"), [("150", "gpt goes back to step 120;"), ("99", "nothing clean was saved at or before step 99")]
+)
+def test_a_copy_of_a_file_that_is_overwritten_is_named_by_its_step(sent, to, printed):
+    """Its step was reported when it was copied; there is nothing else that has one."""
+    copies = (FileCopy("ckpt.pt", "rerail-versions/gpt/1/ckpt.pt", "e", 7, NOW, 1, step=120),)
+    run = replace(RUN, checkpoint_uri="s3://bucket/other/", copies=copies, attempts=(replace(TRAINS, agent=False),))
+    assert printed in call(run, "rollback", "--to", to).output
 
 
 def test_what_is_not_trusted_is_not_offered(sent):

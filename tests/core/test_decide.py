@@ -11,4 +11,9 @@ def test_every_signal_has_a_handler() -> None:
 
 
 def test_deferrals_come_before_pages_and_actions_are_recorded_last() -> None:
-    assert [apply.__name__ for apply in PASSES] == ["with_deferrals", "with_pages", "_with_actions_pending"]
+    assert [apply.__name__ for apply in PASSES] == [
+        "with_deferrals",
+        "with_pages",
+        "with_copies",
+        "_with_actions_pending",
+    ]

@@ -17,7 +17,8 @@ from rerail.model.mailbox import Durability, ReportKind, make_change_key
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import ECC, NODE_LOST
-from tests.fakes import Agent, World
+from tests.core.test_damaged_checkpoint import DAMAGED
+from tests.fakes import BUCKET, Agent, World
 
 
 class Crash(BaseException):
@@ -127,6 +128,26 @@ def continue_scenario(injector: FaultInjector) -> World:
     a_minute(world, injector, "gpt-a002")
     world.sagemaker.fail("gpt-a002", NODE_LOST)
     for _ in range(6):
+        a_minute(world, injector, "gpt-a002")
+    return world
+
+
+def copy_scenario(injector: FaultInjector) -> World:
+    """Copy a file that is overwritten in place, tear it, and relaunch from the copy."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    deliver(world, injector, JobStateChanged("gpt"))
+    for etag in ("a", "b"):
+        world.clock.pass_by(timedelta(minutes=20))
+        world.checkpoints.save_file(etag=etag)
+        deliver(world, injector, RunDue("gpt", lists=True))
+    world.clock.pass_by(timedelta(minutes=1))
+    world.checkpoints.save_file(etag="torn")
+    world.sagemaker.fail("gpt", NODE_LOST)
+    for _ in range(3):
+        a_minute(world, injector, "gpt")
+    world.sagemaker.fail("gpt-a002", DAMAGED)
+    for _ in range(3):
         a_minute(world, injector, "gpt-a002")
     return world
 
@@ -259,6 +280,21 @@ def test_a_continued_run_keeps_its_checkpoints_and_every_later_job_has_the_new_c
 @pytest.mark.parametrize("call", range(1, UNDISTURBED_CONTINUATION.calls + 1))
 def test_a_crash_at_any_call_of_a_continuation_changes_nothing_in_the_end(call, after):
     assert outcome(continue_scenario(FaultInjector(call, after))) == EXPECTED_CONTINUATION
+
+
+UNDISTURBED_COPIES = FaultInjector(fail_at=0, after=False)
+EXPECTED_COPIES = outcome(copy_scenario(UNDISTURBED_COPIES))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(UNDISTURBED_COPIES.calls + 1))
+def test_a_crash_at_any_call_of_a_copy_or_its_restoration_changes_nothing_in_the_end(call, after):
+    world = copy_scenario(FaultInjector(call, after))
+    assert outcome(world) == EXPECTED_COPIES
+    run, (file,) = world.run(), world.checkpoints.saved[BUCKET]
+    assert (run.state, run.current.number, run.pending, file.etag) == (RunState.WATCHING, 3, (), "b")
+    assert {copy.key: copy.etag for copy in run.copies} == world.checkpoints.copies
+    assert [file.etag for file in world.checkpoints.quarantined] == ["torn"]
 
 
 def test_throttling_leaves_the_action_pending_for_the_next_sweep():

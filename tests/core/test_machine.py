@@ -25,10 +25,12 @@ from rerail.messages.messages import (
     JobStateChanged,
     Message,
     ReportFiled,
+    RunDue,
     parse_message,
 )
 from rerail.model import skipped_samples
-from rerail.model.actions import ClearedBy, QuarantineCheckpoints, ReleaseWarmPool, Severity
+from rerail.model.actions import ClearedBy, CopyCheckpoint, QuarantineCheckpoints, ReleaseWarmPool, Severity
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
@@ -39,6 +41,9 @@ from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import Agent, World
 
+DAMAGED = (
+    "AlgorithmError: RuntimeError: PytorchStreamReader failed reading zip archive: not a ZIP archive, exit code: 1"
+)
 REASONS = [
     "InternalServerError: We encountered an internal error.  Please try again.",
     "CapacityError: Unable to provision requested ML compute capacity.",
@@ -46,6 +51,7 @@ REASONS = [
     'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":7,"rank":0}, exit code: 1',
     "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1",
     "AlgorithmError: , exit code: 137",
+    DAMAGED,
     "",
 ]
 
@@ -65,14 +71,17 @@ class SupervisedRun(RuleBasedStateMachine):
 
     @initialize(
         agent=st.booleans(),
+        overwrites=st.booleans(),
         gated=st.booleans(),
         mode=st.sampled_from([Mode.ACT, Mode.APPROVE]),
         rate_limit=st.sampled_from([1, 2, 100]),
     )
-    def begin(self, agent: bool, gated: bool, mode: Mode, rate_limit: int) -> None:
+    def begin(self, agent: bool, overwrites: bool, gated: bool, mode: Mode, rate_limit: int) -> None:
         self.has_agent = agent
+        self.overwrites = overwrites and not agent
         self.gated = gated
         self.world = World()
+        self.world.sagemaker.defined_metrics = ("step",) if self.overwrites else ()
         self.faults: list[tuple[int, bool, Callable[[], Exception]]] = []
         self.calls = 0
         self.commands = 0
@@ -180,6 +189,7 @@ class SupervisedRun(RuleBasedStateMachine):
         for action in self.world.run().pending:
             if isinstance(action, QuarantineCheckpoints) and action.is_vital:
                 assert not self.world.checkpoints.tainted(action)
+                assert not action.strict or not self.world.checkpoints.list_replaced(action)
 
     def _check_restart_is_for_the_live_attempt(self, command: Command) -> None:
         """Require that a restart command names the current attempt and that its job is not being stopped."""
@@ -228,7 +238,9 @@ class SupervisedRun(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 30))
     def a_checkpoint_is_saved(self, steps: int) -> None:
-        if self._live():
+        if self._live() and self.overwrites:
+            self.world.checkpoints.save_file()
+        elif self._live():
             self.step += steps
             self._save()
 
@@ -244,6 +256,29 @@ class SupervisedRun(RuleBasedStateMachine):
     def quarantining_is_forbidden_or_allowed(self) -> None:
         checkpoints = self.world.checkpoints
         checkpoints.forbidden = "" if checkpoints.forbidden else "s3:PutObject is missing"
+
+    @rule(tears=st.booleans())
+    def the_file_is_copied_and_torn(self, tears: bool) -> None:
+        """The next attempt cannot load a torn one."""
+        job = self._live()
+        if not job or not self.overwrites:
+            return
+        self.world.clock.pass_by(timedelta(minutes=11))
+        self.world.checkpoints.save_file()
+        self._handle(RunDue("gpt", lists=True))
+        if tears and self._live() == job:
+            self.world.clock.pass_by(timedelta(minutes=1))
+            self.world.checkpoints.save_file()
+            self.world.sagemaker.fail(job, REASONS[0])
+            for _ in range(3):
+                self.world.clock.pass_by(timedelta(minutes=1))
+                self._handle(RunDue("gpt"))
+            if successor := self._live():
+                self.world.sagemaker.fail(successor, DAMAGED)
+
+    @rule(turns=st.integers(1, 3))
+    def copying_takes_several_turns(self, turns: int) -> None:
+        self.world.checkpoints.unfinished_copies = turns
 
     @rule(at_once=st.sampled_from([0, 1, 1000]))
     def quarantining_takes_several_turns(self, at_once: int) -> None:
@@ -530,9 +565,13 @@ class SupervisedRun(RuleBasedStateMachine):
     @invariant()
     def no_checkpoint_is_ever_lost(self) -> None:
         """A checkpoint is at most quarantined."""
-        saved = [checkpoint.step for checkpoint in self.world.checkpoints.all(self.world.run().checkpoint_uri)]
+        run, checkpoints = self.world.run(), self.world.checkpoints
+        saved = [c.step for c in checkpoints.all(run.checkpoint_uri) if c.layout != Layout.FILE]
         assert sorted(set(saved))[-1:] in ([self.step], [])
-        assert len(saved) == self.world.checkpoints.count
+        assert len(saved) == checkpoints.count
+        expired = {copy.key for action in run.pending if isinstance(action, CopyCheckpoint) for copy in action.expired}
+        kept = {copy.key: copy.etag for copy in run.copies if copy.key not in expired}
+        assert kept.items() <= checkpoints.copies.items() and len(run.copies) <= Policy().copies.keep
 
     @invariant()
     def an_order_to_restart_is_one_of_few_and_ends(self) -> None:

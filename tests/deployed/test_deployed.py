@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rerail.model.file_copies import FileCopy
 from rerail.model.run import Incident
 from rerail.requests.relaunch import POLICY_TAG
-from tests.deployed.jobs import HALT_AT, Account, NotificationQueue, rerail
+from tests.deployed.jobs import BUCKET, HALT_AT, Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,30 @@ def test_a_bare_exit_code_is_explained_by_the_log(account: Account):
         assert "could be read" not in incident.reason
         if cause == "user_code":
             assert incident.evidence == "KeyError: 'eos'"
+
+
+def test_a_torn_file_is_replaced_by_its_copy(account: Account, tmp_path: Path):
+    """The machine is lost while the script overwrites its only checkpoint; the attempt after it cannot load that."""
+    name, tear, s3 = "tears-its-file", tmp_path / "tear", account.aws.client("s3")
+    script = Path(__file__).parent / "file_script.py"
+    account.submit(name, script=script, steps=1, TEAR=str(tear))
+
+    def copies() -> tuple[FileCopy, ...]:
+        run = account.runs.load(name)
+        return run.copies if run and not run.pending else ()
+
+    account.wait("a copy", copies)
+    tear.touch()
+    is_torn = lambda: s3.head_object(Bucket=BUCKET, Key=f"{name}/ckpt.pt")["ContentLength"] == 500  # noqa: E731
+    account.wait("the torn file", is_torn)
+    account.inject("internal_error", TrainingJobName=name)
+    run = account.run_in(name, "completed")
+    assert [attempt.cause for attempt in run.attempts] == ["infrastructure", "damaged_checkpoint", None]
+    moved = s3.head_object(Bucket=BUCKET, Key=f"rerail-quarantine/{name}/a002/ckpt.pt")
+    restored = s3.head_object(Bucket=BUCKET, Key=f"{name}/ckpt.pt")["ETag"].strip('"')
+    assert moved["ContentLength"] == 500 and restored in {copy.copy_etag for copy in run.copies}
+    listed = s3.list_objects_v2(Bucket=BUCKET, Prefix=f"rerail-versions/{name}/")["Contents"]
+    assert {item["Key"] for item in listed} == {copy.key for copy in run.copies} and len(listed) <= 3
 
 
 def test_a_humans_stop_is_final(account: Account):

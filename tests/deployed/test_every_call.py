@@ -25,6 +25,8 @@ NOT_REACHED = {
     "hyperpod.keep": "an event of a HyperPod cluster belongs to no run",
     "shards.hand_on": "only a sweep of more runs than one invocation takes fans out",
     "quarantine._find_upload": "an upload is found only after a fault has left it unfinished",
+    "quarantine._abort_uploads": "only a file that changes while it is copied leaves an upload behind",
+    "quarantine.delete": "only files that are overwritten in place are copied, and older copies deleted",
 }
 
 

@@ -80,7 +80,7 @@ assert hasattr(Jobs, "reboot")
 world.sagemaker.reboot = rebooted.append
 assert ActionLabel(actions.RebootNode.METRIC_LABEL)
 run = world.run()
-world.supervisor()._act(replace(run, pending=(*run.pending, actions.RebootNode("i-1"))))
+world.supervisor()._act(replace(run, pending=(*run.pending, actions.RebootNode("i-1"))), found=())
 assert rebooted == ["i-1"], rebooted
 """
 RECIPE_LIST = (

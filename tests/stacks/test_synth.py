@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rerail.decisions.quarantine import QUARANTINED, REPLACED
+from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import CHOICES, synthesize
@@ -115,9 +115,10 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     assert {g["RetentionInDays"] for g in template.of("Logs::LogGroup").values()} == {30}
     moving = [s for s in template.allowed("supervise") if "weights/" in json.dumps(s["Resource"])]
     deleting = [s for s in moving if "s3:DeleteObject" in many(s["Action"])]
-    assert [text(s["Resource"]) for s in deleting] == ["arn:<AWS::Partition>:s3:::weights/teams/a/*"]
+    deleted = [text(s["Resource"]).removeprefix("arn:<AWS::Partition>:s3:::weights/") for s in deleting]
+    assert deleted == ["teams/a/*", COPIES]
     (writing,) = (s for s in moving if "s3:PutObject" in many(s["Action"]))
-    written = [QUARANTINED, *(f"teams/a/{names}" for names in REPLACED)]
+    written = [QUARANTINED, COPIES, *(f"teams/a/{names}" for names in REPLACED)]
     assert [text(each).removeprefix("arn:<AWS::Partition>:s3:::weights/") for each in writing["Resource"]] == written
     own = {"StringEquals": {"aws:ResourceAccount": {"Ref": "AWS::AccountId"}}}
     of_checkpoints = [

@@ -38,9 +38,9 @@ class Poisoned(FakeCheckpoints):
         self._check(uri)
         return super().list_checkpoints(uri, upto=upto)
 
-    def list_times(self, uri: str) -> Any:
+    def list_saves(self, uri: str) -> Any:
         self._check(uri)
-        return super().list_times(uri)
+        return super().list_saves(uri)
 
     def _check(self, uri: str) -> None:
         if "poisoned" in uri:
@@ -211,7 +211,7 @@ def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, fol
     assert len(found) < 30
     older = S3Checkpoints().list_checkpoints(URI, upto=1500)
     assert 1500 in {checkpoint.step for checkpoint in older if checkpoint.is_whole}
-    assert len(S3Checkpoints().list_times(URI)) == 4
+    assert len(S3Checkpoints().list_saves(URI).times) == 4
 
 
 @pytest.mark.threat("T26")
@@ -262,7 +262,7 @@ def test_a_folder_without_end_is_refused(s3, small, pages, fill: Callable[[Any],
         S3Checkpoints().list_checkpoints(URI)
     assert len(calls) <= 101
     with pytest.raises(BoundsExceeded):
-        S3Checkpoints().list_times(URI)
+        S3Checkpoints().list_saves(URI)
     with pytest.raises(QuarantineFailed, match="by hand"):
         S3Checkpoints().quarantine(QuarantineCheckpoints("gpt", 1, URI, None, MIDNIGHT), lambda: None)
 

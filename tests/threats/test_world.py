@@ -99,7 +99,9 @@ def test_what_is_quarantined_comes_from_the_runs_own_folder():
 
 
 @pytest.mark.threat("T18")
-@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/", "s3://bucket/rerail-quarantine/gpt/"])
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket", "s3://bucket/rerail-quarantine/gpt/", "s3://bucket/rerail-versions/gpt/"]
+)
 def test_a_folder_that_holds_the_quarantine_is_not_moved_from(uri):
     """A job that names the whole bucket, or another run's quarantine, as its folder: nothing of it is touched."""
     action = QuarantineCheckpoints("gpt", 1, uri, 100, MIDNIGHT + MINUTE, strict=False, is_vital=True)

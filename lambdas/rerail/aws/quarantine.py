@@ -1,4 +1,4 @@
-"""Move objects to quarantine in S3: copy, verify, then delete; an interrupted move is repeated.
+"""Move objects to quarantine in S3: copy, verify, then delete; an interrupted move is repeated. Copy versions of files.
 
 Large objects are copied in parts. A later turn continues an unfinished multipart upload, so that even an object that
 takes longer than the function's timeout is moved eventually.
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -59,6 +60,42 @@ class ObjectMover:
             for _ in movers.map(self._move_in_time, [m for m in moves if not m.is_replaced]):
                 pass
 
+    def copy_version(self, key: str, target: str, *, etag: str) -> str:
+        """Copy the object with this ETag, unless that was done; return the copy's ETag, "" if the object has changed.
+
+        The parts of an unfinished copy are given up then. Raises as `move` does."""
+        self._end = self.clock() + self.seconds
+        try:
+            if not (kept := self._head(target)):
+                source = self._head(key)
+                if source is None or source["ETag"].strip('"') != etag:
+                    self._abort_uploads(target)
+                    return ""
+                # Its ETag is recorded, so it need not be that of the source: fewer parts cost less.
+                self._copy(source, key, target, tags=self._read_tags(key), keeps_parts=False)
+                kept = self._head(target)
+        except ClientError as error:
+            raise self._translate(error, key) from error
+        except BotoCoreError as error:
+            raise CallFailed(f"copying s3://{self.bucket}/{key}: {error}") from error
+        if kept is None:
+            raise ActionUnfinished(f"{target} was deleted as soon as it was made; the next turn makes it again")
+        return str(kept["ETag"]).strip('"')
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete these objects; those that do not exist count as deleted."""
+        for key in keys:
+            try:
+                client("s3").delete_object(Bucket=self.bucket, Key=key)
+            except ClientError as error:
+                raise self._translate(error, key) from error
+            except BotoCoreError as error:
+                raise CallFailed(f"deleting s3://{self.bucket}/{key}: {error}") from error
+
+    def _abort_uploads(self, target: str) -> None:
+        for upload in self._list_uploads(target):
+            client("s3").abort_multipart_upload(Bucket=self.bucket, Key=target, UploadId=upload["UploadId"])
+
     def _move_in_time(self, move: QuarantineMove) -> None:
         if self.clock() >= self._end:
             raise ActionUnfinished("the time budget is used up before all objects were moved; the next turn continues")
@@ -66,7 +103,7 @@ class ObjectMover:
             self._move(move)
         except ClientError as error:
             self._end = 0.0  # the other moves would fail in the same way
-            raise self._translate(error, move) from error
+            raise self._translate(error, move.source.key) from error
         except BotoCoreError as error:
             self._end = 0.0
             raise CallFailed(f"moving s3://{self.bucket}/{move.source.key} to quarantine: {error}") from error
@@ -101,12 +138,17 @@ class ObjectMover:
 
     def _replace(self, move: QuarantineMove, tags: str) -> None:
         if move.copy_key:
-            copy_key = self._head(move.copy_key)
-            if copy_key is None:
+            copy = self._head(move.copy_key)
+            if move.copy_etag and (copy is None or copy["ETag"].strip('"') != move.copy_etag):
+                raise QuarantineFailed(
+                    f"s3://{self.bucket}/{move.copy_key} is not the copy that was made of {move.source.key}",
+                    advice=f"replace {move.source.key} by a sound file by hand, then release the run",
+                )
+            if copy is None:
                 raise ActionUnfinished(
                     f"{move.copy_key} has been deleted since it was listed; the next turn lists it again"
                 )
-            self._copy(copy_key, move.copy_key, move.source.key, tags=tags)
+            self._copy(copy, move.copy_key, move.source.key, tags=tags, since=move.since)
         else:
             client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode(), **_tagging(tags))
 
@@ -121,10 +163,19 @@ class ObjectMover:
             raise
         return answer
 
-    def _copy(self, source: dict[str, Any], key: str, target: str, *, tags: str) -> None:
-        """Copy the object in the parts that it was uploaded in, so that the copy has the same ETag."""
-        size = source["ContentLength"]
-        if not size or (size <= self.sizes.whole and not _is_multipart(source)):
+    def _copy(
+        self,
+        source: dict[str, Any],
+        key: str,
+        target: str,
+        *,
+        tags: str,
+        since: datetime | None = None,
+        keeps_parts: bool = True,
+    ) -> None:
+        """Copy the object, by default in the parts that it was uploaded in, so that the copy has the same ETag."""
+        size, in_parts = source["ContentLength"], keeps_parts and _is_multipart(source)
+        if not size or (size <= self.sizes.whole and not in_parts):
             client("s3").copy_object(
                 Bucket=self.bucket,
                 Key=target,
@@ -134,14 +185,16 @@ class ObjectMover:
                 **_tagging(tags),
             )
             return
-        first = self._head(key, PartNumber=1) if _is_multipart(source) else None
+        first = self._head(key, PartNumber=1) if in_parts else None
         part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
-        self._copy_parts(source, key, target, part=part, tags=tags)
+        self._copy_parts(source, key, target, part=part, tags=tags, since=since)
 
-    def _copy_parts(self, source: dict[str, Any], key: str, target: str, *, part: int, tags: str) -> None:
+    def _copy_parts(
+        self, source: dict[str, Any], key: str, target: str, *, part: int, tags: str, since: datetime | None
+    ) -> None:
         s3, size = client("s3"), source["ContentLength"]
         place = {"Bucket": self.bucket, "Key": target}
-        upload, copied = self._find_upload(target, part=part, size=size)
+        upload, copied = self._find_upload(target, part=part, size=size, since=since)
         if not upload:
             upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
 
@@ -166,13 +219,17 @@ class ObjectMover:
         parts = [{"PartNumber": number, "ETag": copied[number]} for number in numbers]
         s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
 
-    def _find_upload(self, target: str, *, part: int, size: int) -> tuple[str, dict[int, str]]:
-        """Return the upload id ("" for none) of an earlier turn, and its parts of the same size."""
+    def _list_uploads(self, target: str) -> list[dict[str, Any]]:
+        pages = client("s3").get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=target)
+        return [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == target]
+
+    def _find_upload(self, target: str, *, part: int, size: int, since: datetime | None) -> tuple[str, dict[int, str]]:
+        """Return the upload id ("" for none) of an earlier turn, and its parts of the same size.
+
+        An upload from before `since` is another's: its parts have other content."""
         s3 = client("s3")
-        pages = s3.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=target)
-        uploads = [
-            upload["UploadId"] for page in pages for upload in page.get("Uploads", []) if upload["Key"] == target
-        ]
+        started = [upload for upload in self._list_uploads(target) if not since or upload["Initiated"] >= since]
+        uploads = [upload["UploadId"] for upload in started]
         if not uploads:
             return "", {}
         pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=uploads[0])
@@ -180,8 +237,8 @@ class ObjectMover:
         usable = [item for item in parts if item["Size"] == min(part, size - (item["PartNumber"] - 1) * part)]
         return uploads[0], {item["PartNumber"]: item["ETag"] for item in usable}
 
-    def _translate(self, error: ClientError, move: QuarantineMove) -> Exception:
-        code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{move.source.key}"
+    def _translate(self, error: ClientError, key: str) -> Exception:
+        code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{key}"
         if code in FORBIDDEN:
             return QuarantineFailed(
                 f"{what} is not allowed ({code})",

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,14 +11,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rerail.aws.clients import client
 from rerail.aws.folder_listing import ADVICE, FolderListing
 from rerail.aws.quarantine import ObjectMover
-from rerail.decisions.quarantine import BY_HAND, plan_moves
-from rerail.model.actions import QuarantineCheckpoints
+from rerail.decisions.quarantine import BY_HAND, COPIES_PLACE, plan_moves
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     StoredObject,
     find_checkpoints,
     find_pointers,
     find_single_files,
     has_manifests,
+    list_save_times,
     make_checkpoint,
 )
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, find_newest_usable, read_manifest, split_uri
@@ -30,6 +31,8 @@ from rerail.model.errors import (
     QuarantineFailed,
     StateUnknown,
 )
+from rerail.model.file_copies import FileCopy
+from rerail.ports import ListedSaves
 
 # Checkpoints are read in batches from the newest until one is usable, up to the limit. The newest nearly always is, but
 # a divergence that went unnoticed may have made many of them unusable.
@@ -96,7 +99,7 @@ class S3Checkpoints:
         except client("s3").exceptions.NoSuchKey:
             return None  # deleted or moved by the job since it was listed
 
-    def list_times(self, uri: str) -> Sequence[datetime]:
+    def list_saves(self, uri: str) -> ListedSaves:
         bucket, prefix = split_uri(uri)
         try:
             listing = FolderListing(bucket, prefix)
@@ -105,12 +108,26 @@ class S3Checkpoints:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         stored = listing.objects
         if not has_manifests(stored):
-            listed = find_checkpoints(stored) or _find_newest_file(listing)
-            saved = sorted(checkpoint.saved_at for checkpoint in listed)
-            return saved if listing.is_whole else saved[-BATCH:]
+            found = find_checkpoints(stored)
+            files = [] if found else _find_files(listing)
+            saved = sorted(checkpoint.saved_at for checkpoint in found) or list_save_times(files)
+            return ListedSaves(saved if listing.is_whole else saved[-BATCH:], files)
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
-        return times[-BATCH:]
+        return ListedSaves(times[-BATCH:])
+
+    def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
+        bucket, prefix = split_uri(action.uri)
+        own = f"{COPIES_PLACE}{action.run}/"
+        if other := next((copy.key for copy in (action.copy, *action.expired) if not copy.key.startswith(own)), ""):
+            raise QuarantineFailed(f"{other} is not below {own}", advice="report this defect; nothing was changed")
+        authorize()
+        mover = self._mover(bucket)
+        etag = mover.copy_version(f"{prefix}{action.copy.name}", action.copy.key, etag=action.copy.etag)
+        if not etag:
+            return None
+        mover.delete([copy.key for copy in action.expired])
+        return replace(action.copy, copy_etag=etag)
 
     def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         bucket, prefix = split_uri(action.uri)
@@ -164,14 +181,14 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
         # Of a large folder, the oldest are listed too: what lies between them is not skipped.
         is_found = newest and not (more and listing.steps[more[0]] > newest.step)
         if is_found or not more or 2 * count > LIMIT:  # so many are listed already
-            return found or _find_newest_file(listing)
+            return found or _find_files(listing)
         listing.add(more)
         count *= 2
 
 
-def _find_newest_file(listing: FolderListing) -> list[Checkpoint]:
-    """Return the newest file that a script overwrites in place; the times of several would not be an interval."""
-    return find_single_files(listing.objects, uri=f"s3://{listing.bucket}/{listing.prefix}")[:1]
+def _find_files(listing: FolderListing) -> list[Checkpoint]:
+    """Return the files that a script overwrites in place, newest first."""
+    return find_single_files(listing.objects, uri=f"s3://{listing.bucket}/{listing.prefix}")
 
 
 def _read_pointers(listing: FolderListing) -> dict[str, str]:

@@ -95,7 +95,8 @@ def with_operator_rollback(run: Run, step: int, *, why: str, source: str) -> Run
     last = next((attempt for attempt in reversed(run.attempts) if attempt.exists), run.attempts[0])
     label = HealthLabel(step + 1, last.number, Health.QUARANTINED, why[:MAX_WHY_CHARS], source, restart=last.restart)
     onset = min(step + 1, last.onset_step) if last.onset_step is not None else step + 1
-    attempts = tuple(replace(attempt, onset_step=onset) if attempt is last else attempt for attempt in run.attempts)
+    dated = replace(last, onset_step=onset, onset_at=None)
+    attempts = tuple(dated if attempt is last else attempt for attempt in run.attempts)
     return _with_label(replace(run, attempts=attempts), label)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rerail.decisions.budgets import with_recent_charges
 from rerail.decisions.decision import Decision, select_known
 from rerail.decisions.deferrals import on_paused, with_deferrals
+from rerail.decisions.file_copies import on_copied, with_copies
 from rerail.decisions.on_actions import on_actions_done, on_create_refused
 from rerail.decisions.on_command import on_command
 from rerail.decisions.on_failure import on_quarantine_refused
@@ -25,6 +26,7 @@ from rerail.model.signals import (
     AgentReported,
     CheckpointsRefused,
     CreateRefused,
+    FileCopied,
     FindingsObserved,
     JobGone,
     JobObserved,
@@ -51,6 +53,7 @@ HANDLERS: Mapping[type[Signal], Callable[[Run, Any, Policy], Decision]] = {
     CreateRefused: on_create_refused,
     Paused: on_paused,
     QuarantineRefused: on_quarantine_refused,
+    FileCopied: on_copied,
     CheckpointsRefused: on_checkpoints_refused,
     RecordOutdated: on_outdated_record,
 }
@@ -88,10 +91,11 @@ def _with_actions_pending(before: Run, decision: Decision, signal: Signal, polic
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *dated)))
 
 
-# Applied to every decision, in this order: what must wait is deferred, pages are repeated or cleared, and the actions
-# that remain are recorded.
+# Applied to every decision, in this order: what must wait is deferred, pages are repeated or cleared, files that were
+# saved are copied, and the actions that remain are recorded.
 PASSES: tuple[Callable[[Run, Decision, Signal, Policy], Decision], ...] = (
     with_deferrals,
     with_pages,
+    with_copies,
     _with_actions_pending,
 )

@@ -8,7 +8,7 @@ delay); the launch checks decide whether it may start now (launch_checks.py); th
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_start
@@ -24,7 +24,9 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.fallback_machines import with_machines
+from rerail.decisions.file_copies import format_copies, list_copies_before, list_restored, with_onsets_dated
 from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, with_runtime_left
+from rerail.decisions.quarantine import CLOCK_MARGIN
 from rerail.decisions.remedies import Hold
 from rerail.decisions.rollback_ladder import RollbackPlan, plan_rollback, with_rung_taken
 from rerail.model.actions import Action, CreateJob, PostCommand, QuarantineCheckpoints
@@ -37,8 +39,6 @@ from rerail.model.policy import Policy
 from rerail.model.run import Attempt, PlannedStop, Run, RunState, make_job_name
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import JobObserved
-
-CLOCK_MARGIN = timedelta(seconds=5)
 
 
 def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run:
@@ -71,6 +71,7 @@ def with_launch(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Acti
     ledger = with_start(run.ledger, at=at, limits=policy.limits)
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, blocked_by=None, proposal=None)
     run = with_runtime_left(run, at, policy)
+    run = with_onsets_dated(run, margin_steps=policy.ladder.margin_steps)
     attempt = run.current
     create = make_create_job(run)
     if attempt.number == 1:
@@ -101,6 +102,8 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
         strict=rolled_back,
         is_vital=rolled_back,
         saved_after=find_first_start(run),
+        replaced_since=run.attempts[-2].onset_at,
+        restored=list_restored(run, number),
     )
     return (action,)
 
@@ -148,17 +151,26 @@ def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Deci
     if isinstance(rung, Hold):
         return hold_as_ruled(run, seen.at, what, rung)
     step = rung.resume_step if rung else _choose_stop_step(run, seen)
-    if step is None and run.stop and run.stop.is_rollback and run.stop.to_step:
-        return hold_as_ruled(run, seen.at, what, _make_rollback_hold(run, run.stop.to_step))
+    to_step = run.stop.to_step if run.stop and run.stop.is_rollback else None
+    if step is None and to_step and not list_copies_before(run, to_step + 1):
+        return hold_as_ruled(run, seen.at, what, _make_rollback_hold(run, to_step))
     stop, what = run.stop, f"{what}; {rung.why}" if rung else what
     run = _with_relaunch(run, seen, step, rung)
     needs_release = (stop and stop.fresh_machines) or warm_pools.is_unmatched(run)
     release = warm_pools.make_release(run) if needs_release else ()
     pool = format_machines(replace(run, pending=(*run.pending, *release)), seen.at)
     run, actions = with_launch(run, seen.at, policy)
-    is_quarantined = any(isinstance(action, QuarantineCheckpoints) for action in actions)
-    note = ", once newer checkpoints are quarantined" if is_quarantined else ""
+    quarantined = next((action for action in actions if isinstance(action, QuarantineCheckpoints)), None)
+    note = f", once {_format_quarantine(quarantined)}" if quarantined else ""
     return Decision(run, (*release, *actions), f"{what}: relaunching {format_start(run, step)}{note}{pool}")
+
+
+def _format_quarantine(action: QuarantineCheckpoints) -> str:
+    """Return what precedes the launch, in words."""
+    if not action.restored or action.replaced_since is None:
+        return "newer checkpoints are quarantined"
+    since = f"{action.replaced_since:%Y-%m-%d %H:%M:%S} UTC"
+    return f"files saved since {since} are replaced by earlier copies ({format_copies(action.restored)})"
 
 
 def _choose_stop_step(run: Run, seen: JobObserved) -> int | None:

@@ -25,6 +25,7 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
+from rerail.decisions.file_copies import with_damaged_files
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
 from rerail.decisions.remedies import CONTINUE, Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
 from rerail.diagnosis.classify import diagnose_job
@@ -45,11 +46,12 @@ NOT_QUARANTINED = "checkpoints that must not be resumed from cannot be quarantin
 
 def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     """Diagnose the failure, charge the ledger, apply the rules, and open an incident."""
-    diagnosis, damaged_step = diagnose_job(seen.job), None
+    diagnosis, damaged_step, restored = diagnose_job(seen.job), None, ""
     if diagnosis.cause is Cause.DAMAGED_CHECKPOINT:
         saved = seen.checkpoints or ()
         run, damaged_step = checkpoint_health.with_damage(run, saved, why=diagnosis.evidence, at=seen.at)
         seen = replace(seen, checkpoints=checkpoint_health.with_health(run, saved))
+        run, restored = with_damaged_files(run, saved)
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
@@ -57,6 +59,7 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         at=seen.at,
         checkpoints=tuple(seen.checkpoints or ()),
         damaged_step=damaged_step,
+        restored=restored,
     )
     run = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
@@ -135,8 +138,11 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
         ledger=with_charge(
             ledger,
             failure.diagnosis.cause,
-            # Rollbacks repeat steps on purpose, and the ladder has limits of its own.
-            trained=run.current.training_started_at is not None and not is_loss_rollback(failure),
+            # Rollbacks repeat steps on purpose, and the ladder has limits of its own. What could not load its file has
+            # not trained.
+            trained=run.current.training_started_at is not None
+            and not is_loss_rollback(failure)
+            and not failure.restored,
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
         ),

@@ -19,6 +19,7 @@ from rerail.decisions.decision import (
     with_warnings,
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.file_copies import with_onset_dated
 from rerail.decisions.in_place_restart import (
     can_restart,
     choose_target,
@@ -34,7 +35,7 @@ from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_r
 from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
-from rerail.model.checkpoint_layouts import Layout
+from rerail.model.checkpoint_layouts import Layout, list_save_times
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
@@ -174,7 +175,7 @@ def _is_checkpoint_overdue(finding: Finding, observed: FindingsObserved, policy:
     The expected interval is the longest between two recent checkpoints. Before there are two, only a long silence
     counts. Doubtful clocks measure from the time of the doubt.
     """
-    times = sorted(checkpoint.saved_at for checkpoint in observed.checkpoints or ())
+    times = list_save_times(observed.checkpoints or ())
     longest = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=None)
     since = finding.onset_at if longest is None else times[-1]
     overdue = OVERDUE_STALL_FLOORS * policy.detection.stall_floor if longest is None else OVERDUE_INTERVALS * longest
@@ -375,7 +376,9 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         onset_step=onset_step,
         began=intervention.began,
     )
-    run = with_attempt(run, replace(run.current, onset_step=onset_step))
+    onset_at = None if onset_step is None else finding.onset_at
+    attempt = replace(run.current, onset_step=onset_step, onset_at=onset_at)
+    run = with_attempt(run, with_onset_dated(run, attempt, margin_steps=policy.ladder.margin_steps))
     stop = PlannedStop(
         then=AfterStop.RELAUNCH,
         reason=finding.kind,

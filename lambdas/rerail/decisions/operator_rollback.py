@@ -9,6 +9,7 @@ from dataclasses import replace
 from rerail.decisions.checkpoint_health import with_operator_rollback
 from rerail.decisions.decision import Decision, choose_resume_step, format_start, has_agent, with_attempt, with_release
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.file_copies import list_copies_before, with_onsets_dated
 from rerail.decisions.launch import with_launch, with_next_attempt
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, PlannedStop, Run, RunState
@@ -25,6 +26,7 @@ def on_rollback(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     step = command.step or 0
     why = f"saved after step {step}, to which {command.who} rolled the run back"
     run = with_operator_rollback(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
+    run = with_onsets_dated(run, margin_steps=0)
     if run.state is RunState.HELD:  # the command implies a release
         run = with_release(run, who=command.who, at=command.at)
     if not run.current.may_be_live:
@@ -43,7 +45,8 @@ def _find_refusal(run: Run, command: OperatorCommand) -> str:
         return "its next job is just being created: repeat the command in a minute"
     if not run.checkpoint_uri:
         return "" if has_agent(run) else "its jobs have no checkpoint folder that Rerail can read: restart it by hand"
-    if command.step and choose_resume_step(command.checkpoints, before_step=command.step + 1) is None:
+    has_checkpoint = choose_resume_step(command.checkpoints, before_step=(command.step or 0) + 1) is not None
+    if command.step and not has_checkpoint and not list_copies_before(run, command.step + 1):
         there = f"`rerail checkpoints {run.id}` lists what there is, --to 0 begins again"
         return f"nothing clean was saved at or before it: {there}"
     return ""

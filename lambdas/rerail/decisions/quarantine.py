@@ -2,15 +2,16 @@
 
 Such a script resumes from whatever is in its checkpoint folder, which SageMaker copies to the machine when a job
 starts. Checkpoints after the step to resume from therefore move to a folder outside of it. Pointers to the newest
-checkpoint, and copies such as `last.ckpt`, move too and are rewritten for the checkpoint to resume from.
+checkpoint, and copies such as `last.ckpt`, move too and are rewritten for the checkpoint to resume from. A file that
+the script overwrites in place, and whose step is therefore unknown, is replaced by an earlier copy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     LATEST,
     TRACKER,
@@ -28,10 +29,15 @@ from rerail.model.errors import QuarantineFailed
 from rerail.model.run import Run
 
 PLACE = "rerail-quarantine/"
+# Of copies of files that scripts overwrite in place. Both are outside of all checkpoint folders, which jobs are given.
+COPIES_PLACE = "rerail-versions/"
 # All keys that are ever written, as IAM patterns: quarantined objects, and what is replaced in the checkpoint folder.
-QUARANTINED = f"{PLACE}*"
-REPLACED = ("*last*.ckpt", f"*{LATEST}", f"*{TRACKER}")
+QUARANTINED, COPIES = f"{PLACE}*", f"{COPIES_PLACE}*"
+OVERWRITTEN = ("*.pt*", "*.ckpt")
+REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}")
 MAX_NAMES = 3
+# The job's last upload may have finished this long after its end was observed.
+CLOCK_MARGIN = timedelta(seconds=5)
 BY_HAND = "move what must not be resumed from out of that folder by hand, then release the run"
 
 
@@ -43,6 +49,9 @@ class QuarantineMove:
     target: str  # full key
     text: str = ""  # written in its place, if not empty
     copy_key: str = ""  # full key of the object that is copied in its place, if not empty
+    copy_etag: str = ""  # the ETag that it must have, if not empty
+    # An unfinished upload to the source that began before this time is the job's own.
+    since: datetime | None = None
 
     @property
     def is_replaced(self) -> bool:
@@ -59,22 +68,18 @@ def plan_moves(
     overlap, or, with `strict`, where the steps of the checkpoints cannot be determined or they are older than the run.
     """
     bucket, folder = split_uri(action.uri)
-    if PLACE.startswith(folder) or folder.startswith(PLACE):
+    if place := next((p for p in (PLACE, COPIES_PLACE) if p.startswith(folder) or folder.startswith(p)), ""):
         raise QuarantineFailed(
-            f"quarantined checkpoints go to s3://{bucket}/{PLACE}, which overlaps with {action.uri}: a job would be "
+            f"quarantined checkpoints go to s3://{bucket}/{place}, which overlaps with {action.uri}: a job would be "
             "given it too",
             advice="move what must not be resumed from away by hand, then release the run; next time give the run a "
             "folder of its own in the bucket",
         )
     checkpoints = find_checkpoints(stored, pointers)
-    if action.strict and not checkpoints and (unrecognized := [*find_undated(stored), *find_copies(stored)]):
-        names = ", ".join(item.key for item in unrecognized[:MAX_NAMES])
-        raise QuarantineFailed(
-            f"the steps of the checkpoints under {action.uri} are unknown ({names})",
-            advice=BY_HAND,
-        )
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
+    if action.strict and not checkpoints:
+        moves += list_replaced_files(stored, action)
     own = [move for move in moves if action.saved_after and move.source.at >= action.saved_after]
     if action.strict and len(own) < len(moves):
         kept = {move.source.key for move in moves} - {move.source.key for move in own}
@@ -88,9 +93,29 @@ def plan_moves(
 def _with_full_keys(move: QuarantineMove, *, folder: str, target_folder: str) -> QuarantineMove:
     """Return the move with keys from the root of the bucket."""
     source = move.source._replace(key=f"{folder}{move.source.key}")
-    return QuarantineMove(
-        source, f"{target_folder}{move.source.key}", move.text, f"{folder}{move.copy_key}" if move.copy_key else ""
-    )
+    copy_key = move.copy_key if not move.copy_key or move.copy_etag else f"{folder}{move.copy_key}"
+    return replace(move, source=source, target=f"{target_folder}{move.source.key}", copy_key=copy_key)
+
+
+def list_replaced_files(stored: Sequence[StoredObject], action: QuarantineCheckpoints) -> Iterator[QuarantineMove]:
+    """Yield the moves of files without a step that an earlier copy replaces; refuse if one of them has none.
+
+    What was saved later than the last job's end is what was restored, or an operator's.
+    """
+    files = dict.fromkeys((*find_undated(stored), *find_copies(stored)))
+    copies = {copy.name: copy for copy in action.restored}
+    since = action.replaced_since
+    newer = [file for file in files if since is None or since <= file.at <= action.saved_before]
+    if unknown := [file.key for file in newer if file.key not in copies]:
+        raise QuarantineFailed(
+            f"the steps of the checkpoints under {action.uri} are unknown ({', '.join(unknown[:MAX_NAMES])})",
+            advice=BY_HAND,
+        )
+    started = action.saved_before - CLOCK_MARGIN
+    for file in newer:
+        copy = copies[file.key]
+        if (file.etag.strip('"'), file.bytes) != (copy.copy_etag, copy.bytes):
+            yield QuarantineMove(file, file.key, copy_key=copy.key, copy_etag=copy.copy_etag, since=started)
 
 
 def _list_rolled_back(
@@ -144,7 +169,7 @@ def _find_kept(
 
 
 def check_folder(
-    action: QuarantineCheckpoints, request: Mapping[str, Any], folders: Mapping[str, Sequence[str]]
+    action: QuarantineCheckpoints | CopyCheckpoint, request: Mapping[str, Any], folders: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise QuarantineFailed unless the role of the run's jobs may change the folder.
 

@@ -34,6 +34,7 @@ class Failure:
     at: datetime
     checkpoints: tuple[Checkpoint, ...] = ()  # as they were listed; empty where they were not listed
     damaged_step: int | None = None  # of the checkpoint that could not be loaded and is quarantined now
+    restored: str = ""  # the copies that replace files that could not be loaded, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ def format_error(failure: Failure, *, times: int = 1) -> str:
 
 def no_sound_checkpoint(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Hold after a damaged checkpoint that has no sound one before it: the next attempt would load it again."""
-    if failure.diagnosis.cause is not Cause.DAMAGED_CHECKPOINT or failure.resume_step is not None:
+    if failure.diagnosis.cause is not Cause.DAMAGED_CHECKPOINT or failure.resume_step is not None or failure.restored:
         return None
     place = run.checkpoint_uri or "the folder that the script loads it from"
     which = f"the checkpoint at step {failure.damaged_step}" if failure.damaged_step is not None else "a checkpoint"
@@ -206,9 +207,12 @@ def no_sound_checkpoint(run: Run, failure: Failure, policy: Policy) -> Verdict |
 
 def resume_from_the_one_before(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Relaunch from the newest sound checkpoint before a damaged one, which is quarantined."""
+    left = _format_retries_left(run, failure, policy)
+    if failure.restored:
+        why = f"the damaged file is quarantined and replaced by its copy: {failure.restored}; {left}"
+        return Relaunch(_choose_backoff(run, failure, policy), why)
     if failure.diagnosis.cause is not Cause.DAMAGED_CHECKPOINT or failure.damaged_step is None:
         return None
-    left = _format_retries_left(run, failure, policy)
     why = f"the checkpoint at step {failure.damaged_step} is damaged and is quarantined; {left}"
     return Relaunch(_choose_backoff(run, failure, policy), why)
 

@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.remedies import CONTINUE, DIVERGED_ADVICE, Hold
 from rerail.model import skipped_samples
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.mailbox import Ability
 from rerail.model.policy import Ladder, Policy
@@ -195,6 +196,8 @@ def _choose_newest_clean(position: LadderPosition, ceiling: int) -> tuple[int | 
     """Return the newest clean step up to the ceiling, and how it was chosen, in words."""
     onset, margin = position.onset, position.ladder.margin_steps
     clean = position.clean
+    if not clean and any(checkpoint.layout == Layout.FILE for checkpoint in position.checkpoints):
+        return None, f"back to before the onset at step {onset}, to what its script finds there"
     if not clean:
         why = "no clean checkpoint from before the onset is left" if position.checkpoints else "nothing was saved"
         return None, f"back to the start: {why}, and the loss went wrong at step {onset}"

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+from rerail.model.file_copies import FileCopy
 from rerail.model.mailbox import Command
 from rerail.model.runbooks import Runbook
 
@@ -26,6 +27,8 @@ class ActionTraits:
     IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
     # No job is created before this is done: the job's machines or its checkpoint depend on it.
     PRECEDES_CREATE: ClassVar[bool] = False
+    # Done once for each message, after all decisions on it: these must not wait for it.
+    IS_BACKGROUND: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,31 @@ class QuarantineCheckpoints(ActionTraits):
     is_vital: bool = True
     # What was saved before the run's first job began is not the run's own; None: not known, nothing is moved.
     saved_after: datetime | None = None
+    # Files without a step that were saved at this time or later are replaced; None: such files are refused.
+    replaced_since: datetime | None = None
+    # The copies that replace them.
+    restored: tuple[FileCopy, ...] = ()
 
 
-Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints
+@dataclass(frozen=True, slots=True)
+class CopyCheckpoint(ActionTraits):
+    """Copy a file that its script overwrites in place, then delete older copies."""
+
+    RANK = 7
+    METRIC_LABEL = "nothing"  # it answers no problem
+    IS_BACKGROUND = True
+
+    run: str
+    # The checkpoint folder.
+    uri: str
+    copy: FileCopy
+    # Deleted once the copy is made.
+    expired: tuple[FileCopy, ...] = ()
+    # Check that no other run uses the folder; that was done for the attempt's earlier copies.
+    is_first: bool = True
+
+
+Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints | CopyCheckpoint
 
 
 class Severity(StrEnum):

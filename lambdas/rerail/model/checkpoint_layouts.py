@@ -171,9 +171,30 @@ def find_single_files(stored: Sequence[StoredObject], *, uri: str) -> list[Check
     """
     single = sorted((*find_undated(stored), *find_copies(stored)), key=lambda item: (item.at, item.key), reverse=True)
     return [
-        Checkpoint(f"{uri}{item.key}", 0, 0, item.at, missing=(UNKNOWN_STEP,), layout=Layout.FILE)
+        Checkpoint(
+            f"{uri}{item.key}",
+            0,
+            0,
+            item.at,
+            missing=(UNKNOWN_STEP,),
+            layout=Layout.FILE,
+            etag=item.etag.strip('"'),
+            bytes=item.bytes,
+        )
         for item in dict.fromkeys(single[:_MAX_SINGLE_FILES])
     ]
+
+
+def list_save_times(checkpoints: Sequence[Checkpoint]) -> list[datetime]:
+    """Return when checkpoints were saved, oldest first; the times of several overwritten files are no interval."""
+    files = [checkpoint.saved_at for checkpoint in checkpoints if checkpoint.layout == Layout.FILE]
+    others = [checkpoint.saved_at for checkpoint in checkpoints if checkpoint.layout != Layout.FILE]
+    return sorted([*others, *([max(files)] if files else [])])
+
+
+def is_truncated(size: int, *, usual: int) -> bool:
+    """Return whether a file of binary state is smaller than usual within its run; small files may vary."""
+    return usual >= _MIN_CHECKED_BYTES and size < _MIN_SIZE_SHARE * usual
 
 
 def parse_pointer(pointer: str, text: str) -> int | None:
@@ -402,7 +423,7 @@ def _compare_with_siblings(checkpoint: LayoutCheckpoint, siblings: _Siblings) ->
         if not name.endswith(_STATE_SUFFIXES):
             continue
         usual_size = usual[_without_step(checkpoint, name)]
-        if usual_size >= _MIN_CHECKED_BYTES and stored.bytes < _MIN_SIZE_SHARE * usual_size:
+        if is_truncated(stored.bytes, usual=usual_size):
             yield f"{name} (truncated)"
 
 

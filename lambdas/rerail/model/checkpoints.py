@@ -58,6 +58,9 @@ class Checkpoint:
     stall_s: float | None = None
     # Seconds until it was complete; None: not measured.
     write_s: float | None = None
+    # ETag and size of a file that its script overwrites in place.
+    etag: str = ""
+    bytes: int = 0
 
     @property
     def has_manifest(self) -> bool:

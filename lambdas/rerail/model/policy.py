@@ -32,6 +32,7 @@ NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 PRICES_LIMIT = 20
 NAMES_LIMIT = 10
+COPIES_LIMIT = 20
 
 
 class Mode(StrEnum):
@@ -171,6 +172,16 @@ class SaveTimeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyPolicy:
+    """Copies of files that a script overwrites in place; made only where `quarantineFolders` lists the folder."""
+
+    # The newest copies of each file that are kept; 0: none are made.
+    keep: int = 3
+    # The least time from the save that was copied last to the next copy.
+    every: timedelta = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
 class MailboxPolicy:
     """Which messages from agents are accepted."""
 
@@ -283,6 +294,7 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
     save: SaveTimeouts = field(default_factory=SaveTimeouts)
+    copies: CopyPolicy = field(default_factory=CopyPolicy)
     mailbox: MailboxPolicy = field(default_factory=MailboxPolicy)
     restart: InPlacePolicy = field(default_factory=InPlacePolicy)
     ladder: Ladder = field(default_factory=Ladder)
@@ -311,6 +323,9 @@ def parse_policy(text: str, *, name: str) -> Policy:
     if not 0 < policy.ladder.rate_factor < 1:
         what = f"field 'ladder.rate_factor' is {policy.ladder.rate_factor}; it must be a number between 0 and 1"
         raise PolicyError(f"policy {name!r}: {what}, such as 0.9")
+    if policy.copies.keep > COPIES_LIMIT:
+        what = f"field 'copies.keep' is {policy.copies.keep}; it must be a whole number from 0 to {COPIES_LIMIT}"
+        raise PolicyError(f"policy {name!r}: {what}")
     return replace(policy, name=name)
 
 

@@ -11,6 +11,7 @@ from rerail.model.actions import Action, Machines, Notify
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.diagnosis import Diagnosis
+from rerail.model.file_copies import FileCopy
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Policy
@@ -214,6 +215,11 @@ class Attempt(Record):
     drill: bool = False
     # The first step that it reported, if its script resumed by itself.
     first_step: int | None = None
+    # When the problem that the next attempt goes back before began: of files without a step, what was saved since then
+    # is neither resumed from nor restored.
+    onset_at: datetime | None = None
+    # Why its files cannot be copied.
+    copy_problem: str = ""
 
     @property
     def restart(self) -> int:
@@ -497,6 +503,8 @@ class Run(Record):
     last_policy: Policy | None = None
     # Since when the policy cannot be used.
     policy_lost_at: datetime | None = None
+    # The copies of files that its script overwrites in place.
+    copies: tuple[FileCopy, ...] = ()
     # Incremented with every recorded decision.
     version: int = 0
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.model.actions import Action, CreateJob, Notify, QuarantineCheckpoints
+from rerail.model.actions import Action, CopyCheckpoint, CreateJob, Notify, QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.diagnosis import Diagnosis
+from rerail.model.file_copies import FileCopy
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster
 from rerail.model.mailbox import Report
@@ -196,6 +197,18 @@ class QuarantineRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class FileCopied:
+    """A file that its script overwrites in place was copied, or could not be."""
+
+    at: datetime
+    action: CopyCheckpoint
+    # None: the file has changed since it was listed, or must not be copied.
+    copy: FileCopy | None = None
+    # Why it must not be copied.
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointsRefused:
     """The run's checkpoints are more than Rerail reads."""
 
@@ -233,6 +246,7 @@ Signal = (
     | ActionsDone
     | CreateRefused
     | QuarantineRefused
+    | FileCopied
     | CheckpointsRefused
     | Paused
     | RecordOutdated

@@ -32,7 +32,16 @@ from rerail.messages.messages import (
     RunDue,
     UnrelatedObject,
 )
-from rerail.model.actions import Action, CreateJob, Notify, PostCommand, QuarantineCheckpoints, ReleaseWarmPool, StopJob
+from rerail.model.actions import (
+    Action,
+    CopyCheckpoint,
+    CreateJob,
+    Notify,
+    PostCommand,
+    QuarantineCheckpoints,
+    ReleaseWarmPool,
+    StopJob,
+)
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import to_plain
 from rerail.model.errors import (
@@ -59,12 +68,13 @@ from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.redaction import find_secrets
-from rerail.model.run import Job, Run, TimelineEntry, make_run_id
+from rerail.model.run import Job, Run, RunState, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
     CheckpointsRefused,
     CreateRefused,
+    FileCopied,
     FindingsObserved,
     JobObserved,
     OperatorCommand,
@@ -102,6 +112,8 @@ IGNORED_FOR = timedelta(hours=1)
 REPORT_RETRY_PERIOD = timedelta(minutes=15)
 # A notice is left for this long to the function that recorded it: SNS would send it twice.
 NOTICE_LEASE = timedelta(minutes=1)
+# In other states the time of a message belongs to the relaunch.
+BACKGROUND_STATES = (RunState.WATCHING, RunState.SAVING)
 # Commands that resume from the newest checkpoint.
 LISTING_VERBS = (OperatorVerb.RELEASE, OperatorVerb.APPROVE, OperatorVerb.CONTINUE)
 # Makes the message's signal from the run and its checkpoints; those are None where they were not listed.
@@ -202,7 +214,7 @@ class Supervisor:
             if isinstance(signal, Tick) and make_signal:
                 run = self._record_turn(run, self._make_signal(run, seen, make_signal))
             run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
-        return run
+        return self._act_in_background(run)
 
     def _make_signal(self, run: Run, seen: Sequence[Checkpoint] | None, make_signal: SignalFactory) -> Signal:
         """Return the message's signal, or that its decision needs checkpoints that are more than Rerail reads."""
@@ -455,7 +467,7 @@ class Supervisor:
         refusals: list[CreateRefused | QuarantineRefused] = []
         is_deferred, paused = self._find_deferral(run)
         for action in sorted(run.pending, key=lambda action: action.RANK):
-            if is_deferred and action.IS_BLOCKED_BY_PAUSE:
+            if action.IS_BACKGROUND or (is_deferred and action.IS_BLOCKED_BY_PAUSE):
                 continue
             if isinstance(action, CreateJob) and any(
                 other.PRECEDES_CREATE and other not in done for other in run.pending
@@ -481,11 +493,42 @@ class Supervisor:
             run = self._record_turn(run, Paused(self.clock()))
         return run
 
+    def _act_in_background(self, run: Run) -> Run:
+        """Carry out one action that nothing waits for, unless the run is being relaunched; the next visit continues."""
+        action = next((action for action in run.pending if isinstance(action, CopyCheckpoint)), None)
+        if action is None or (run.state not in BACKGROUND_STATES and not run.state.is_end):
+            return run
+        try:
+            copied = self._copy_file(run, action)
+        except (Throttled, ActionUnfinished):
+            return run  # the sweep retries it within a minute
+        except Exception as error:  # raised at the end: see `handle`
+            self.failed.append(error)
+            return run
+        return self._record_turn(run, copied)
+
+    def _copy_file(self, run: Run, action: CopyCheckpoint) -> FileCopied:
+        """Copy a file; return the copy, or why it must not be made."""
+        try:
+            copy = self.checkpoints.copy_file(action, lambda: self._authorize_copy(run, action))
+        except QuarantineFailed as error:
+            return FileCopied(self.clock(), action, problem=f"{error.message}. To do: {error.advice}")
+        return FileCopied(self.clock(), action, copy)
+
+    def _authorize_copy(self, run: Run, action: CopyCheckpoint) -> None:
+        """Raise QuarantineFailed unless the checkpoints may be moved; all other runs are read once for an attempt."""
+        if action.is_first:
+            self._authorize(run, action, find_first_start(run))
+        else:
+            check_folder(action, self._read_request(run.id), self.quarantine_folders)
+
     def _perform(self, run: Run, action: Action | Notify) -> CreateRefused | QuarantineRefused | None:
         """Carry out one action; return SageMaker's or S3's refusal, or None if it was done."""
         match action:
             case QuarantineCheckpoints():
                 return self._quarantine(run, action)
+            case CopyCheckpoint():
+                raise AssertionError("carried out in the background")
             case CreateJob():
                 return self._create(run, action)
             case StopJob():
@@ -525,7 +568,7 @@ class Supervisor:
             return QuarantineRefused(self.clock(), action, error.message, error.advice)
         return None
 
-    def _authorize(self, run: Run, action: QuarantineCheckpoints, since: datetime) -> None:
+    def _authorize(self, run: Run, action: QuarantineCheckpoints | CopyCheckpoint, since: datetime) -> None:
         """Raise QuarantineFailed unless the run's own jobs may move the checkpoints, which no other run shares."""
         check_folder(action, self._read_request(run.id), self.quarantine_folders)
         for name, other in self.runs.open_runs():

@@ -11,11 +11,14 @@ from queue import Empty, SimpleQueue
 
 from rerail.accounting.goodput import Account, make_account
 from rerail.decisions.decide import decide
+from rerail.decisions.decision import select_known
+from rerail.decisions.file_copies import list_due_copies
 from rerail.decisions.on_job import DEFECT
 from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
+from rerail.model.checkpoint_layouts import list_save_times
 from rerail.model.codec import to_plain
 from rerail.model.errors import BoundsExceeded, RerailError
 from rerail.model.metrics import select_names
@@ -23,7 +26,18 @@ from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
-from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, PausedPolicies, Queue, ReceivedHeartbeats, Runs, policy_of
+from rerail.ports import (
+    Checkpoints,
+    Jobs,
+    ListedSaves,
+    Mailbox,
+    Pause,
+    PausedPolicies,
+    Queue,
+    ReceivedHeartbeats,
+    Runs,
+    policy_of,
+)
 from rerail.supervisor.observe import may_have_lost_job, observe, observe_policy
 from rerail.sweep.describe_schedule import (
     EACH_MINUTE,
@@ -92,7 +106,8 @@ class RunCheck:
     launch: WaitingLaunch | None = None  # where it waits for its next job and nothing else
     account: Account | None = None
     problem: str = ""  # an unexpected error, if any
-    unlisted: bool = False  # its checkpoints are more than is read, and the supervisor has not yet reported that
+    # The supervisor must list its checkpoints: they are to be copied, or more than is read, which is not reported yet.
+    unlisted: bool = False
 
 
 def _list_launches(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
@@ -403,7 +418,7 @@ class Sweep:
     ) -> tuple[MonitoredRun | None, bool]:
         """Return the run for the detectors if its job is in progress and has metrics or heartbeats, else None.
 
-        And whether its checkpoints could not be listed, which was not reported before.
+        And whether the supervisor must list its checkpoints: see RunCheck.unlisted.
         """
         seen = next((signal for signal in signals if isinstance(signal, JobObserved)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
@@ -414,20 +429,20 @@ class Sweep:
         if names is None and not run.current.agent:
             return None, False
         try:
-            saved_at, unlisted = self._list_save_times(run, seen, at), False
+            saves = self._list_saves(run, seen, at)
+            unlisted = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
         except BoundsExceeded:
-            saved_at, unlisted = (), DEFECT not in run.defects
+            saves, unlisted = ListedSaves(()), DEFECT not in run.defects
+        saved_at = tuple(saves.times)
         return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), unlisted
 
-    def _list_save_times(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
-        """Return when checkpoints were saved; if they were not listed, list their times every few minutes."""
+    def _list_saves(self, run: Run, seen: JobObserved, at: datetime) -> ListedSaves:
+        """Return when checkpoints were saved; if they were not listed, list them every few minutes."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
-            return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
-        return (
-            tuple(self.checkpoints.list_times(run.checkpoint_uri))
-            if is_describe_due(run.id, at, every=OWN_MINUTE)
-            else ()
-        )
+            return ListedSaves(list_save_times(seen.checkpoints or ()))
+        if not is_describe_due(run.id, at, every=OWN_MINUTE):
+            return ListedSaves(())
+        return self.checkpoints.list_saves(run.checkpoint_uri)
 
 
 def _with_account(check: RunCheck, at: datetime) -> RunCheck:

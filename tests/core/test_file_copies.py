@@ -1,0 +1,328 @@
+"""Copies of files that a script overwrites in place: when they are made, kept and restored."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
+from rerail.model.causes import Cause
+from rerail.model.errors import PolicyError, StateUnknown
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import CopyPolicy, Mode, Policy, parse_policy
+from rerail.model.run import RunState
+from rerail.model.runbooks import Runbook
+from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
+from tests.core.test_damaged_checkpoint import DAMAGED
+from tests.fakes import BUCKET, World
+
+
+def train(*saves: str, policy: Policy | None = None, **facts) -> World:
+    """Return a run whose script overwrote ckpt.pt every twenty minutes, with these ETags."""
+    world = World()
+    world.policies.by_name["default"] = policy or world.policies.by_name["default"]
+    world.sagemaker.defined_metrics = ("step", "loss")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    for count, etag in enumerate(saves, start=1):
+        world.minutes(5)
+        world.checkpoints.save_file(etag=etag, **facts)
+        job = world.sagemaker.jobs["gpt"]
+        world.sagemaker.jobs["gpt"] = replace(job, metrics={"step": 100.0 * count})
+        world.minutes(15)
+    return world
+
+
+def now_there(world: World) -> list[str]:
+    return [file.etag for file in world.checkpoints.saved[BUCKET]]
+
+
+def test_each_save_is_copied_and_the_newest_copies_are_kept():
+    world = train("a", "b", "c", "d")
+    run = world.run()
+    assert [(copy.etag, copy.step) for copy in run.copies] == [("b", 200), ("c", 300), ("d", 400)]
+    assert {copy.key: copy.copy_etag for copy in run.copies} == world.checkpoints.copies
+    assert all(copy.key.startswith("rerail-versions/gpt/") for copy in run.copies)
+    assert run.pending == () and not any("cop" in entry.reason for entry in world.runs.timeline), (
+        "no entry for each save"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "copied"),
+    [
+        (Policy(copies=CopyPolicy(keep=1)), ["c"]),
+        (Policy(copies=CopyPolicy(keep=0)), []),
+        (Policy(mode=Mode.OBSERVE), []),
+        (Policy(mode=Mode.PAUSE), ["a", "b", "c"]),
+        (Policy(copies=CopyPolicy(every=timedelta(minutes=40))), ["a", "c"]),
+    ],
+    ids=["one", "off", "observe", "pause", "seldom"],
+)
+def test_the_policy_bounds_the_copies(policy, copied):
+    assert [copy.etag for copy in train("a", "b", "c", policy=policy).run().copies] == copied
+
+
+@pytest.mark.parametrize("keep", ["21", "-1", "true", '"3"'])
+def test_a_number_of_copies_out_of_range_is_refused(keep):
+    with pytest.raises(PolicyError, match=r"field 'copies\.keep' is .*; it must be a whole number from 0 to"):
+        parse_policy(f"[copies]\nkeep = {keep}", name="mine")
+
+
+def test_other_checkpoints_are_neither_copied_nor_listed_more_often():
+    """Of a run with steps in its checkpoints' names, the sweep wakes nobody for a save."""
+    world, listed = World(), []
+    world.sagemaker.defined_metrics = ("step", "loss")
+    under = world.checkpoints.list_checkpoints
+    world.checkpoints.list_checkpoints = lambda uri, **more: (listed.append(uri), under(uri, **more))[1]
+    world.with_saves(layout="hf")
+    world.minutes(30)
+    assert (world.run().copies, listed) == ((), [])
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"name": "a.bin"}, {"bytes": 0}, {"etag": ""}, {"uri_missing": True}],
+    ids=["other name", "empty", "no etag", "no permission"],
+)
+def test_what_must_not_be_copied_is_not(facts):
+    """Without the permission this is recorded once for each attempt."""
+    world = World()
+    world.sagemaker.defined_metrics = ("step", "loss")
+    forbidden = facts.pop("uri_missing", False)
+    world.quarantine_folders = {} if forbidden else world.quarantine_folders
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    for _ in range(3):
+        world.minutes(5)
+        world.checkpoints.save_file(**facts)
+        if facts.get("etag") == "":
+            file = world.checkpoints.saved[BUCKET][0]
+            world.checkpoints.saved[BUCKET] = [replace(file, etag="")]
+        world.minutes(15)
+    run = world.run()
+    assert (run.copies, run.pending, world.checkpoints.copies) == ((), (), {})
+    recorded = [entry.reason for entry in world.runs.timeline if entry.finding == "not_copied"]
+    assert len(recorded) == forbidden and all("quarantineFolders" in reason for reason in recorded)
+
+
+def test_a_smaller_file_is_not_copied():
+    """A kill has torn it: it must not replace a copy."""
+    world = train("a", bytes=1 << 20)
+    world.checkpoints.save_file(etag="torn", bytes=1000)
+    world.minutes(15)
+    assert [copy.etag for copy in world.run().copies] == ["a"]
+
+
+def test_a_copy_that_takes_long_does_not_delay_anything_else():
+    world = train("a")
+    world.checkpoints.unfinished_copies = 15
+    world.checkpoints.save_file(etag="b")
+    world.minutes(11)
+    assert world.run().pending and [copy.etag for copy in world.run().copies] == ["a"]
+    world.sagemaker.fail("gpt", NODE_LOST)
+    left = world.checkpoints.unfinished_copies
+    world.minutes(2)
+    assert (world.run().state, world.checkpoints.unfinished_copies) == (RunState.STARTING, left)
+    world.minutes(1)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    world.minutes(20)
+    assert world.run().pending == () and [copy.etag for copy in world.run().copies] == ["a", "b"]
+
+
+def lose_while_saving(world: World, etag: str = "torn") -> None:
+    """Lose the node while it writes the file, which the next attempt cannot load."""
+    world.checkpoints.save_file(etag=etag)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    world.sagemaker.fail("gpt-a002", DAMAGED)
+
+
+def test_a_damaged_file_is_replaced_by_its_newest_copy_before_the_launch():
+    world = train("a", "b")
+    lose_while_saving(world)
+    there = []
+    create = world.sagemaker.create
+    world.sagemaker.create = lambda request: (there.extend(now_there(world)), create(request))[1]
+    world.minutes(30)
+    run = world.run()
+    assert (run.state, run.current.number, there) == (RunState.WATCHING, 3, ["b"])
+    assert [file.etag for file in world.checkpoints.quarantined] == ["torn"]
+    assert any("replaced by its copy: ckpt.pt as saved at 2026" in notice.did for notice in world.bus.notices)
+    assert [copy.etag for copy in run.copies] == ["a", "b"], "what was restored is not copied again"
+
+
+def test_a_copy_that_is_damaged_too_leads_to_the_one_before():
+    """Until no copy is left: then the run is held."""
+    world = train("a", "b")
+    lose_while_saving(world)
+    world.minutes(30)
+    world.sagemaker.fail("gpt-a003", DAMAGED)
+    world.minutes(30)
+    assert (world.run().current.number, now_there(world)) == (4, ["a"])
+    world.sagemaker.fail("gpt-a004", DAMAGED)
+    world.minutes(30)
+    assert (world.run().state, world.run().hold_runbook) == (RunState.HELD, Runbook.DAMAGED_CHECKPOINT)
+    assert world.run().ledger.charges[Cause.DAMAGED_CHECKPOINT] == 3
+
+
+def test_a_copy_of_another_content_is_not_restored():
+    world = train("a")
+    lose_while_saving(world)
+    world.checkpoints.copies = dict.fromkeys(world.checkpoints.copies, "other")
+    world.minutes(30)
+    assert (world.run().state, world.run().hold_runbook) == (RunState.HELD, Runbook.NOT_QUARANTINED)
+    assert now_there(world) == ["torn"]
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved since", "has trained"])
+def test_an_attempt_that_had_loaded_its_file_restores_nothing(saved):
+    """Another file was damaged: the run is held, as without copies."""
+    world = train("a")
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    if saved:
+        world.checkpoints.save_file(etag="b")
+    world.sagemaker.fail("gpt-a002", DAMAGED, metrics={} if saved else {"step": 120.0})
+    world.minutes(30)
+    assert (world.run().state, now_there(world)) == (RunState.HELD, ["b" if saved else "a"])
+
+
+def test_several_files_go_back_to_one_time():
+    """One that was not saved since then stays; one without a copy holds the run."""
+    world = train("a")
+    world.checkpoints.save_file("best.pt", etag="best")
+    world.minutes(20)
+    lose_while_saving(world)
+    world.minutes(30)
+    assert sorted(now_there(world)) == ["a", "best"]
+
+
+def diverge(world: World, *, onset_step: int, minutes_ago: float) -> None:
+    onset_at = world.clock() - timedelta(minutes=minutes_ago)
+    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 450, onset_step, "9.1 for 80 rows", world.clock(), onset_at)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
+    world.minutes(30)
+
+
+def test_a_rollback_restores_the_newest_copy_from_before_the_onset():
+    """What was saved since then goes to quarantine, and its copies are never restored, nor any that follow it."""
+    world = train("a", "b", "c")
+    diverge(world, onset_step=250, minutes_ago=30)
+    run = world.run()
+    assert (run.state, run.current.number, now_there(world)) == (RunState.WATCHING, 2, ["b"])
+    assert [file.etag for file in world.checkpoints.quarantined] == ["c"]
+    assert any("replaced by earlier copies (ckpt.pt as saved at" in entry.reason for entry in world.runs.timeline)
+    world.checkpoints.save_file(etag="d")
+    world.minutes(20)
+    world.checkpoints.save_file(etag="torn")
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(5)
+    for job, etag in (("gpt-a003", "d"), ("gpt-a004", "b")):
+        world.sagemaker.fail(job, DAMAGED)
+        world.minutes(20)
+        assert now_there(world) == [etag], "not c, which is newer than b"
+
+
+def test_a_rollback_keeps_the_margin_of_the_ladder():
+    """The state of the newest copy before the onset may be bad already."""
+    world = train("a", "b", "c", policy=Policy())
+    diverge(world, onset_step=250, minutes_ago=30)
+    assert now_there(world) == ["a"]
+
+
+def test_copies_of_names_that_are_gone_are_bounded():
+    """A script that names each save anew has files, and does not overwrite them."""
+    world = train()
+    for count in range(8):
+        world.minutes(5)
+        world.checkpoints.saved.clear()
+        world.checkpoints.save_file(f"model_{count}.pt")
+        world.minutes(15)
+    assert len(world.run().copies) == len(world.checkpoints.copies) == 4
+
+
+def test_a_file_from_before_the_onset_stays():
+    """It needs no copy, so the run is not held."""
+    world = train("a")
+    diverge(world, onset_step=250, minutes_ago=5)
+    assert (world.run().state, now_there(world), world.checkpoints.quarantined) == (RunState.WATCHING, ["a"], [])
+
+
+def test_a_file_that_stayed_and_is_damaged_is_replaced_by_its_newest_copy():
+    """It was not restored, so that copy was not tried yet."""
+    world = train("a", "b")
+    world.checkpoints.save_file(etag="torn")
+    world.minutes(3)
+    diverge(world, onset_step=50, minutes_ago=1)
+    assert now_there(world) == ["torn"]
+    world.sagemaker.fail("gpt-a002", DAMAGED)
+    world.minutes(20)
+    assert now_there(world) == ["b"]
+
+
+def test_a_folder_that_two_live_runs_share_is_not_copied_from():
+    """The other runs are read once for an attempt, and not for each copy."""
+    world, read = train("a"), []
+    under = world.runs.open_runs
+    world.runs.open_runs = lambda *parts: (read.append(parts), under(*parts))[1]
+    world.checkpoints.save_file(etag="b")
+    world.supervisor().handle(RunDue("gpt", lists=True))
+    assert (len(world.run().copies), read) == (2, [])
+    world.sagemaker.submit("other")
+    world.supervisor().handle(JobStateChanged("other"))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    world.checkpoints.save_file(etag="c")
+    world.minutes(11)
+    assert [copy.etag for copy in world.run().copies] == ["a", "b"]
+    assert any("run other saves to" in entry.reason for entry in world.runs.timeline)
+
+
+def test_two_files_of_one_save_are_no_interval():
+    """A stall would count as confirmed by a save that is overdue after a second."""
+    world = train()
+    for name in ("best.pt", "last.pt"):
+        world.checkpoints.save_file(name)
+        world.clock.pass_by(timedelta(seconds=1))
+    world.minutes(12)
+    at = world.clock()
+    stall = Finding(Kind.STALL, Level.INTERVENE, 100, None, "no step for 10 min", at, at - timedelta(minutes=10))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
+    assert world.run().state is RunState.WATCHING
+
+
+def test_nothing_is_copied_while_the_loss_is_in_trouble():
+    world = train("a")
+    warning = Finding(Kind.LOSS_SPIKE, Level.WARN, 150, 120, "9.1")
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (warning,)))
+    world.checkpoints.save_file(etag="b")
+    world.minutes(15)
+    assert [copy.etag for copy in world.run().copies] == ["a"]
+
+
+@pytest.mark.parametrize(("step", "restored"), [(250, "b"), (100, "a"), (50, "c")])
+def test_an_operator_names_a_copy_by_its_step(step, restored):
+    """Nothing is as old as step 50: the command is refused. The ladder's margin does not apply."""
+    world = train("a", "b", "c", policy=Policy())
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.ROLLBACK, "ada", "", step=step))
+    world.minutes(30)
+    assert now_there(world) == [restored]
+    assert world.run().current.number == (1 if restored == "c" else 2)
+
+
+def test_an_error_of_a_copy_is_reported_after_everything_else():
+    """The message returns to the queue, and the copy stays pending."""
+    world = train("a")
+    world.checkpoints.save_file(etag="b")
+
+    def refuse(*_):
+        raise StateUnknown("S3 does not answer")
+
+    world.checkpoints.copy_file = refuse
+    with pytest.raises(StateUnknown):
+        world.minutes(15)
+    assert world.run().pending
+    with pytest.raises(StateUnknown):
+        world.supervisor().handle(RunDue("gpt"))
