@@ -41,7 +41,9 @@ class Template:
         return self.allowed_to(target(self.function(name)["Role"]))
 
     def allowed_to(self, role: str) -> list[Mapping[str, Any]]:
-        policies = [p for p in self.of("IAM::Policy").values() if role in {target(r) for r in p["Roles"]}]
+        # What an inline policy has no room for, the CDK puts into a managed one.
+        all_policies = [*self.of("IAM::Policy").values(), *self.of("IAM::ManagedPolicy").values()]
+        policies = [p for p in all_policies if role in {target(r) for r in p["Roles"]}]
         return [statement for policy in policies for statement in policy["PolicyDocument"]["Statement"]]
 
     def statements(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
