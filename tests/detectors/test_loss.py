@@ -77,6 +77,14 @@ def test_spikes_at_one_distance_become_the_habit_of_the_run() -> None:
     assert len(said(samples(sawtooth), *LOSS)) <= 4
 
 
+@pytest.mark.parametrize(("times", "rows", "reported"), [(1.5, 1, []), (1.5, 3, [903]), (1.5, 2, []), (2.2, 1, [901])])
+def test_single_rows_like_two_before_are_the_noise_of_the_run(times: float, rows: int, reported: list[int]) -> None:
+    """After two rows at 1.5 times the loss a third is only reported if it lasts longer, or is much larger."""
+    noisy = lifted(lifted(falling(1200), 300, 300, times=1.5), 557, 557, times=1.5)
+    found = said(samples(lifted(noisy, 901, 900 + rows, times=times)), *LOSS)
+    assert [row for row, _ in found] == [300, 557, *reported]
+
+
 def test_two_modes_of_a_loss_are_noise() -> None:
     """Mixup makes the loss of a batch jump between two levels; neither is a spike."""
     dice = random.Random(1)

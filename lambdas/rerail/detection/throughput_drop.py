@@ -145,9 +145,10 @@ class ThroughputDrop:
 
     def _is_confirmed(self, size: float) -> bool:
         """Return whether the steps were steady before, for as many rows as they have been slow, and are steady now."""
+        growth = self.growth_before * max(1.0, self.slow / BEFORE_ROWS)
         return (
             self.rows_before >= min(self.slow, BEFORE_ROWS)
-            and size > EARLIER_GROWTH * self.growth_before
+            and size > EARLIER_GROWTH * growth
             and size < GROWS_AT * self.sizes[0]
         )
 
