@@ -134,9 +134,10 @@ class ThroughputDrop:
         return size > TOLERATED * self.known_size or self.slow > LONGER * self.known_rows
 
     def _is_clear(self, size: float, detection: Thresholds) -> bool:
-        """Return whether the median step is slower, and all steps together are, at least by half as much."""
-        mean = self.total / self.slow / self.usual_mean - 1
-        return size > detection.throughput_drop and mean > detection.throughput_drop / 2
+        """Return whether not only the median step is slower: with times of several modes it jumps between these."""
+        least = (1 + detection.throughput_drop / 2) * self.usual / self.before.median()
+        quartiles = ((self.recent.quantile(share), self.before.quantile(share)) for share in (0.25, 0.75))
+        return size > detection.throughput_drop and all(now > least * before for now, before in quartiles)
 
     def _stays(self, size: float, detection: Thresholds) -> bool:
         """Return whether the drop does not recover, and all steps together are slower, not only the median one."""
@@ -168,13 +169,7 @@ class ThroughputDrop:
 
 
 def _measure_growth(seconds: list[float]) -> float:
-    """Return by how much a median of some rows exceeds an earlier one at most."""
-    growth, least = 0.0, math.inf
-    for end in range(len(seconds), 0, -NOW_ROWS)[::-1]:
-        chunk = sorted(seconds[max(0, end - NOW_ROWS) : end])
-        if len(chunk) < NOW_ROWS:
-            continue
-        median = chunk[NOW_ROWS // 2]
-        least = min(least, median)
-        growth = max(growth, median / least - 1)
-    return growth
+    """Return by how much the median of the last rows exceeds the least median of as many earlier rows."""
+    starts = range(len(seconds) - NOW_ROWS, -1, -NOW_ROWS)
+    medians = [sorted(seconds[start : start + NOW_ROWS])[NOW_ROWS // 2] for start in starts]
+    return medians[0] / min(medians) - 1 if medians else math.inf
