@@ -90,6 +90,7 @@ soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undistu
 
 bench: $(VENV)/test.ready ## our detectors beside published rules, on real training logs
 	$(BIN)/python -m bench.detection --floor bench/floor.json
+	$(BIN)/python -m bench.detection --corpus bench/corpus_more --split tune --floor bench/floor_more.json
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
 	$(BIN)/python -m bench.layouts
 

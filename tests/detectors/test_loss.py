@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_spikes_at_one_distance_become_the_habit_of_the_run() -> None:
     assert len(said(samples(sawtooth), *LOSS)) <= 4
 
 
+@pytest.mark.parametrize(("times", "rows", "reported"), [(1.5, 1, []), (1.5, 3, [903]), (1.5, 2, []), (2.2, 1, [901])])
+def test_single_rows_like_two_before_are_the_noise_of_the_run(times: float, rows: int, reported: list[int]) -> None:
+    """After two rows at 1.5 times the loss a third is only reported if it lasts longer, or is much larger."""
+    noisy = lifted(lifted(falling(1200), 300, 300, times=1.5), 557, 557, times=1.5)
+    found = said(samples(lifted(noisy, 901, 900 + rows, times=times)), *LOSS)
+    assert [row for row, _ in found] == [300, 557, *reported]
+
+
 def test_two_modes_of_a_loss_are_noise() -> None:
     """Mixup makes the loss of a batch jump between two levels; neither is a spike."""
     dice = random.Random(1)
@@ -143,6 +152,8 @@ def test_a_plateau_is_reported_unless_the_policy_excludes_it() -> None:
     flat = samples([5.4 * math_noise for math_noise in (1 + dice.gauss(0, 0.003) for _ in range(600))], every=100)
     assert levels(said(flat, Kind.PLATEAU)) == [Level.WARN]
     assert said(flat, Kind.PLATEAU, detection=Thresholds(plateau=False)) == []
+    # Rounding to one decimal hides a gain of three per cent.
+    assert said([replace(sample, loss=round(sample.loss or 0, 1)) for sample in flat], Kind.PLATEAU) == []
 
 
 def test_a_run_that_learns_is_no_plateau() -> None:

@@ -52,10 +52,18 @@ def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough()
     assert at_once[0][0] < 700
 
 
-def test_a_slow_drop_is_reported() -> None:
-    """From 0.4 s to 4 s over hundreds of rows: no two neighbouring windows differ by much."""
-    rows = [0.4 * 1.002 ** max(0, row - 300) * (1 + DICE.gauss(0, 0.02)) for row in range(1400)]
-    assert said(slow(rows), Kind.THROUGHPUT_DROP)
+def test_a_slow_drop_is_reported_and_acted_on_once_it_is_steady() -> None:
+    """From 0.4 s to 4 s over hundreds of rows: while the steps become slower and slower, the work may grow."""
+    rows = [0.4 * 1.002 ** max(0, row - 600) * (1 + DICE.gauss(0, 0.02)) for row in range(1300)]
+    assert levels(said(slow(rows), Kind.THROUGHPUT_DROP)) == [Level.WARN]
+    assert levels(said(slow(rows + steps(200, 1.6)), Kind.THROUGHPUT_DROP)) == [Level.WARN, Level.INTERVENE]
+
+
+def test_steps_that_were_not_steady_for_long_enough_are_a_warning_only() -> None:
+    """A usual step time of 100 rows, or one that has grown all the time, is no reason to stop 300 rows later."""
+    assert levels(said(slow(steps(100) + steps(300, 1.0)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
+    growing = [value * 1.0005 ** min(row, 1200) for row, value in enumerate(steps(1500))]
+    assert levels(said(slow(growing), Kind.THROUGHPUT_DROP)) == [Level.WARN]
 
 
 def test_a_new_pace_stops_alarming() -> None:

@@ -1,5 +1,6 @@
 """The same run is judged alike however its log was printed, and no habit of a logger stops a healthy run."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,13 +69,15 @@ def test_minutes_show_a_divergence_within_the_hour():
     assert at - onset < 60
 
 
-def test_values_behind_running_means_are_recovered():
+@pytest.mark.parametrize("pause", [1, 50])
+def test_values_behind_running_means_are_recovered(pause):
+    """A single large value, such as a step with an evaluation, is not the restart of a mean."""
     reader, rng, error = RunningMean(), random.Random(1), []
     total = count = 0.0
     for row in range(3000):
         if row % 250 == 0:
             total = count = 0.0
-        value = rng.gauss(1, 0.1)
+        value = rng.gauss(1, 0.1) * (pause if row % 700 == 699 else 1)
         total, count = total + value, count + 1
         recovered = reader.read(total / count, 0.0)
         if row > 500 and recovered is not None:
@@ -87,6 +90,16 @@ def test_plain_values_are_not_taken_for_means():
     reader, rng = RunningMean(), random.Random(2)
     values = [rng.gauss(1, 0.05) for _ in range(5000)]
     assert [reader.read(value, 0.0) for value in values] == values
+    reader, smooth = RunningMean(), [1 + 50 / (row + 20) for row in range(800)]
+    assert [reader.read(value, 0.0) for value in smooth] == smooth
+
+
+def test_a_loss_that_is_printed_several_times_counts_once():
+    """A loss printed four times is one value: two large ones in a row are eight rows, and no lasting rise."""
+    rng = random.Random(8)
+    losses = [math.exp(rng.gauss(0, 0.3)) for _ in range(500)]
+    losses[400] = losses[401] = 3.0
+    assert said(samples([loss for loss in losses for _ in range(4)]), *LOSS) == said(samples(losses), *LOSS) == []
 
 
 def test_a_converged_loss_that_rounding_repeats_is_not_frozen():

@@ -76,13 +76,11 @@ class Divergence:
             self.start = self.recent.median()
 
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
-        if len(self.level) >= NOW_ROWS:
+        if len(self.level) >= LEVEL_NEEDS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
             return None
         self.best.push(self.lagged.pop(0))
-        if len(self.level) < LEVEL_NEEDS:
-            return None
         rise = now - self.best.value()
         falls = row.is_recovered and len(self.printed) > 1 and self.printed[-1] <= self.printed[0]
         if falls or len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):

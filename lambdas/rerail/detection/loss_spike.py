@@ -13,6 +13,12 @@ ROUNDING_NOISE = 0.5
 # A log that prints running means does not show single rows: only some in a row are a spike of what it prints.
 RECOVERED_ROWS = 3
 REGULAR_SPIKES = 4  # this many spikes at equal distances mark epochs and are normal
+# Small batches make single rows that are far too high. After this many of at most so many rows, from which the run
+# recovered, one that is not larger by this factor is only reported if it lasts longer.
+SHORT_SPIKES = 2
+SHORT_ROWS = 2
+LARGER = 1.25
+SHORT_MEMORY = 4
 
 
 @dataclass(slots=True)
@@ -31,9 +37,17 @@ class LossSpike:
     expected: float = 0.0
     allowed: float = 0.0
     starts: list[int] = field(default_factory=list)
+    # The sizes of the last short spikes that the run recovered from, and that of the spike in progress.
+    short: list[float] = field(default_factory=list)
+    size: float = 0.0
+    # The spike in progress was reported.
+    is_reported: bool = False
+    # The losses that the last rows printed, if the values are recovered from running means.
+    printed: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.baseline, self.starts = self.baseline.copy(), list(self.starts)
+        self.baseline, self.starts, self.short = self.baseline.copy(), list(self.starts), list(self.short)
+        self.printed = list(self.printed)
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn at the first row that is too high, and again if the loss has not recovered some rows later."""
@@ -43,22 +57,27 @@ class LossSpike:
         if row.scale.factor != 1:
             self.baseline.scale(row.scale.factor)
             self.expected, self.allowed = self.expected * row.scale.factor, self.allowed * row.scale.factor
+            self.size, self.short = self.size * row.scale.factor, [size * row.scale.factor for size in self.short]
         value = row.value
         if value is None:
             return None
         self.rows += 1
+        if row.is_recovered and row.sample.loss is not None:
+            self.printed = [*self.printed[-RECOVERED_ROWS:], row.sample.loss]
         return self._follow_spike(value, row, detection) if self.up else self._check_normal(value, row, detection)
 
     def _check_normal(self, value: float, row: Row, detection: Thresholds) -> Finding | None:
         sample = row.sample
         reading = self.baseline.read(value, detection, floor=ROUNDING_NOISE * row.resolution)
         needs = RECOVERED_ROWS if row.is_recovered else 1
-        if reading is None or not self._jumped(reading, detection, needs=needs):
+        falls = row.is_recovered and self.printed[-1] <= self.printed[0]
+        if reading is None or not self._jumped(reading, detection, needs=needs) or falls:
             self._learn(value)
             return None
         self.baseline.habit(reading.excess)
         self.up, self.onset, self.expected, self.allowed = 1, sample.step, reading.expected, reading.allowed
-        return self._finding(row, reading.excess)
+        self.size, self.is_reported = reading.excess, False
+        return self._report(row, reading.excess, detection)
 
     def _jumped(self, reading: Reading, detection: Thresholds, *, needs: int) -> bool:
         """Return whether one row is far above, or several in a row are clearly above; small jumps need less noise."""
@@ -80,15 +99,25 @@ class LossSpike:
     def _follow_spike(self, value: float, row: Row, detection: Thresholds) -> Finding | None:
         excess = value - self.expected
         if excess < detection.spike_recovered * self.allowed:
+            if self.up <= SHORT_ROWS:
+                self.short = [*self.short[1 - SHORT_MEMORY :], self.size]
             self.up, self.calm = 0, detection.spike_aftermath_rows
             self.baseline.follow(value)
             return None
-        self.up += 1
+        self.up, self.size = self.up + 1, max(self.size, excess)
         if self.up > detection.spike_cap_rows:
             self.baseline.clear()
             self.up = 0
             return None
-        return self._finding(row, excess) if self.up == detection.spike_again_rows else None
+        return self._report(row, excess, detection)
+
+    def _report(self, row: Row, excess: float, detection: Thresholds) -> Finding | None:
+        """Return a finding once the spike is larger or longer than usual ones, and again some rows later."""
+        usual = sum(LARGER * size >= self.size for size in self.short) >= SHORT_SPIKES
+        if self.is_reported or (usual and self.up <= SHORT_ROWS):
+            return self._finding(row, excess) if self.up == detection.spike_again_rows else None
+        self.is_reported = True
+        return self._finding(row, excess)
 
     def _finding(self, row: Row, excess: float) -> Finding | None:
         if _are_regular(self.starts):

@@ -40,7 +40,10 @@ class Plateau:
         if not self.steps or sample.step >= self.steps[-1] * SPACING:
             self.steps.append(max(sample.step, 1))
             self.levels.append(self.level.median())
-        return None if self.rows < detection.plateau_rows else self._evaluate(sample, detection)
+        # If rounding hides a third of the required gain, the gain cannot be measured.
+        if self.rows < detection.plateau_rows or row.quantum > detection.plateau_gain / 3 * sample.loss:
+            return None
+        return self._evaluate(sample, detection)
 
     def _evaluate(self, sample: Sample, detection: Thresholds) -> Finding | None:
         step = sample.step or 0

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 
 from rerail.detection.cadence import Cadence
 from rerail.detection.loss_scale import LossScale
+from rerail.detection.repetition import Repetition
 from rerail.detection.resolution import Resolution
 from rerail.detection.running_mean import RunningMean
 from rerail.model.sample import Sample
 
 # Step numbers that begin again this many times count the steps of an epoch, not launches.
 EPOCH_RESTARTS = 2
+# A running mean hardly shows values far below it: smaller ones count as this share of the mean.
+LEAST_SHARE = 0.25
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class RowReader:
     cadence: Cadence = field(default_factory=Cadence)
     resolution: Resolution = field(default_factory=Resolution)
     step_resolution: Resolution = field(default_factory=Resolution)
+    repetition: Repetition = field(default_factory=Repetition)
     loss_mean: RunningMean = field(default_factory=RunningMean)
     step_mean: RunningMean = field(default_factory=RunningMean)
     # The newest step, and how often step numbers have begun again.
@@ -50,7 +54,7 @@ class RowReader:
 
     def __post_init__(self) -> None:
         self.scale, self.cadence, self.resolution = self.scale.copy(), self.cadence.copy(), self.resolution.copy()
-        self.step_resolution = self.step_resolution.copy()
+        self.step_resolution, self.repetition = self.step_resolution.copy(), self.repetition.copy()
         self.loss_mean, self.step_mean = self.loss_mean.copy(), self.step_mean.copy()
 
     def read(self, sample: Sample) -> Row:
@@ -62,9 +66,7 @@ class RowReader:
             is_new = self.cadence.changed(step)
             quantum = self.resolution.read(loss)
             was_mean = self.loss_mean.is_mean
-            plain = self.loss_mean.read(loss, quantum)
-            # A mean of positive losses has none of zero or below behind it: that one does not belong to this epoch.
-            value = self.scale.read(plain if plain is None or plain > 0 or loss <= 0 else None)
+            value = self.scale.read(None if self.repetition.is_repeated(loss) else self._recover(loss, quantum))
             is_new = is_new or self.scale.is_new or self.loss_mean.is_mean != was_mean
             resolution = self.scale.convert(quantum, loss) if quantum and loss else 0.0
         if step is not None:
@@ -75,6 +77,14 @@ class RowReader:
             # Rounding may leave a recovered time at or below zero.
             seconds = seconds if seconds is not None and seconds > 0 else None
         return Row(sample, self.scale, value, resolution, quantum, self.loss_mean.is_mean, is_new, seconds)
+
+    def _recover(self, loss: float, quantum: float) -> float | None:
+        """Return the loss, or the one behind a running mean; None if that is hidden or does not belong to the epoch."""
+        plain = self.loss_mean.read(loss, quantum)
+        if plain is None or not self.loss_mean.is_mean or loss <= 0:
+            return plain
+        # A mean of positive losses has none of zero or below behind it.
+        return max(plain, LEAST_SHARE * loss) if plain > 0 else None
 
     def _has_begun_again(self, step: int) -> bool:
         """Return whether the step belongs to another launch: it is below half of the newest one."""

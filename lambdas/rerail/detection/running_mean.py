@@ -26,6 +26,7 @@ NEEDS_EPOCHS = 2  # in a row, if each is too short to decide alone
 FIRST_ROWS = 4  # left out of the slope, because they follow a jump
 # On logarithmic scales the changes of recovered values grow with a slope of 0 for running means, of 1 for plain values.
 IS_MEAN, IS_PLAIN = 0.3, 0.6
+IS_NOISY = 0.3  # of the changes turn; of white noise two thirds do
 # Two epochs of the same length, within this share, predict the next restart.
 SAME_LENGTH = 0.02
 SPREAD_WEIGHT = 0.02  # of the newest change in the average
@@ -44,11 +45,15 @@ class Slope:
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
+    # The newest change, and how many had another sign than the one before.
+    change: float = 0.0
+    turns: int = 0
 
     def add(self, rows: int, change: float) -> None:
         """Add the change at a row of the epoch."""
-        if rows > FIRST_ROWS and change > 0:
-            x, y = math.log(rows), math.log(change)
+        if rows > FIRST_ROWS and change:
+            x, y = math.log(rows), math.log(abs(change))
+            self.turns, self.change = self.turns + (change * self.change < 0), change
             self.rows += 1
             self.x, self.y, self.xx, self.xy = self.x + x, self.y + y, self.xx + x * x, self.xy + x * y
 
@@ -56,6 +61,10 @@ class Slope:
         """Return the slope, 0.0 if there are too few rows."""
         spread = self.rows * self.xx - self.x * self.x
         return (self.rows * self.xy - self.x * self.y) / spread if spread > 0 else 0.0
+
+    def is_noisy(self) -> bool:
+        """Return whether the values go up and down, as losses of batches do; those behind a smooth curve do not."""
+        return self.turns > IS_NOISY * self.rows
 
 
 @dataclass(slots=True)
@@ -128,10 +137,11 @@ class RunningMean:
         recovered = self.rows * change + self.last
         if self.rows > 1:
             self.changes.push(abs(change))
-            varied = abs(recovered - self.recovered)
+            moved = recovered - self.recovered
+            varied = abs(moved)
             self.spread += SPREAD_WEIGHT * (min(varied, JUMP * self.spread or varied) - self.spread)
             if self.rows * quantum < UNCERTAIN * abs(value):
-                self.slope.add(self.rows, varied)
+                self.slope.add(self.rows, moved)
         self.recovered = recovered
         if self.rows >= NEEDS_ROWS_IN_PROGRESS and self.rows % CHANGES == 0:
             self._evaluate_slope()
@@ -143,7 +153,7 @@ class RunningMean:
         slope = self.slope.value()
         if self.is_mean and slope > IS_PLAIN and not self.has_shifted:
             self.is_mean = False
-        elif not self.is_mean and slope < IS_MEAN:
+        elif not self.is_mean and slope < IS_MEAN and self.slope.is_noisy():
             self.is_mean, self.anchor_rows, self.anchor = True, self.rows, self.last
 
     def _decide(self) -> None:
@@ -154,7 +164,7 @@ class RunningMean:
         median = sizes[len(sizes) // 2]
         # A mean also moves on at the same pace when the values behind it have changed their level.
         shifts = abs(jump) <= SHIFT * median and all(other * jump > 0 for other in others)
-        if shifts or median <= STILL_LARGE * self.changes.median():
+        if shifts or median <= STILL_LARGE * self.changes.median() or self._was_outlier(values):
             self.rows += len(values) - 1
             for size in sizes:
                 self.changes.push(size)
@@ -163,6 +173,14 @@ class RunningMean:
             self.has_shifted = self.has_shifted or shifts
         else:
             self._restart(values[1:])
+
+    def _was_outlier(self, values: list[float]) -> bool:
+        """Return whether usual values follow the jump if the mean goes on: it was one value, such as a pause."""
+        if not self.is_mean or self.rows == self.period:
+            return False
+        pairs = enumerate(zip(values[1:], values[2:], strict=False), start=self.rows + 2)
+        strays = sorted(abs(rows * (later - earlier) + earlier - self.recovered) for rows, (earlier, later) in pairs)
+        return strays[len(strays) // 2] < JUMP * self.spread
 
     def _restart(self, values: list[float]) -> None:
         """Begin an epoch with these values."""
@@ -181,8 +199,10 @@ class RunningMean:
         rows = self.rows - self.anchor_rows
         if self.rows == 1:
             return value
-        if rows <= 0 or self.rows * quantum > UNCERTAIN * rows * abs(value):
+        if rows <= 0:
             return None
         recovered = (self.rows * value - self.anchor_rows * self.anchor) / rows
+        if self.rows * quantum > UNCERTAIN * rows * min(abs(value), abs(recovered)):
+            return None
         self.anchor, self.anchor_rows = value, self.rows
         return recovered

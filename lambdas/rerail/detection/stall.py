@@ -19,9 +19,8 @@ PAUSE = 1.25
 # be the first pause of its kind.
 REGULAR_WITHIN = 2
 MANY_PAUSES = 10
-# Before so many rows a long step may be the first evaluation, unless a pause of this share of its length was seen.
+# Before so many rows a long step may be the first evaluation, even if the run has saved before.
 SETTLED_ROWS = 500
-COMPARABLE = 0.2
 
 
 @dataclass(slots=True)
@@ -67,8 +66,7 @@ class Stall:
         usual = self.steps.median()
         if seconds <= detection.stall_factor * usual or seconds <= 2 * self.longest:
             return None
-        comparable = self.longest - usual >= COMPARABLE * (seconds - usual)
-        if not comparable and self.rows < SETTLED_ROWS and seconds < detection.stall_floor.total_seconds():
+        if self.rows < SETTLED_ROWS and seconds < detection.stall_floor.total_seconds():
             return None
         text = f"one step took {seconds:.3g} s, {seconds / usual:.1f} times the usual {usual:.3g} s"
         return Finding(Kind.STALL, Level.WARN, sample.step, sample.step, text, sample.at)

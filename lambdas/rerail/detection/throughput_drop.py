@@ -1,5 +1,6 @@
 """Detect steps that have become slower and stay slow."""
 
+import math
 from dataclasses import dataclass, field
 
 from rerail.detection.row import Row
@@ -17,8 +18,12 @@ DIGITS = 9  # of seconds: steps may take milliseconds
 # A drop must exceed those that the run has recovered from by this factor, or last this many times longer.
 TOLERATED = 1.2
 LONGER = 2.0
-# A drop is not recovering if it is at least this share of what it was half the patience before.
+# A drop lasts if it is within these shares of what it was half the patience before. Below the first it recovers. Above
+# the second the steps become slower and slower: the work may grow, as that of a model that grows on purpose.
 STAYS_AT = 0.9
+GROWS_AT = 1.1
+# The drop must exceed what the steps had slowed down before it, without being reported, by this factor.
+EARLIER_GROWTH = 3.0
 
 
 @dataclass(slots=True)
@@ -38,6 +43,11 @@ class ThroughputDrop:
     sizes: list[float] = field(default_factory=list)
     # The sum of the step times of the drop in progress.
     total: float = 0.0
+    # The rows since the earlier step times began to be learnt.
+    rows: int = 0
+    # Before the drop in progress: those rows, and how much the steps had already become slower.
+    rows_before: int = 0
+    growth_before: float = 0.0
     onset: int | None = None
     # The levels that this drop has been reported at: 1 after the warning, 2 after the call to intervene.
     reported: int = 0
@@ -59,6 +69,7 @@ class ThroughputDrop:
         if len(self.recent) == self.recent.size:
             self._learn(self.recent.values[0], detection)
         self.recent.push(seconds)
+        self.rows += 1
         if len(self.before) < self.recent.size:
             return None
         if self.slow:
@@ -73,12 +84,13 @@ class ThroughputDrop:
         self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
         self.usual_mean = sum(self.before.values) / len(self.before)
         self.total = self.recent.values[-1]
+        self.rows_before, self.growth_before = self.rows, _measure_growth(self.before.values)
         self.sizes = []
 
     def _learn(self, seconds: float, detection: Thresholds) -> None:
         if self.slow > detection.throughput_cap_rows:
             self.before.clear()
-            self.best, self.slow = None, 0
+            self.best, self.slow, self.rows = None, 0, 0
         if not self.slow:
             self.before.push(seconds)
             if len(self.before) >= BEST_NEEDS:
@@ -108,10 +120,11 @@ class ThroughputDrop:
             self.lasting * fewer >= detection.throughput_patience_rows
             and self.reported < 2
             and self._stays(size, detection)
+            and self._is_confirmed(size)
         ):
             self.reported = 2
             return self._finding(Level.INTERVENE, sample, size)
-        if self.slow * fewer >= detection.throughput_rows and self.reported < 1:
+        if self.slow * fewer >= detection.throughput_rows and self.reported < 1 and self._is_clear(size, detection):
             self.reported = 1
             return self._finding(Level.WARN, sample, size)
         return None
@@ -120,10 +133,25 @@ class ThroughputDrop:
         """Return whether the drop is larger or longer than those that the run has recovered from."""
         return size > TOLERATED * self.known_size or self.slow > LONGER * self.known_rows
 
+    def _is_clear(self, size: float, detection: Thresholds) -> bool:
+        """Return whether not only the median step is slower: with times of several modes it jumps between these."""
+        least = (1 + detection.throughput_drop / 2) * self.usual / self.before.median()
+        quartiles = ((self.recent.quantile(share), self.before.quantile(share)) for share in (0.25, 0.75))
+        return size > detection.throughput_drop and all(now > least * before for now, before in quartiles)
+
     def _stays(self, size: float, detection: Thresholds) -> bool:
         """Return whether the drop does not recover, and all steps together are slower, not only the median one."""
         mean = self.total / self.slow
         return size > STAYS_AT * self.sizes[0] and mean > self.usual_mean * (1 + detection.throughput_drop)
+
+    def _is_confirmed(self, size: float) -> bool:
+        """Return whether the steps were steady before, for as many rows as they have been slow, and are steady now."""
+        growth = self.growth_before * max(1.0, self.slow / BEFORE_ROWS)
+        return (
+            self.rows_before >= min(self.slow, BEFORE_ROWS)
+            and size > EARLIER_GROWTH * growth
+            and size < GROWS_AT * self.sizes[0]
+        )
 
     def _costs_enough(self, sample: Sample, detection: Thresholds) -> bool:
         """Return whether the slow steps have lost more time than the floor; True if only tokens a second are known."""
@@ -138,3 +166,10 @@ class ThroughputDrop:
             f"for {self.slow} rows"
         )
         return Finding(Kind.THROUGHPUT_DROP, level, sample.step, self.onset, text, sample.at)
+
+
+def _measure_growth(seconds: list[float]) -> float:
+    """Return by how much the median of the last rows exceeds the least median of as many earlier rows."""
+    starts = range(len(seconds) - NOW_ROWS, -1, -NOW_ROWS)
+    medians = [sorted(seconds[start : start + NOW_ROWS])[NOW_ROWS // 2] for start in starts]
+    return medians[0] / min(medians) - 1 if medians else math.inf
