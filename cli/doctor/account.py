@@ -21,6 +21,9 @@ YOUNG = timedelta(minutes=5)
 NEEDED_SERVICES = ("sagemaker", "lambda", "events", "scheduler", "dynamodb", "sqs", "sns", "s3", "cloudwatch", "ssm")
 SAGEMAKER = "sagemaker.amazonaws.com"
 NAMED = 3
+# Functions that no queue feeds.
+UNQUEUED = ("sweep", "notify")
+CONCURRENCY_QUOTA = "L-B99A9384"
 WAITING = "ApproximateNumberOfMessages"
 
 
@@ -140,6 +143,27 @@ def supervise(deployment: Deployment) -> Check:
     if failed:
         return warn(f"it has failed {failed:.0f} times in the last minutes", f"`aws logs tail /aws/lambda/{name}`")
     return ok(f"{waiting} signals wait")
+
+
+def concurrency(deployment: Deployment) -> Check:
+    """Lambda runs as many functions at once as Rerail's may need; a new account has ten."""
+    functions = deployment.client("lambda")
+    mappings = [
+        mapping
+        for name in filter(None, map(deployment.output, ("SuperviseFunctionName", "ReportFunctionName")))
+        for page in functions.get_paginator("list_event_source_mappings").paginate(FunctionName=name)
+        for mapping in page["EventSourceMappings"]
+    ]
+    needed = len(UNQUEUED) + sum(int(m.get("ScalingConfig", {}).get("MaximumConcurrency", 1)) for m in mappings)
+    there = int(functions.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"])
+    if there < needed:
+        return warn(
+            f"Lambda runs at most {there} functions at once here, and Rerail's may be {needed}: when many runs fail "
+            "together, the sweep is throttled, which pages",
+            "ask for more: `aws service-quotas request-service-quota-increase --service-code lambda --quota-code "
+            f"{CONCURRENCY_QUOTA} --desired-value 1000`",
+        )
+    return ok(f"{needed} functions at most run at once, of {there} that may")
 
 
 def dead_letters(deployment: Deployment) -> Check:
@@ -266,6 +290,7 @@ QUESTIONS: tuple[Question[Deployment], ...] = (
     schedule,
     sweep,
     supervise,
+    concurrency,
     dead_letters,
     alarms,
     pause,

@@ -55,7 +55,10 @@ SOUND: dict[str, Any] = {
     },
     "cloudformation.list_stack_resources": {"StackResourceSummaries": RESOURCES},
     "lambda.get_function": {"Configuration": {"Role": ROLE}, "Code": {"Location": "https://here"}},
-    "lambda.list_event_source_mappings": {"EventSourceMappings": [{"State": "Enabled"}]},
+    "lambda.list_event_source_mappings": {
+        "EventSourceMappings": [{"State": "Enabled", "ScalingConfig": {"MaximumConcurrency": most}} for most in (8, 2)]
+    },
+    "lambda.get_account_settings": {"AccountLimit": {"UnreservedConcurrentExecutions": 1000}},
     "ssm.get_parameters_by_path": {"Parameters": deployed_texts()},
     "ssm.get_parameter": {"Parameter": {"Value": "on"}},
     "dynamodb.describe_table": {"Table": {"TableStatus": "ACTIVE"}},
@@ -175,6 +178,10 @@ WARNED = {
         },
     ),
     "policies_that_differ": ("deployed policies", {"ssm.get_parameters_by_path": {"Parameters": deployed_texts()[1:]}}),
+    "a_new_account": (
+        "concurrency",
+        {"lambda.get_account_settings": {"AccountLimit": {"UnreservedConcurrentExecutions": 10}}},
+    ),
     "a_deployment_under_way": (
         "stack",
         {"cloudformation.describe_stacks": {"Stacks": [{"StackStatus": "UPDATE_IN_PROGRESS"}]}},
