@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
-from cli.deploy.target import Target
+from cli.deploy.target import LOOKUP_ROLE, Target
 from cli.project import CHOICES, read_choices, write_own_files
 from local.deploy import LOCAL_SCOPE
 from rerail.model.checkpoints import split_uri
@@ -48,7 +48,7 @@ def find_scope(target: Target) -> dict[str, list[str]]:
     """Return the roles and buckets of the newest jobs with Rerail's tag, by the choice that names them."""
     query = {"Filters": [{"Name": f"Tags.{POLICY_TAG}", "Operator": "Exists"}]}
     try:
-        answer = target.client("sagemaker").search(
+        answer = target.client("sagemaker", role=LOOKUP_ROLE).search(
             Resource="TrainingJob", SearchExpression=query, SortBy="CreationTime", MaxResults=100
         )
     except (ClientError, BotoCoreError):

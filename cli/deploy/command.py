@@ -16,7 +16,7 @@ from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.changes import ResourceChange
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
-from cli.deploy.target import LEAST_BOOTSTRAP, Target
+from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, Target
 from cli.place import AsJson, Local
 from cli.project import CHOICES, read_choices
 from local import deploy as emulated
@@ -95,7 +95,7 @@ class _Step:
         self.target, self.as_json = target, as_json
         self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
 
-    def make_formation(self, role: str = "", execution: str = "") -> Formation:
+    def make_formation(self, role: str = DEPLOY_ROLE, execution: str = EXECUTION_ROLE) -> Formation:
         """Return the stack, with the roles of the bootstrap if they may be assumed, as the CDK does."""
         target = self.target
         within = target.fill(execution) if role and target.may_act_as(role) else ""

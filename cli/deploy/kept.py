@@ -11,7 +11,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from cli.deploy.permissions import format_value
-from cli.deploy.target import Target
+from cli.deploy.target import LOOKUP_ROLE, Target
 from local.deploy import DeployError
 
 # Of the parameter in stacks/parts/kept.py.
@@ -59,7 +59,9 @@ def _placed(text: str) -> str:
 
 def _noted(target: Target) -> dict[str, str]:
     try:
-        names: dict[str, str] = json.loads(target.client("ssm").get_parameter(Name=NAME)["Parameter"]["Value"])
+        names: dict[str, str] = json.loads(
+            target.client("ssm", role=LOOKUP_ROLE).get_parameter(Name=NAME)["Parameter"]["Value"]
+        )
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return {}
@@ -78,11 +80,11 @@ def _look_up(target: Target, kind: str, name: str) -> str:
 
 
 def _table(target: Target, name: str) -> str:
-    return str(target.client("dynamodb").describe_table(TableName=name)["Table"]["TableName"])
+    return str(target.client("dynamodb", role=LOOKUP_ROLE).describe_table(TableName=name)["Table"]["TableName"])
 
 
 def _key(target: Target, name: str) -> str:
-    key = target.client("kms").describe_key(KeyId=name)["KeyMetadata"]
+    key = target.client("kms", role=LOOKUP_ROLE).describe_key(KeyId=name)["KeyMetadata"]
     if key["KeyState"] == "PendingDeletion":
         remedy = f"`aws kms cancel-key-deletion --key-id {name}`, then `aws kms enable-key --key-id {name}`"
         raise DeployError(f"the key {name}, under which the kept runs lie, is about to be deleted; keep it: {remedy}")
@@ -90,13 +92,13 @@ def _key(target: Target, name: str) -> str:
 
 
 def _log_group(target: Target, name: str) -> str:
-    groups = target.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
+    groups = target.client("logs", role=LOOKUP_ROLE).describe_log_groups(logGroupNamePrefix=name)["logGroups"]
     return name if any(group["logGroupName"] == name for group in groups) else ""
 
 
 def _bucket(target: Target, name: str) -> str:
     try:
-        target.client("s3").head_bucket(Bucket=name, ExpectedBucketOwner=target.account)
+        target.client("s3", role=LOOKUP_ROLE).head_bucket(Bucket=name, ExpectedBucketOwner=target.account)
     except ClientError as error:
         if error.response["Error"]["Code"] == "403":
             raise DeployError(
@@ -109,11 +111,11 @@ def _bucket(target: Target, name: str) -> str:
 
 
 def _queue(target: Target, name: str) -> str:
-    return str(target.client("sqs").get_queue_url(QueueName=name)["QueueUrl"])
+    return str(target.client("sqs", role=LOOKUP_ROLE).get_queue_url(QueueName=name)["QueueUrl"])
 
 
 def _parameter(target: Target, name: str) -> str:
-    return str(target.client("ssm").get_parameter(Name=name)["Parameter"]["Name"])
+    return str(target.client("ssm", role=LOOKUP_ROLE).get_parameter(Name=name)["Parameter"]["Name"])
 
 
 LOOK_UPS: Mapping[str, Callable[[Target, str], str]] = {

@@ -13,6 +13,14 @@ from local.stack import LocalAws, LocalAwsError
 
 LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
 BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+# The roles of a bootstrap, before a synthesis names them. Who deploys needs nothing but to assume them; where that is
+# not allowed, the caller's own permissions count.
+_OF_THE_BOOTSTRAP = (
+    "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/cdk-hnb659fds-%s-${AWS::AccountId}-${AWS::Region}"
+)
+DEPLOY_ROLE, EXECUTION_ROLE, LOOKUP_ROLE = (
+    _OF_THE_BOOTSTRAP % kind for kind in ("deploy-role", "cfn-exec-role", "lookup-role")
+)
 # What a bootstrap must at least be for the roles that the assembly names.
 LEAST_BOOTSTRAP = 6
 
@@ -53,14 +61,16 @@ class Target:
         return text
 
     def _in_role(self, role: str) -> Any:
-        if role not in self._sessions:
-            self._sessions[role] = None if self.is_local else _assumed(role, self.region)
-        return self._sessions[role]
+        # Asked again while it is refused: a bootstrap may make the role in between.
+        if not self.is_local and (session := self._sessions.get(role) or _assumed(role, self.region)):
+            self._sessions[role] = session
+        return self._sessions.get(role)
 
     def read_bootstrap_version(self) -> int:
         """Return the version of the CDK's bootstrap; 0 if there is none."""
         try:
-            return int(client("ssm").get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])
+            ssm = self.client("ssm", role=LOOKUP_ROLE)
+            return int(ssm.get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
                 return 0

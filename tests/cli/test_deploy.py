@@ -7,9 +7,10 @@ import subprocess
 import pytest
 import typer
 
-from cli.deploy import cdk, choices
+from cli.deploy import cdk, choices, target
 from cli.deploy.command import _Deployment
 from cli.project import ROOT, read_choices
+from tests.cli.cloud import refused
 
 CDK_JSON = """{
   "app": "python app.py",
@@ -53,6 +54,26 @@ def test_a_choice_that_does_not_exist_is_refused(file, capsys):
         with pytest.raises(typer.Exit):
             choices.read([wrong], file)
         assert problem in capsys.readouterr().err
+
+
+def test_who_may_only_assume_the_roles_of_the_bootstrap_can_deploy(monkeypatch):
+    """Where a role is refused, or not there yet, the caller's own permissions count."""
+    made = {}
+
+    class Sts:
+        def assume_role(self, RoleArn, RoleSessionName):
+            if RoleArn not in made:
+                raise refused("AccessDenied")
+            return {"Credentials": {"AccessKeyId": RoleArn, "SecretAccessKey": "s", "SessionToken": "t"}}
+
+    monkeypatch.setattr(target, "client", lambda service: Sts() if service == "sts" else f"the caller's {service}")
+    here = target.Target("111122223333", "eu-west-1", "arn:aws:iam::111122223333:user/me")
+    arn = "arn:aws:iam::111122223333:role/cdk-hnb659fds-lookup-role-111122223333-eu-west-1"
+    assert here.client("ssm", role=target.LOOKUP_ROLE) == "the caller's ssm"
+    made[arn] = True
+    session = here.client("ssm", role=target.LOOKUP_ROLE)
+    assert session._request_signer._credentials.access_key == arn
+    assert here.client("sqs") == "the caller's sqs"
 
 
 def test_the_address_of_a_deployed_stack_is_found():
@@ -117,8 +138,8 @@ class TaggedJobs:
         {},
     )
 
-    def client(self, service):
-        assert service == "sagemaker"
+    def client(self, service, *, role):
+        assert (service, role) == ("sagemaker", target.LOOKUP_ROLE)
         return self
 
     def search(self, **asked):
