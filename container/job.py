@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rerail_agent.settings import read_rate, read_skipped_samples
-
 
 class Saved(Protocol):
     """The fields of a checkpoint's manifest that say where it comes from."""
@@ -59,6 +57,8 @@ class TrainingJob:
         A first job has no RERAIL_ variables. A successor without RERAIL_RESUME_STEP saves where Rerail cannot read, and
         resumes from what it finds there.
         """
+        from rerail_agent.settings import read_rate  # plan.py works without the agent
+
         run = environment.get("RERAIL_RUN") or environment.get("TRAINING_JOB_NAME") or "local"
         attempt = _whole_number(environment, "RERAIL_ATTEMPT")
         return cls(
@@ -151,6 +151,8 @@ class TrainingCluster:
 
 def read_ranges(text: str) -> tuple[range, ...]:
     """Parse `10240-10495,20000-20015`, each with its last sample, into ascending ranges that do not overlap."""
+    from rerail_agent.settings import read_skipped_samples
+
     return tuple(range(first, last + 1) for first, last in read_skipped_samples({"RERAIL_SKIP_SAMPLES": text}))
 
 
