@@ -18,7 +18,7 @@ SCENARIO = "with an agent"
 FAULTS = (
     Point(SCENARIO, "adoption", "supervise dynamodb:TransactWriteItems dynamodb.save", "killed after"),
     Point(SCENARIO, "handshake", "supervise sagemaker:StopTrainingJob sagemaker.stop", "answer lost"),
-    Point(SCENARIO, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker._create", "killed after"),
+    Point(SCENARIO, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker._create for create", "killed after"),
     Point(SCENARIO, "completion", "notify sns:Publish sns.publish", "not reached"),
 )
 

@@ -22,7 +22,7 @@ from tests.deployed.faults.runners import Learnt, Lesson, learn, run_plan
 from tests.deployed.faults.scenarios import FILES, PHASES, SCENARIOS, ScenarioResult, ScenarioRun
 
 LOAD = "supervise dynamodb:GetItem dynamodb._get for load"
-CREATE = "supervise sagemaker:CreateTrainingJob sagemaker._create"
+CREATE = "supervise sagemaker:CreateTrainingJob sagemaker._create for create"
 SCENARIO = "with an agent"
 ADOPTION, RECOVERY = Phase(SCENARIO, "adoption"), Phase(SCENARIO, "recovery")
 
