@@ -5,12 +5,12 @@ import json
 from typing import Annotated
 
 import typer
-from botocore.exceptions import ClientError
 
 from cli import place
-from cli.operators import say
+from cli.operators import put_command, say
 from cli.place import AsJson, Local
-from rerail.messages.messages import ADOPT, COMMAND, JOB_NAME, OPERATOR
+from rerail.messages.messages import ADOPT, JOB_NAME
+from rerail.model.errors import JobNotFound
 from rerail.requests.relaunch import POLICY_TAG
 
 
@@ -24,23 +24,22 @@ def adopt(
     if run := where.runs.run_of(job):
         show = where.complete_command(f"rerail show {run}")
         place.fail(f"{job} is supervised already, as the run {run}", f"see `{show}`")
-    sagemaker = where.client("sagemaker")
+    from rerail.aws.sagemaker import SageMakerJobs
+
+    jobs = SageMakerJobs()
     try:
-        arn = sagemaker.describe_training_job(TrainingJobName=job)["TrainingJobArn"]
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in ("ValidationException", "ResourceNotFound"):
-            raise
-        place.fail(f"SageMaker has no training job {job}", "`aws sagemaker list-training-jobs` lists them")
-    pages = sagemaker.get_paginator("list_tags").paginate(ResourceArn=arn)
-    if POLICY_TAG not in {tag["Key"] for page in pages for tag in page["Tags"]}:
+        found, _ = jobs.describe(job)
+        tags = jobs.tags(found.arn)
+    except JobNotFound as error:
+        place.fail(str(error), "`aws sagemaker list-training-jobs` lists them")
+    if POLICY_TAG not in tags:
         tag = f"Key={POLICY_TAG},Value=default"
-        place.fail(f"{job} has no tag {POLICY_TAG}", f"`aws sagemaker add-tags --tags {tag} --resource-arn {arn}`")
+        place.fail(
+            f"{job} has no tag {POLICY_TAG}", f"`aws sagemaker add-tags --tags {tag} --resource-arn {found.arn}`"
+        )
     detail = {"job": job, "verb": ADOPT, "who": getpass.getuser()}
-    entry = {"Source": OPERATOR, "DetailType": COMMAND, "Detail": json.dumps(detail)}
-    answer = where.client("events").put_events(Entries=[{"EventBusName": where.outputs["BusName"], **entry}])
-    if answer["FailedEntryCount"]:
-        place.fail(f"the bus refused the command: {answer['Entries'][0].get('ErrorMessage')}", "try again")
+    id = put_command(where, detail)
     if as_json:
-        typer.echo(json.dumps({**detail, "event": answer["Entries"][0]["EventId"]}, indent=2))
+        typer.echo(json.dumps({**detail, "event": id}, indent=2))
     else:
         say(f"asked: adopt {job}. `{where.complete_command(f'rerail show {job}')}` shows the run within a minute.")

@@ -2,9 +2,9 @@
 
 import getpass
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
@@ -218,6 +218,16 @@ def ask(
     find_run(where, run)
     given = {name: value for name, value in more.items() if value != "" and value is not False}
     detail = {"run": run, "verb": verb.value, "who": getpass.getuser(), "why": why, **given}
+    id = put_command(where, detail)
+    if as_json:
+        typer.echo(json.dumps({**detail, "event": id}, indent=2))
+    elif not quietly:
+        say(f"asked: {verb} {run}. `{where.complete_command(f'rerail show {run}')}` shows the result.")
+    return id
+
+
+def put_command(where: Place, detail: Mapping[str, Any]) -> str:
+    """Put a command on the bus; return the event's id. Exit with an error if the bus refuses it."""
     entry = {
         "EventBusName": where.outputs["BusName"],
         "Source": OPERATOR,
@@ -227,9 +237,4 @@ def ask(
     answer = where.client("events").put_events(Entries=[entry])
     if answer["FailedEntryCount"]:
         place.fail(f"the bus refused the command: {answer['Entries'][0].get('ErrorMessage')}", "try again")
-    id = str(answer["Entries"][0].get("EventId", ""))
-    if as_json:
-        typer.echo(json.dumps({**detail, "event": id}, indent=2))
-    elif not quietly:
-        say(f"asked: {verb} {run}. `{where.complete_command(f'rerail show {run}')}` shows the result.")
-    return id
+    return str(answer["Entries"][0].get("EventId", ""))

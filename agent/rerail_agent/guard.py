@@ -254,11 +254,7 @@ class Guard:
         new = tuple(ability for ability in abilities if ability not in self._abilities)
         self._abilities = (*self._abilities, *new)
         if new and self._is_first():
-            self._isolation.once(
-                "reports",
-                lambda: self._enqueue(self._commands.report_hello(at=_now(), abilities=self._abilities)),
-                None,
-            )
+            self._isolation.once("reports", self._enqueue_hello, None)
 
     # ------------------------------------------------------------------ with a checkpoint
 

@@ -133,8 +133,7 @@ def sweep(deployment: Deployment) -> Check:
 def supervise(deployment: Deployment) -> Check:
     """It takes signals from the queue, and none waits for long."""
     name = deployment.output("SuperviseFunctionName")
-    mappings = deployment.client("lambda").list_event_source_mappings(FunctionName=name)["EventSourceMappings"]
-    states = [mapping.get("State", "Enabled") for mapping in mappings]
+    states = [mapping.get("State", "Enabled") for mapping in _list_mappings(deployment, name)]
     if not states or any(state in ("Disabled", "Disabling") for state in states):
         return broken(f"{name} takes no signals from its queue", "switch its trigger on in the Lambda console")
     url = deployment.output("SignalsQueueUrl")
@@ -147,15 +146,10 @@ def supervise(deployment: Deployment) -> Check:
 
 def concurrency(deployment: Deployment) -> Check:
     """Lambda runs as many functions at once as Rerail's may need; a new account has ten."""
-    functions = deployment.client("lambda")
-    mappings = [
-        mapping
-        for name in filter(None, map(deployment.output, ("SuperviseFunctionName", "ReportFunctionName")))
-        for page in functions.get_paginator("list_event_source_mappings").paginate(FunctionName=name)
-        for mapping in page["EventSourceMappings"]
-    ]
+    names = filter(None, map(deployment.output, ("SuperviseFunctionName", "ReportFunctionName")))
+    mappings = [mapping for name in names for mapping in _list_mappings(deployment, name)]
     needed = len(UNQUEUED) + sum(int(m.get("ScalingConfig", {}).get("MaximumConcurrency", 1)) for m in mappings)
-    there = int(functions.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"])
+    there = int(deployment.client("lambda").get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"])
     if there < needed:
         return warn(
             f"Lambda runs at most {there} functions at once here, and Rerail's may be {needed}: when many runs fail "
@@ -298,6 +292,12 @@ QUESTIONS: tuple[Question[Deployment], ...] = (
     receivers,
     training_roles,
 )
+
+
+def _list_mappings(deployment: Deployment, function: str) -> list[Mapping[str, Any]]:
+    """Return the queues that feed a function."""
+    pages = deployment.client("lambda").get_paginator("list_event_source_mappings").paginate(FunctionName=function)
+    return [mapping for page in pages for mapping in page["EventSourceMappings"]]
 
 
 def _count(deployment: Deployment, function: str, metric: str) -> float:

@@ -84,7 +84,7 @@ class FailureLogs(Protocol):
 
 
 class ListedSaves(NamedTuple):
-    """What a listing alone tells of a job's checkpoints."""
+    """The facts about a job's checkpoints that a listing has."""
 
     # When they were saved.
     times: Sequence[datetime]
@@ -103,7 +103,7 @@ class Checkpoints(Protocol):
         """
 
     def list_saves(self, uri: str) -> ListedSaves:
-        """Return what a listing tells of the checkpoints below the URI; raise StateUnknown on failure."""
+        """Return what a listing has about the checkpoints below the URI; raise StateUnknown on failure."""
 
     def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
         """Copy a file that its script overwrites in place, and delete the expired copies.

@@ -1,4 +1,4 @@
-"""A page in the browser with which whoever receives a page can approve or deny a proposal, by a signed link."""
+"""A web page on which the receiver of a page approves or denies a proposal, by a signed link."""
 
 import json
 

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -114,18 +114,7 @@ def test_a_stalled_process_lives_until_sigterm(
     train_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step completes, nothing is saved, and SIGTERM ends it with exit code 0."""
-    stall, over = faults.stall, threading.Event()
-
-    def stall_while_signalled() -> None:
-        stopper = threading.Thread(target=signal_until, args=(over,))
-        stopper.start()
-        try:
-            stall()
-        finally:
-            over.set()
-            stopper.join()
-
-    monkeypatch.setattr(faults, "stall", stall_while_signalled)
+    monkeypatch.setattr(faults, "stall", while_signalled(faults.stall, threading.Event()))
     losses = train_here(checkpoint_every="1000", drill="stall:step=6")
     assert (max(losses), train_here.exit_code) == (5, 0)
     assert saved(tmp_path / "checkpoints") == {}
@@ -137,16 +126,8 @@ def test_a_waiting_step_begins_when_sigterm_arrives(
 ) -> None:
     """The signal is handled as ever, so that step is saved and is the last one. The next process does not wait again,
     also where it resumes from an older checkpoint because the last one was lost."""
-    wait, over = faults.wait_for_sigterm, threading.Event()
-
-    def wait_while_signalled() -> None:
-        stopper = threading.Thread(target=signal_until, args=(over,))
-        stopper.start()
-        wait()
-        over.set()
-        stopper.join()
-
-    monkeypatch.setattr(faults, "wait_for_sigterm", wait_while_signalled)
+    over = threading.Event()
+    monkeypatch.setattr(faults, "wait_for_sigterm", while_signalled(faults.wait_for_sigterm, over))
     losses = train_here(checkpoint_every="1000", drill="wait:step=6")
     assert over.is_set()
     assert max(losses) == 6
@@ -166,6 +147,21 @@ def test_a_last_step_waits_only_in_a_process_with_damaged_weights(monkeypatch: p
         for step in (6, 9):
             plan.apply(step, model=torch.nn.Linear(1, 1, bias=False), optimizer=torch.optim.SGD([torch.zeros(1)]))
     assert waits == ["waited"]
+
+
+def while_signalled(function: Callable[[], None], over: threading.Event) -> Callable[[], None]:
+    """Return the function with SIGTERM sent to this process until it has ended; then `over` is set."""
+
+    def call() -> None:
+        stopper = threading.Thread(target=signal_until, args=(over,))
+        stopper.start()
+        try:
+            function()
+        finally:
+            over.set()
+            stopper.join()
+
+    return call
 
 
 def signal_until(over: threading.Event) -> None:

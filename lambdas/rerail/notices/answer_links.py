@@ -1,4 +1,4 @@
-"""Signed links with which whoever receives a page can answer its proposal, without AWS credentials.
+"""Signed links with which the receiver of a page answers its proposal, without AWS credentials.
 
 A link names one proposal of one run and expires with it. The signature covers all of that: it answers nothing else.
 """
@@ -26,7 +26,7 @@ class BadLink(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerLink:
-    """What a link permits: to answer one proposal until it expires."""
+    """The permission to answer one proposal until it expires."""
 
     run: str
     proposal: str

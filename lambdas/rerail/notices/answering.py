@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from rerail.messages.cluster_events import clean_text
 from rerail.model.run import Proposal, Run
 from rerail.model.signals import OperatorVerb
 from rerail.notices.answer_links import AnswerLink, BadLink
@@ -64,7 +65,7 @@ class Answering:
         if isinstance(found, Page):
             return found
         link, _, proposal = found
-        who, why = _clean(fields.get("who", ""), NAME_LIMIT), _clean(fields.get("why", ""), REASON_LIMIT)
+        who, why = clean_text(fields.get("who"), NAME_LIMIT), clean_text(fields.get("why"), REASON_LIMIT)
         if not who or fields.get("verb") not in VERBS:
             text = "Give your name, and choose Approve or Deny. Nothing was sent."
             return Page(400, format_message("The answer is incomplete", text))
@@ -101,8 +102,3 @@ class Answering:
             text = "It was answered, or the run has moved on. Nothing was sent."
             return Page(410, format_message("This proposal is no longer open", text, command))
         return link, signature, run.proposal
-
-
-def _clean(text: str, limit: int) -> str:
-    """Return the text in one line of printable characters."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:limit]

@@ -107,7 +107,7 @@ class RunCheck:
     account: Account | None = None
     problem: str = ""  # an unexpected error, if any
     # The supervisor must list its checkpoints: they are to be copied, or more than is read, which is not reported yet.
-    unlisted: bool = False
+    needs_listing: bool = False
 
 
 def _list_launches(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
@@ -117,7 +117,7 @@ def _list_launches(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> l
 
 def _make_message(check: RunCheck) -> dict[str, str | bool]:
     """Return the message that has the supervisor evaluate the run."""
-    return {"run": check.name, "lists": True} if check.unlisted else {"run": check.name}
+    return {"run": check.name, "lists": True} if check.needs_listing else {"run": check.name}
 
 
 def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
@@ -403,7 +403,7 @@ class Sweep:
             policy = policy_of(run, self.policies)
             known_job = make_unchanged_job(run) if known else None
             signals = observe(run, self.jobs, self.checkpoints, at=at, known=known_job)
-            monitored, unlisted = self._make_monitored(run, policy, signals, at)
+            monitored, needs_listing = self._make_monitored(run, policy, signals, at)
             signals = (*observe_policy(run, self.policies, at=at), *signals)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
@@ -411,14 +411,14 @@ class Sweep:
         decisions = [decide(run, signal, policy) for signal in signals]
         due = bool(run.pending) or any(decision.run != run for decision in decisions)
         launch = make_launch(run, decisions, priority=policy.priority) if due else None
-        return RunCheck(name, due or unlisted, monitored, run, policy, launch, unlisted=unlisted)
+        return RunCheck(name, due or needs_listing, monitored, run, policy, launch, needs_listing=needs_listing)
 
     def _make_monitored(
         self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime
     ) -> tuple[MonitoredRun | None, bool]:
         """Return the run for the detectors if its job is in progress and has metrics or heartbeats, else None.
 
-        And whether the supervisor must list its checkpoints: see RunCheck.unlisted.
+        And whether the supervisor must list its checkpoints: see RunCheck.needs_listing.
         """
         seen = next((signal for signal in signals if isinstance(signal, JobObserved)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
@@ -430,11 +430,11 @@ class Sweep:
             return None, False
         try:
             saves = self._list_saves(run, seen, at)
-            unlisted = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
+            needs_listing = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
         except BoundsExceeded:
-            saves, unlisted = ListedSaves(()), DEFECT not in run.defects
+            saves, needs_listing = ListedSaves(()), DEFECT not in run.defects
         saved_at = tuple(saves.times)
-        return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), unlisted
+        return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), needs_listing
 
     def _list_saves(self, run: Run, seen: JobObserved, at: datetime) -> ListedSaves:
         """Return when checkpoints were saved; if they were not listed, list them every few minutes."""
