@@ -8,76 +8,45 @@ import errno
 import itertools
 import json
 import os
-import re
 import shutil
 import statistics
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import distributed as dist
 
 from instances import INSTANCES
 from job import TrainingCluster, TrainingJob
 from parallel import DistributedWorld
+from rerail_agent.machine_probes import (
+    HUNG_S,
+    ProbeResult,
+    ProbeStatus,
+    measure_all_reduce,
+    probe_compute,
+    probe_gpus,
+    read_kernel_log,
+    run_probes,
+)
 
 GIB = 1 << 30
 LEAST_FREE = 64 << 20
-ROUNDS = 5
 # Of a file or an object that is written, read back and deleted.
 PROBE_BYTES = 1 << 20
-HANGING_PROBES = ("compute", "gpus", "all-reduce")
-# On a cold machine loading CUDA, or connecting a thousand ranks, takes a while.
-HUNG_S = 60.0
 # Machines of a job are not ready at the same moment: images are pulled, modules imported.
 PATIENCE_S = 120.0
 READING_S = 5.0
 SLOW = 0.7  # of the median of all ranks
 NVLINK = ("V100", "A100", "H100", "H200", "B200")
-# https://docs.nvidia.com/deploy/xid-errors/ names them; these three say that the GPU has to be replaced or reset.
-FATAL_XIDS = {
-    64: "a row of its memory could not be remapped",
-    79: "fell off the bus",
-    95: "an uncontained memory error",
-}
 _calls = itertools.count()
 
 
 class HardwareError(Exception):
     """A machine is not fit to train on; the same job may run on another one."""
-
-
-class ProbeStatus(StrEnum):
-    """The result of a probe, from good to bad."""
-
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    ODD = "odd"
-    REFUSED = "refused"  # another machine would not help: a role, a path, a volume's size
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """One probe on one rank."""
-
-    probe: str
-    status: ProbeStatus
-    detail: str
-    # A speed that can be compared between ranks, or 0.
-    speed: float = 0.0
-    host: str = ""
-    rank: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.host} (rank {self.rank}): {self.probe}: {self.detail}"
 
 
 def inspect(
@@ -96,10 +65,12 @@ def inspect(
     """
     started = time.monotonic()
     name = f"rerail/preflight/{next(_calls)}"
+    instance = INSTANCES.get(cluster.instance_type)
+    expected_gpus = instance.gpus if instance else 0
     probes: dict[str, Callable[[], ProbeResult]] = {"compute": lambda: probe_compute(world.device)}
     if world.local_rank == 0:
         probes |= {
-            "gpus": lambda: probe_gpus(cluster.instance_type),
+            "gpus": lambda: probe_gpus(expected_gpus, machine=cluster.instance_type),
             "kernel log": read_kernel_log,
             "disk": lambda: probe_disk(job.base, state_bytes),
             "checkpoints": lambda: probe_checkpoints(job.checkpoints, f"{job.run}-{cluster.current_host}-{world.rank}"),
@@ -159,36 +130,6 @@ def find_slow_ranks(results: list[ProbeResult]) -> list[ProbeResult]:
     ]
 
 
-def run_probes(probes: dict[str, Callable[[], ProbeResult]], *, limit_s: float) -> list[ProbeResult]:
-    """Run all probes in parallel. One that does not end is abandoned: a hung driver call cannot be interrupted.
-
-    What hangs when a GPU does gets more time than the others, because it counts as broken.
-    """
-    results: dict[str, ProbeResult] = {}
-
-    def run(name: str, probe: Callable[[], ProbeResult]) -> None:
-        try:
-            results[name] = probe()
-        except Exception as error:  # a probe must not be what ends a healthy job
-            status = ProbeStatus.BROKEN if name in HANGING_PROBES else ProbeStatus.ODD
-            results[name] = ProbeResult(name, status, f"{type(error).__name__}: {error}")
-
-    started = time.monotonic()
-    threads = {
-        name: threading.Thread(target=run, args=(name, probe), daemon=True, name=f"preflight {name}")
-        for name, probe in probes.items()
-    }
-    for thread in threads.values():
-        thread.start()
-    late: dict[str, ProbeResult] = {}
-    for name, thread in threads.items():
-        patience_s = limit_s + HUNG_S if name in HANGING_PROBES else limit_s
-        thread.join(max(0.0, started + patience_s - time.monotonic()))
-        status = ProbeStatus.BROKEN if name in HANGING_PROBES else ProbeStatus.ODD
-        late[name] = ProbeResult(name, status, f"no answer within {patience_s:g} s")
-    return [results.get(name, late[name]) for name in probes]
-
-
 def exchange(
     world: DistributedWorld, own: list[ProbeResult], *, name: str, limit_s: float, hosts: dict[int, str]
 ) -> list[ProbeResult]:
@@ -232,111 +173,6 @@ def _receive_results(store: Any, key: str, deadline: float) -> list[ProbeResult]
 
 def _make_missing_result(rank: int, hosts: dict[int, str]) -> ProbeResult:
     return ProbeResult("report", ProbeStatus.BROKEN, "no word from it", host=hosts.get(rank, "unknown host"), rank=rank)
-
-
-def probe_compute(device: torch.device) -> ProbeResult:
-    """Multiply small whole numbers, which float32 must get right to the last bit in any order of summation."""
-    length = 4096 if device.type == "cuda" else 256
-    index = torch.arange(length)
-    left = (index[:, None] * 7 + index * 3) % 5 - 2
-    right = (index[:, None] * 2 + index * 11) % 7 - 3
-    # The rows repeat after 5 and the columns after 7, so that a corner is the whole answer.
-    expected = (left[:5] @ right[:, :7])[index % 5][:, index % 7].to(device, torch.float32)
-    kinds = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
-    speeds = {}
-    for kind in kinds:
-        one, other = left.to(device, kind), right.to(device, kind)
-        # bfloat16 rounds the result, and cuBLAS may round partial sums too.
-        allowed = 0.02 * expected.abs() + 2 if kind is torch.bfloat16 else 0 * expected
-        product = one @ other  # loads the kernel
-        _synchronize(device)
-        started = time.perf_counter()
-        for _ in range(ROUNDS):
-            product = one @ other
-        _synchronize(device)
-        speeds[kind] = ROUNDS * 2 * length**3 / (time.perf_counter() - started) / 1e12
-        # Written so that NaN is wrong.
-        if wrong := int((~((product.float() - expected).abs() <= allowed)).sum()):
-            detail = f"{device} gets {wrong} of {length**2} numbers of a {kind} product wrong"
-            return ProbeResult("compute", ProbeStatus.BROKEN, detail)
-    detail = ", ".join(f"{str(kind).removeprefix('torch.')} {speed:.2f} TFLOP/s" for kind, speed in speeds.items())
-    return ProbeResult("compute", ProbeStatus.PASSED, detail, speed=speeds[kinds[-1]] if device.type == "cuda" else 0.0)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def probe_gpus(instance_type: str) -> ProbeResult:
-    """Look for uncorrectable memory errors, rows that could not be remapped, and missing GPUs."""
-    received = run_tool(
-        "nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"
-    )
-    if received.status is not ProbeStatus.PASSED:
-        lost = "lost" in received.detail or "Unable to determine the device handle" in received.detail
-        return replace(received, probe="gpus", status=ProbeStatus.BROKEN if lost else received.status)
-    # Rows are remapped from the A100 on; on others this query has no answer.
-    fields = "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure"
-    remapped = run_tool("nvidia-smi", fields, "--format=csv,noheader")
-    return evaluate_gpus(
-        received.detail, remapped.detail if remapped.status is ProbeStatus.PASSED else "", instance_type
-    )
-
-
-def evaluate_gpus(errors: str, remapped: str, instance_type: str) -> ProbeResult:
-    """Evaluate nvidia-smi's two tables."""
-    gpus = [[cell.strip() for cell in line.split(",")] for line in errors.splitlines() if line.strip()]
-    rows = [[cell.strip() for cell in line.split(",")] for line in remapped.splitlines() if line.strip()]
-    expected = INSTANCES[instance_type].gpus if instance_type in INSTANCES else 0
-    if len(gpus) < expected:
-        return ProbeResult(
-            "gpus", ProbeStatus.BROKEN, f"{len(gpus)} of the {expected} GPUs of a {instance_type} are there"
-        )
-    failed = [uuid for uuid, _, failure in rows if failure in ("Yes", "1")]
-    if failed:
-        detail = f"{', '.join(failed)}: a row of memory could not be remapped, the GPU has to be replaced"
-        return ProbeResult("gpus", ProbeStatus.BROKEN, detail)
-    counted = [f"GPU {index} has {count} uncorrectable memory errors" for index, count in gpus if count.strip("0[]N/A")]
-    pending = [
-        f"{uuid} has a row to be remapped at its next reset" for uuid, waiting, _ in rows if waiting in ("Yes", "1")
-    ]
-    if counted or pending:
-        return ProbeResult("gpus", ProbeStatus.ODD, ", ".join(counted + pending))
-    return ProbeResult("gpus", ProbeStatus.PASSED, f"{len(gpus)} without memory errors")
-
-
-def read_kernel_log() -> ProbeResult:
-    """Look for the driver's Xid messages; most containers may not read them."""
-    received = run_tool("dmesg")
-    return (
-        evaluate_kernel_log(received.detail)
-        if received.status is ProbeStatus.PASSED
-        else replace(received, probe="kernel log")
-    )
-
-
-def evaluate_kernel_log(text: str) -> ProbeResult:
-    found = re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", text)
-    fatal = [f"GPU {place}: Xid {xid}, {FATAL_XIDS[int(xid)]}" for place, xid in found if int(xid) in FATAL_XIDS]
-    if fatal:
-        return ProbeResult("kernel log", ProbeStatus.BROKEN, "; ".join(dict.fromkeys(fatal)))
-    if found:
-        detail = ", ".join(dict.fromkeys(f"Xid {xid} of GPU {place}" for place, xid in found))
-        return ProbeResult("kernel log", ProbeStatus.ODD, detail)
-    return ProbeResult("kernel log", ProbeStatus.PASSED, "without Xid")
-
-
-def run_tool(*command: str) -> ProbeResult:
-    """Return a tool's output, SKIPPED with its error message when it is absent or may not run."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
-    except OSError as error:
-        return ProbeResult(command[0], ProbeStatus.SKIPPED, f"{command[0]}: {error.strerror}")
-    if done.returncode:
-        complaint = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        return ProbeResult(command[0], ProbeStatus.SKIPPED, complaint)
-    return ProbeResult(command[0], ProbeStatus.PASSED, done.stdout)
 
 
 def probe_disk(folder: Path, needed: int) -> ProbeResult:
@@ -405,21 +241,9 @@ def probe_all_reduce(world: DistributedWorld, cluster: TrainingCluster) -> Probe
     """Compute sums that are known beforehand, and measure the speed. Collective."""
     if world.size == 1:
         return ProbeResult("all-reduce", ProbeStatus.SKIPPED, "one rank")
-    count = (64 << 20) if world.device.type == "cuda" else (1 << 18)
-    numbers = torch.empty(count, device=world.device)
-    seconds = 0.0
-    for attempt in range(1 + ROUNDS):  # the first one makes the connections
-        numbers.fill_(world.rank + 1)
-        _synchronize(world.device)
-        started = time.perf_counter()
-        dist.all_reduce(numbers)
-        _synchronize(world.device)
-        seconds += (time.perf_counter() - started) * (attempt > 0)
-    wrong = int((numbers != world.size * (world.size + 1) // 2).sum())
+    wrong, speed = measure_all_reduce(world.device, rank=world.rank, size=world.size)
     if wrong:
-        return ProbeResult("all-reduce", ProbeStatus.BROKEN, f"{wrong} of {count} sums are wrong")
-    # The rate at which a ring's links are used, as nccl-tests reports it.
-    speed = 2 * (world.size - 1) / world.size * numbers.nbytes * ROUNDS / seconds / 1e9
+        return ProbeResult("all-reduce", ProbeStatus.BROKEN, f"{wrong} sums are wrong")
     return evaluate_speed(speed, find_least_speed(cluster))
 
 

@@ -20,7 +20,6 @@ from torch import distributed as dist
 
 COMMAND, SIGTERM, WARNING, FENCED = range(4)
 FLAGS = 4
-# Without reduce(): often enough that a SIGTERM, 120 s before the kill, leaves its time to the save.
 # Without reduce(): often enough that a SIGTERM, 120 s before the kill, leaves time for the save.
 MAX_INTERVAL_S = 10.0
 CALL_TIMEOUT = timedelta(seconds=120)

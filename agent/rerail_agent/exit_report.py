@@ -34,7 +34,6 @@ TAG = re.compile(r"\[\d+,(?:mpirank:)?(\d{1,9})(?:,[^\]]*)?\]<std\w+>:\s?|\[(?:d
 BEGIN = "Traceback (most recent call last):"
 BECAUSE = "The above exception was the direct cause of the following exception:"
 EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s|$)")
-# Exceptions of launchers and drivers, which say that a rank has failed, and nothing about it.
 # Exceptions of launchers and drivers, which say only that some rank has failed.
 LAUNCHER_EXCEPTIONS = re.compile(
     r"(?:.*\.)?(?:ChildFailedError|SignalException|CalledProcessError|ExecuteUserScriptError)"

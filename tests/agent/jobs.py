@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rerail.model.mailbox import Command, CommandKind
+from rerail.model.mailbox import Command, CommandKind, ReportKind
 from tests.agent.fake_s3 import HANG_S, Bucket
 
 RUN = "night"
@@ -40,6 +40,18 @@ def command(
     now = datetime.now(UTC)
     values = {"run": RUN, "asked_at": now, "deadline": now + timedelta(seconds=left_s), **fields}
     return Command(id=id, attempt=attempt, kind=kind, **values)
+
+
+def ask_for_checkpoint(bucket: Bucket) -> None:
+    """Command a checkpoint, and return once the agent has received the command."""
+    bucket.command(command("c1"))
+    bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
+
+
+def fence(bucket: Bucket) -> None:
+    """Let a later attempt take over the run, and return once the agent knows it."""
+    bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
+    bucket.wait_for_report(ReportKind.REFUSED)
 
 
 def announced(bucket: Bucket, abilities: tuple[str, ...], *, attempt: int = 1) -> bool:

@@ -68,12 +68,9 @@ def test_the_same_command_again_is_no_news():
     assert state.receive(mine("c2"), at=NOW).save
 
 
-def test_an_older_attempts_command_is_not_ours():
-    assert make_state().receive(serialize(command(attempt=1)), at=NOW) == CommandEffect()
-
-
-def test_owning_the_run_asks_for_nothing():
-    assert make_state().receive(mine(kind=CommandKind.TRAIN), at=NOW) == CommandEffect()
+@pytest.mark.parametrize("text", [serialize(command(attempt=1)), mine(kind=CommandKind.TRAIN)], ids=["older", "owner"])
+def test_a_command_of_an_older_attempt_or_about_ownership_asks_for_nothing(text):
+    assert make_state().receive(text, at=NOW) == CommandEffect()
 
 
 @pytest.mark.parametrize("kind", list(CommandKind))

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from rerail.model.mailbox import CommandKind, ReportKind
+from rerail.model.mailbox import ReportKind
 from rerail_agent.composer import RerailCallback, resume_from, total_loss
-from tests.agent.jobs import announced, command
+from tests.agent.jobs import announced, ask_for_checkpoint, fence
 from tests.agent.test_manifests import snippets
 
 STEPS = 12
@@ -183,11 +183,7 @@ def test_training_is_what_it_was_and_each_batch_has_its_metric_line(callback, tm
 
 def test_a_checkpoint_is_saved_when_the_supervisor_asks(callback, bucket, tmp_path):
     """At the very batch in which the command arrives."""
-
-    def ask():
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
-
+    ask = partial(ask_for_checkpoint, bucket)
     fit(callback(bucket), Each(6, ask))
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.command, report.step, report.path) == ("c1", 6, str(tmp_path / "step-000000006"))
@@ -211,11 +207,8 @@ def test_periodic_and_final_checkpoints_are_kept_in_number(callback, tmp_path):
 
 
 def test_a_fenced_attempt_saves_no_more(callback, bucket, tmp_path):
-    def fence():
-        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
-        bucket.wait_for_report(ReportKind.REFUSED)
 
-    fit(callback(bucket, save_every=4), Each(6, fence))
+    fit(callback(bucket, save_every=4), Each(6, partial(fence, bucket)))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000004"]
 
 

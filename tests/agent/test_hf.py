@@ -16,10 +16,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from rerail.model import checkpoints
-from rerail.model.mailbox import CommandKind, ReportKind
+from rerail.model.mailbox import ReportKind
 from rerail_agent import manifests
 from rerail_agent.hf import RerailCallback, resume_from
-from tests.agent.jobs import Ranks, announced, command
+from tests.agent.jobs import Ranks, announced, ask_for_checkpoint, fence
 from tests.agent.test_manifests import snippets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -124,11 +124,7 @@ def test_every_save_of_the_trainer_becomes_a_checkpoint(new_guard, tmp_path, cap
 def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_path, logging_steps):
     """At the very step in which the command arrives, be it logged or not; the report names its folder."""
     guard = new_guard(bucket)
-
-    def ask():
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
-
+    ask = partial(ask_for_checkpoint, bucket)
     trainer = trainer_in(tmp_path, RerailCallback(guard), Each(6, ask), save_strategy="no", logging_steps=logging_steps)
     trainer.train()
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
@@ -142,11 +138,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
 def test_a_save_that_another_decision_overrules_is_done_a_step_later(new_guard, bucket, tmp_path):
     """With save_strategy="best" the Trainer decides again after an evaluation; the command is answered a step later."""
-
-    def ask():
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
-
+    ask = partial(ask_for_checkpoint, bucket)
     trainer = trainer_in(
         tmp_path,
         RerailCallback(new_guard(bucket)),
@@ -223,11 +215,7 @@ def test_an_attempt_that_rolls_back_trains_those_steps_again(undisturbed, new_gu
 def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
     guard = new_guard(bucket)
 
-    def fence():
-        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
-        bucket.wait_for_report(ReportKind.REFUSED)
-
-    trainer_in(tmp_path, RerailCallback(guard), Each(6, fence)).train()
+    trainer_in(tmp_path, RerailCallback(guard), Each(6, partial(fence, bucket))).train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
@@ -237,10 +225,7 @@ def test_a_manifest_that_cannot_be_written_is_refused_and_training_goes_on(new_g
     def full(*arguments: Any, **fields: Any):
         raise OSError(28, "No space left on device")
 
-    def ask():
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
-
+    ask = partial(ask_for_checkpoint, bucket)
     monkeypatch.setattr(manifests, "commit", full)
     trainer = trainer_in(tmp_path, RerailCallback(new_guard(bucket)), Each(6, ask), save_strategy="no")
     trainer.train()

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from rerail.model import checkpoints
-from rerail.model.mailbox import CommandKind, ReportKind
+from rerail.model.mailbox import ReportKind
 from rerail_agent import manifests
 from rerail_agent.lightning import RerailCallback, resume_from
-from tests.agent.jobs import Ranks, announced, command
+from tests.agent.jobs import Ranks, announced, ask_for_checkpoint, fence
 from tests.agent.test_manifests import snippets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -163,11 +163,7 @@ def test_checkpoints_are_saved_now_and_then_and_the_last_ones_stay(new_guard, tm
 
 def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_path):
     """At the very step in which the command arrives; the report names its folder."""
-
-    def ask():
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
-
+    ask = partial(ask_for_checkpoint, bucket)
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.command, report.step, report.durability) == ("c1", 6, "local")
@@ -221,11 +217,8 @@ def test_an_attempt_that_rolls_back_quarantines_later_checkpoints(new_guard, tmp
 
 
 def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
-    def fence():
-        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
-        bucket.wait_for_report(ReportKind.REFUSED)
 
-    fit(RerailCallback(tmp_path, guard=new_guard(bucket), save_every=4), Each(6, fence))
+    fit(RerailCallback(tmp_path, guard=new_guard(bucket), save_every=4), Each(6, partial(fence, bucket)))
     assert names(tmp_path) == ["step-000000004"]
 
 
@@ -237,8 +230,7 @@ def test_a_save_that_fails_is_refused_and_training_goes_on(new_guard, bucket, tm
 
     def ask():
         monkeypatch.setattr(Trainer, "save_checkpoint", full)
-        bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
+        ask_for_checkpoint(bucket)
 
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
     assert "No space left" in bucket.wait_for_report(ReportKind.REFUSED).reason

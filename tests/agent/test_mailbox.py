@@ -78,12 +78,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made.open()
 
 
-def test_the_hello_lists_the_abilities_of_the_script(bucket: Bucket, new_guard):
-    """So that the supervisor asks for nothing else."""
-    new_guard(bucket, abilities=("skip", "rate"))
-    assert bucket.wait_for_report("hello").abilities == ("skip", "rate")
-
-
 def test_a_checkpoint_that_could_not_be_restored_is_reported_each_time(bucket: Bucket, new_guard):
     """Certain damage and a failed load apart; each with its step, and the attempt that had saved it."""
     guard = new_guard(bucket)
@@ -192,14 +186,6 @@ def test_the_heartbeat_has_step_loss_speed_and_phase(bucket: Bucket, new_guard):
         assert bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.phase == "save")
     guard.step(step=20, loss=float("nan"))
     assert bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.step == 20 and b.loss is None)
-
-
-def test_findings_are_filed_once(bucket: Bucket, new_guard, capfd):
-    guard = new_guard(bucket)
-    guard.report(SPIKE)
-    report = bucket.wait_for_report("findings")
-    assert report.findings == (SPIKE,)
-    assert "warn: loss_spike at step 60: loss 5" in capfd.readouterr().err
 
 
 def test_a_spike_is_reported_and_requests_a_suspect_checkpoint(bucket: Bucket, new_guard):

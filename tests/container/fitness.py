@@ -19,6 +19,8 @@ import torch
 import parallel
 import preflight
 from job import TrainingCluster, TrainingJob
+from rerail_agent import machine_probes
+from rerail_agent.machine_probes import ProbeResult
 
 RANKS = 3
 
@@ -46,9 +48,7 @@ def absent(rank: int, job: TrainingJob) -> TrainingJob:
     """Rank 2 never comes to the all-reduce, and says nothing either."""
     honest = preflight.run_probes
 
-    def at_once(
-        probes: dict[str, Callable[[], preflight.ProbeResult]], *, limit_s: float
-    ) -> list[preflight.ProbeResult]:
+    def at_once(probes: dict[str, Callable[[], ProbeResult]], *, limit_s: float) -> list[ProbeResult]:
         return time.sleep(3600) or [] if "all-reduce" in probes else honest(probes, limit_s=limit_s)
 
     if rank == 2:
@@ -75,7 +75,8 @@ def become(rank: int, port: str, folder: Path, case: Callable[[int, TrainingJob]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
-    preflight.HUNG_S, preflight.PATIENCE_S = (1.0, 1.0) if case in (absent, hung_driver) else (30.0, 30.0)
+    limit_s = 1.0 if case in (absent, hung_driver) else 30.0
+    preflight.HUNG_S = preflight.PATIENCE_S = machine_probes.HUNG_S = limit_s
     world = parallel.join(timeout=timedelta(seconds=120))
     hosts = tuple(f"algo-{number + 1}" for number in range(RANKS))
     cluster = TrainingCluster(hosts=hosts, current_host=hosts[rank], instance_type="", network_interface="")

@@ -94,9 +94,12 @@ class SavePlan:
         copies = [part.copy for part in self.parts] if into is None else list(into)
         if not sources:
             return
+        devices = {source.device for source in sources if source.device.type == "cuda"}
+        for device in devices:
+            torch.cuda.synchronize(device)  # another stream may still compute what is to be copied
         with torch.no_grad():
             torch._foreach_copy_(copies, sources, non_blocking=True)
-        for device in {source.device for source in sources if source.device.type == "cuda"}:
+        for device in devices:
             torch.cuda.synchronize(device)
 
     def make_value_blobs(self, leaves: Sequence[Any]) -> tuple[bytes, dict[str, Spot]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from rerail_agent.checkpoints.manifest import METADATA, DamagedCheckpoint
 
@@ -41,7 +41,16 @@ class MetadataUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
+        if (module, name) == ("builtins", "getattr"):
+            return _get_memory_format
         raise pickle.UnpicklingError(f"{METADATA} contains {module}.{name}, which no checkpoint needs")
+
+
+def _get_memory_format(owner: Any, name: Any) -> Any:
+    """Return a member of PyTorch's enum of memory formats, which early releases of Python 3.11 pickle as getattr()."""
+    if owner is _MEM_FORMAT_ENCODING and type(name) is str and name in owner.__members__:
+        return owner[name]
+    raise pickle.UnpicklingError(f"{METADATA} contains builtins.getattr, which no checkpoint needs")
 
 
 class CheckpointReader(FileSystemReader):  # type: ignore[misc, unused-ignore]

@@ -34,6 +34,11 @@ class Arena:
         arena._pinned = pinned and _pin(arena.memory, size)
         return arena
 
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether the memory is registered with CUDA."""
+        return self._pinned
+
     def tensor(self, *, offset: int, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous tensor at an offset, which must be a multiple of the element's size."""
         count = torch.Size(sizes).numel()

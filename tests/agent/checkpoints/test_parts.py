@@ -18,6 +18,7 @@ from rerail_agent.checkpoints.staging_memory import Arena
 from rerail_agent.checkpoints.state_tree import Tree, flatten
 from rerail_agent.checkpoints.write_shares import SMALLEST_PIECE, Piece, assign_pieces
 from tests.agent.checkpoints.ranks import manifest, same, state
+from tests.examples import count_examples
 
 DTYPES = [getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "uint8", "bool", "complex64")]
 DTYPES += [torch.float64, torch.float8_e4m3fn]
@@ -30,7 +31,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=count_examples(100), deadline=None)
 @given(st.dictionaries(st.sampled_from("wxyz"), nested, max_size=4))
 def test_the_keys_are_those_of_torch(tree: dict[str, Any]) -> None:
     """Any reader of torch.distributed.checkpoint looks for what it would have called a leaf itself."""
@@ -62,7 +63,7 @@ def holdings(draw: st.DrawFn) -> list[list[Piece]]:
     return held
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=count_examples(100), deadline=None)
 @given(holdings())
 def test_every_row_is_staged_once_by_a_rank_that_has_it(held: list[list[Piece]]) -> None:
     """A rank that holds nothing of a tensor writes none of it."""
@@ -180,7 +181,7 @@ def test_a_manifest_knows_its_own_content() -> None:
         parse(text, folder="step-000000061")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=count_examples(120), deadline=None)
 @given(
     gaps=st.lists(st.integers(1, 60), min_size=1, max_size=120),
     unclean=st.sets(st.integers(0, 119)),

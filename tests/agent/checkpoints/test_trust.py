@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rerail_agent import manifests
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver, open_store
@@ -116,6 +117,8 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path, where: str) -> None:
         b"ctorch.serialization\nload\n(S'x'\ntR.",
         b"ctorch.distributed.checkpoint.metadata\nos.system\n(S'true'\ntR.",
         b"\x80\x04\x8c\x05torch\x8c\nhub.load_x\x93.",
+        b"cbuiltins\ngetattr\n(ctorch.serialization\n_get_layout\nS'__globals__'\ntR.",
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nS'__init__'\ntR.",
         pickle.dumps({"no": "index"}),
         b"",
         b"\x80\x04N.",
@@ -135,6 +138,15 @@ def test_an_index_names_no_file_outside_of_its_folder(tmp_path: Path) -> None:
     assert load_metadata(content)
     with pytest.raises(DamagedCheckpoint, match="outside"):
         load_metadata(content.replace(b"__0_0.distcp", b"../../passwd"))
+
+
+def test_an_index_of_an_early_python_3_11_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its enums are pickled as a call of getattr, as Debian 12's Python 3.11.2 does."""
+    with monkeypatch.context() as early:
+        early.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda own, protocol: (getattr, (type(own), own.name)))
+        save(tmp_path, 10)
+    assert b"getattr" in (tmp_path / "step-000000010" / METADATA).read_bytes()
+    assert restored(tmp_path)[0] == 10
 
 
 def test_values_that_training_scripts_save_are_restored(tmp_path: Path) -> None:
