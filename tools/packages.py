@@ -28,6 +28,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "audit": ("audit",),
     "mutants": ("mutants",),
 }
+# The dependency groups of pyproject.toml that do not fit beside the others: each has an environment of its own.
+APART = ("checkov",)
 BUILT_ON = {"test": "demo", "check": "test", "audit": "demo", "mutants": "test"}
 # PyTorch itself, and what only its CUDA builds need: installed with the build that is chosen.
 HARDWARE_PACKAGES = re.compile(r"(torch|triton|cuda|nvidia)\b")
@@ -39,11 +41,13 @@ def main() -> None:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install").add_argument("group", choices=GROUPS)
+    commands.add_parser("install").add_argument("group", choices=(*GROUPS, *APART))
     commands.add_parser("lock")
     arguments = parser.parse_args()
     if arguments.command == "lock":
         lock()
+    elif arguments.group in APART:
+        install_apart(arguments.group)
     else:
         install(arguments.group)
 
@@ -59,17 +63,25 @@ def install(group: str) -> None:
     run(*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
 
 
+def install_apart(group: str) -> None:
+    """Install a group into an environment of its own, without the project."""
+    folder = Path(sys.prefix) / group
+    run(sys.executable, "-m", "venv", "--clear", str(folder))
+    pip = _installer(str(folder / "bin" / "python"))
+    run(*pip, "--no-deps", "--require-hashes", "-r", str(REQUIREMENTS / f"{group}.txt"))
+
+
 def chain(group: str) -> list[str]:
     """Return the groups that this one is built on, and itself."""
     below = BUILT_ON.get(group)
     return [*(chain(below) if below else ()), group]
 
 
-def _installer() -> list[str]:
-    """Return the install command of uv, or of pip where INSTALLER=pip."""
+def _installer(python: str = sys.executable) -> list[str]:
+    """Return the install command of uv, or of pip where INSTALLER=pip, for the environment of this Python."""
     if os.environ.get("INSTALLER", "uv") == "pip":
-        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    return [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+        return [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    return [sys.executable, "-m", "uv", "pip", "install", "--python", python]
 
 
 def install_torch(pip: list[str]) -> None:
@@ -132,6 +144,10 @@ def lock() -> None:
             known = _blocks(below) if below.exists() else []
             added = [block for block in _blocks(whole) if block not in known]
             (REQUIREMENTS / f"{group}.txt").write_text(HEADER + "".join(added))
+        for group in APART:
+            alone = Path(folder) / f"{group}.txt"
+            _resolve(["--group", f"pyproject.toml:{group}"], alone)
+            (REQUIREMENTS / f"{group}.txt").write_text(HEADER + alone.read_text())
 
 
 def _blocks(file: Path) -> list[str]:
@@ -149,14 +165,17 @@ def _compile(
     options = [option for extra in extras for option in ("--extra", extra)]
     options += ["--constraint", str(constraints)] if constraints else []
     options += [option for name in left_out or [] for option in ("--no-emit-package", name)]
-    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
-    how = ["--universal", "--python-version", lowest, "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
     # What builds the project is installed before it, so that no unpinned copy is fetched for it.
     with tempfile.NamedTemporaryFile("w", suffix=".in") as backend:
         backend.write("\n".join(BUILD_BACKENDS))
         backend.flush()
-        sources = ["pyproject.toml", backend.name]
-        run(sys.executable, "-m", "uv", "pip", "compile", *sources, *options, *how, "--output-file", str(file))
+        _resolve(["pyproject.toml", backend.name, *options], file)
+
+
+def _resolve(sources: list[str], file: Path) -> None:
+    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    how = ["--universal", "--python-version", lowest, "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
+    run(sys.executable, "-m", "uv", "pip", "compile", *sources, *how, "--output-file", str(file))
 
 
 def run(*command: str) -> None:

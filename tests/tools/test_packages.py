@@ -14,7 +14,8 @@ from tools.packages import (
     chain,
 )
 
-PROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())
+PROJECT, DEPENDENCY_GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 PIN = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
 
 
@@ -45,5 +46,12 @@ def test_every_package_has_a_hash_and_no_address(file: Path) -> None:
     assert "://" not in text
 
 
+def test_a_group_apart_installs_what_it_pins() -> None:
+    for group in packages.APART:
+        pins = dict(PIN.findall((REQUIREMENTS / f"{group}.txt").read_text()))
+        assert all(pins[name] == version for name, version in (line.split("==") for line in DEPENDENCY_GROUPS[group]))
+
+
 def test_every_extra_is_installed_by_some_command() -> None:
     assert set(PROJECT["optional-dependencies"]) == {extra for extras in GROUPS.values() for extra in extras}
+    assert set(DEPENDENCY_GROUPS) == set(packages.APART)
