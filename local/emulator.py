@@ -51,6 +51,8 @@ def environment(port: int, state: Path) -> dict[str, str]:
         "MINISTACK_REGION": REGION,
         "MINISTACK_ACCOUNT_ID": ACCOUNT,
         "DOCKER_HOST": "unix:///nonexistent/docker.sock",
+        # Functions have the credentials of their roles, and each call is checked.
+        "AUTH": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
@@ -127,7 +129,7 @@ async def serve(
     from hypercorn.config import Config
     from ministack.core import hypercorn_compat, lambda_runtime
 
-    from local import public_parameters, repairs
+    from local import permissions, public_parameters, repairs
 
     endpoint_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     hypercorn_compat.install()
@@ -135,6 +137,7 @@ async def serve(
     public_parameters.publish()
     training = training_service(endpoint_url, state, scale)
     plug_in("sagemaker", "SageMaker", training.handle)
+    permissions.apply(ACCOUNT, REGION, training.tags_of)
 
     async def shutdown() -> None:
         await until.wait()

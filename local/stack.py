@@ -30,9 +30,11 @@ LOCAL_CHOICES: dict[str, Any] = {
     "pagerDutySecret": "",
     "webhookUrl": "",
     "webhookSecret": "",
+    # The emulator runs functions with its own interpreter, whose site-packages hold this SDK already.
+    "sdkLayer": False,
     "quarantineFolders": {
         f"{_ROLE}DemoSageMakerRole": ["s3://sagemaker-rerail-demo/"],
-        f"{_ROLE}SageMakerRole": ["s3://sagemaker-deployed/"],
+        f"{_ROLE}SageMakerRole": ["s3://sagemaker-deployed/", "s3://sagemaker-local/rerail-acceptance/"],
         f"{_ROLE}SoakSageMakerRole": ["s3://sagemaker-soak/"],
     },
 }
@@ -84,6 +86,7 @@ class LocalAws:
         if known is None:
             raise LocalAwsError(f"no local AWS runs in {aws.state_dir}; start one first")
         aws.pid, aws.endpoint_url, aws.outputs = known["pid"], known["endpoint"], known["outputs"]
+        aws.scale = known.get("scale", aws.scale)
         return aws
 
     def start(self, progress: Progress = lambda line: None, *, detached: bool = False) -> Self:
@@ -205,7 +208,8 @@ class LocalAws:
 
     def _write_record(self) -> None:
         started = processes.table()[self.pid].started
-        record = {"endpoint": self.endpoint_url, "pid": self.pid, "started": started, "outputs": self.outputs}
+        record = {"endpoint": self.endpoint_url, "pid": self.pid, "started": started, "scale": self.scale}
+        record["outputs"] = self.outputs
         partial = self._record_file.with_suffix(".partial")
         partial.write_text(json.dumps(record, indent=2))
         partial.rename(self._record_file)

@@ -45,6 +45,9 @@ class SoakAccount:
         sqs = self.aws.client("sqs")
         url = str(sqs.create_queue(QueueName=f"soak-{name}")["QueueUrl"])
         arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        allowed = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+        policy = json.dumps({"Statement": [allowed | {"Resource": arn}]})
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
         self.aws.client("sns").subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
         return url
 

@@ -1,8 +1,8 @@
 """Apply the template properties that MiniStack accepts and forgets.
 
-MiniStack's CloudFormation drops, without a word: TimeToLiveSpecification and PointInTimeRecoverySpecification of a
-table, DeadLetterConfig and ReservedConcurrentExecutions of a function, KmsMasterKeyId of a topic. AWS applies each on
-create and on update, and takes it back when an update drops it.
+MiniStack's CloudFormation drops, without a word: TimeToLiveSpecification, PointInTimeRecoverySpecification and
+SSESpecification of a table, DeadLetterConfig and ReservedConcurrentExecutions of a function, KmsMasterKeyId of a topic.
+AWS applies each on create and on update, and takes it back when an update drops it.
 """
 
 from collections.abc import Callable
@@ -48,6 +48,12 @@ def _table(name: str, properties: Properties) -> None:
     else:
         dynamodb._ttl_settings.pop(name, None)
     recovery = properties.get("PointInTimeRecoverySpecification") or {}
+    encryption = properties.get("SSESpecification") or {}
+    if key := encryption.get("KMSMasterKeyId"):
+        described = {"Status": "ENABLED", "SSEType": "KMS", "KMSMasterKeyArn": key}
+        dynamodb._tables[name]["SSEDescription"] = described
+    else:
+        dynamodb._tables[name].pop("SSEDescription", None)
     dynamodb._pitr_settings[name] = _true(recovery.get("PointInTimeRecoveryEnabled", False))
 
 

@@ -87,6 +87,11 @@ class TrainingService:
             log.exception("A fault of this fake")
             return write_error(ServiceError("InternalFailure", f"A fault of the local fake: {error!r}", status=500))
 
+    def tags_of(self, arn: str) -> dict[str, str]:
+        """Return the tags of a job by its ARN; none of a job that there is not."""
+        run = self._runs.get(arn.removeprefix(self._arn_prefix))
+        return dict(run.job.tags) if run else {}
+
     async def close(self) -> None:
         """End every process that was started; running jobs keep their status, and no event is sent."""
         self._fleet.begin_closing()

@@ -124,6 +124,9 @@ class Account:
         sqs, sns = self.aws.client("sqs"), self.aws.client("sns")
         url: str = sqs.create_queue(QueueName=name)["QueueUrl"]
         arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        allowed = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+        policy = json.dumps({"Statement": [allowed | {"Resource": arn}]})
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
         for topic in topics:
             sns.subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
         return url

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from local.emulator import ACCOUNT, REGION
+from local.needs import AwsCall, CallPlace
 from local.stack import LocalAws
 from tests.iam.grants import Granted
-from tests.iam.needs import Call, Place
 
 WORKER = Path(__file__).parent / "worker"
 STACK = "Rerail"
@@ -26,10 +26,10 @@ def instrument(aws: LocalAws, file: Path) -> None:
         )
 
 
-def read_calls(file: Path) -> list[Call]:
+def read_calls(file: Path) -> list[AwsCall]:
     """What was noted so far; none where no worker has called anything."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [Call(**json.loads(line)) for line in lines]
+    return [AwsCall(**json.loads(line)) for line in lines]
 
 
 def granted_in(aws: LocalAws, stack: str = STACK) -> Granted:
@@ -42,7 +42,7 @@ def granted_in(aws: LocalAws, stack: str = STACK) -> Granted:
     return Granted(read, account=ACCOUNT, region=REGION, names=names)
 
 
-def place_of(granted: Granted, aws: LocalAws, keys: Mapping[str, str] | None = None) -> Place:
+def place_of(granted: Granted, aws: LocalAws, keys: Mapping[str, str] | None = None) -> CallPlace:
     """Where the calls were made; tags are those that the jobs have, `keys` those of buckets."""
     sagemaker = aws.client("sagemaker")
 

@@ -13,11 +13,12 @@ from typing import Any
 from ministack.core import iam_evaluator
 
 from cli.deploy.permissions import HASH, format_value
-from tests.iam.needs import Need, Place, receiving, sending
+from local.needs import CallPlace, Need, receiving, sending
 
 # The property that names a resource, where its template does.
 NAMED_BY = {"AWS::S3::Bucket": "BucketName", "AWS::Events::EventBus": "Name", "AWS::SSM::Parameter": "Name"}
 ARNS = {
+    "AWS::CloudWatch::Alarm": "cloudwatch:{region}:{account}:alarm:{name}",
     "AWS::DynamoDB::Table": "dynamodb:{region}:{account}:table/{name}",
     "AWS::Events::ApiDestination": "events:{region}:{account}:api-destination/{name}/0",
     "AWS::Events::Connection": "events:{region}:{account}:connection/{name}/0",
@@ -63,7 +64,7 @@ class Grant:
         """The pattern that is judged."""
         return str(json.loads(self.statement)["Resource"])
 
-    def covers(self, need: Need, place: Place) -> bool:
+    def covers(self, need: Need, place: CallPlace) -> bool:
         """It alone allows this."""
         return judged([json.loads(self.statement)], need, place) == "Allow"
 
@@ -77,14 +78,14 @@ class Wired:
     need: Need
 
 
-def judged(statements: Iterable[Mapping[str, Any]], need: Need, place: Place, *, principal: str = "") -> str:
+def judged(statements: Iterable[Mapping[str, Any]], need: Need, place: CallPlace, *, principal: str = "") -> str:
     """ "Allow", "Deny" or "ImplicitDeny"; over TLS, as all our calls are."""
     context = _context(need, place, principal)
     policy = iam_evaluator.parse_policy_document({"Statement": list(statements)})
     return str(iam_evaluator.evaluate(context, [policy]).decision)
 
 
-def _context(need: Need, place: Place, principal: str) -> Any:
+def _context(need: Need, place: CallPlace, principal: str) -> Any:
     return iam_evaluator.EvalContext(
         principal_arn=principal or f"arn:aws:iam::{place.account}:role/somebody",
         principal_type="AssumedRole",
@@ -105,10 +106,10 @@ class Granted:
         self._names = names
         self.account, self.region = account, region
 
-    def place(self, tags_of: Any, keys: Mapping[str, str]) -> Place:
+    def place(self, tags_of: Any, keys: Mapping[str, str]) -> CallPlace:
         """Where its functions call; `keys` are those of buckets that are not its own."""
         known = {**keys, **self._keys}
-        return Place(self.account, self.region, lambda arn: known.get(arn, ""), tags_of)
+        return CallPlace(self.account, self.region, lambda arn: known.get(arn, ""), tags_of)
 
     def value(self, given: Any) -> Any:
         """With every reference as the name or the ARN that it stands for."""
@@ -216,7 +217,7 @@ class Granted:
         """In a key's policy `*` is this key."""
         return next(self.arn(id) for id, resource in self._resources.items() if resource is key)
 
-    def decision(self, who: str, need: Need, place: Place) -> str:
+    def decision(self, who: str, need: Need, place: CallPlace) -> str:
         """For a role: what its own policy and the policy of the resource say together; for a service, the latter."""
         own = [json.loads(grant.statement) for grant in self.grants if grant.who == who]
         found = judged(own, need, place)
@@ -243,7 +244,7 @@ class Granted:
                     found.append((self.arn(about["Ref"]), self.value(resource["Properties"]["PolicyDocument"])))
         return found
 
-    def wired(self, place: Place) -> Iterator[Wired]:
+    def wired(self, place: CallPlace) -> Iterator[Wired]:
         """What Lambda, EventBridge, Scheduler and CloudWatch do with these permissions, by what the template asks of
         them: logs, traces, feeding, dead letters, deliveries, alarms."""
         for function in self._of("AWS::Lambda::Function"):
@@ -266,7 +267,7 @@ class Granted:
     def _handler(self, function: str) -> str:
         return str(self._resources[function]["Properties"]["Handler"]).partition(".")[0]
 
-    def _of_function(self, function: Mapping[str, Any], place: Place) -> Iterator[Wired]:
+    def _of_function(self, function: Mapping[str, Any], place: CallPlace) -> Iterator[Wired]:
         who = str(function["Handler"]).partition(".")[0]
         group = self.arn(function["LoggingConfig"]["LogGroup"]["Ref"]).removesuffix("*")
         for name in ("CreateLogStream", "PutLogEvents"):
@@ -278,7 +279,7 @@ class Granted:
             queue = str(self.value(letters["TargetArn"]))
             yield from (Wired(who, "Lambda sends its dead letters", need) for need in sending(queue, place))
 
-    def _of_rule(self, id: str, rule: Mapping[str, Any], place: Place) -> Iterator[Wired]:
+    def _of_rule(self, id: str, rule: Mapping[str, Any], place: CallPlace) -> Iterator[Wired]:
         source = (("aws:sourcearn", self.arn(id)), ("aws:sourceaccount", self.account))
         for target in rule.get("Targets", []):
             about = f"the rule {HASH.sub('', id)}"
@@ -293,7 +294,7 @@ class Granted:
                 who = self.roles[target["RoleArn"]["Fn::GetAtt"][0]]
                 yield Wired(who, about, Need("events:InvokeApiDestination", str(self.value(target["Arn"]))))
 
-    def _of_alarms(self, place: Place) -> Iterator[Wired]:
+    def _of_alarms(self, place: CallPlace) -> Iterator[Wired]:
         source = (("aws:sourceaccount", self.account),)
         expected = {
             str(self.value(topic))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from local.needs import AwsCall, CallPlace, Need, needs
 from local.stack import LocalAws
 from tests.iam.calls import granted_in, place_of, read_calls
 from tests.iam.grants import Grant, Granted
-from tests.iam.needs import Call, Need, Place, needs
 
 # Permissions that no call shows to be needed, and are kept: the DynamoDB manual names these as the minimum for a table
 # under a customer's key. They are limited to use through DynamoDB.
@@ -32,7 +32,7 @@ class Comparison:
     unknown: set[str] = field(default_factory=set)
 
 
-def compare(granted: Granted, calls: Sequence[Call], place: Place) -> Comparison:
+def compare(granted: Granted, calls: Sequence[AwsCall], place: CallPlace) -> Comparison:
     """Compare the needs of each call with the statements of its function's role."""
     result = Comparison()
     call_sites: dict[tuple[str, Need], set[str]] = defaultdict(set)

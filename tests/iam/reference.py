@@ -5,7 +5,8 @@ an action does not have is never met."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.iam.grants import Grant
 
 # In an ARN of the reference, and in a pattern of ours: anything.
 PLACEHOLDER = re.compile(r"\$\{[^}]+\}")
-# Only to a service that is named: a role that is passed on is as good as one's own.
-PASSING = "iam:PassRole"
+# What hands out permissions, with the condition key that confines it to services of AWS.
+CONFINED = {"iam:PassRole": "iam:PassedToService", "kms:CreateGrant": "kms:GrantIsForAWSResource"}
 # Keys that every request has, or whose absence says something.
 GLOBAL = "aws:"
 
@@ -59,7 +60,7 @@ def objections(grant: Grant) -> Iterator[str]:
     if not _data().actions.action_exists(service, name):
         yield "there is no such action"
         return
-    if _hands_out(service, name) and not (grant.action == PASSING and "iam:PassedToService" in grant.where):
+    if _hands_out(service, name) and CONFINED.get(grant.action, "nothing") not in grant.where:
         yield "it hands out permissions: its owner can get more permissions"
     forms = _arns(service, name)
     required = any(resource["required"] for resource in _action(service, name)["resourceTypes"])
@@ -72,6 +73,37 @@ def objections(grant: Grant) -> Iterator[str]:
     for operator, tests in (json.loads(grant.where) if grant.where else {}).items():
         for key in tests:
             yield from _on_key(service, name, operator, key)
+
+
+def statement_objections(statement: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what AWS would not make of a statement of any policy, wildcards and refusals included.
+
+    The references in it are resolved. A wildcard stands for the actions that take such a resource and condition."""
+    resources = _many(statement.get("Resource", []))
+    for pattern in _many(statement["Action"]):
+        actions = [tuple(action.split(":")) for action in _actions_of(pattern)]
+        if not actions:
+            yield f"{pattern}: there is no such action"
+        for resource in resources if actions else ():
+            forms = [form for action in actions for form in _arns(*action)]
+            if not (resource == "*" or any(_meet(resource, form) for form in forms)):
+                yield f"{pattern}: it takes no {resource}"
+        for operator, tests in statement.get("Condition", {}).items():
+            for key in tests:
+                on_each = [list(_on_key(*action, operator, key)) for action in actions]
+                if on_each and all(on_each):
+                    yield f"{pattern}: {on_each[0][0]}"
+
+
+@cache
+def _actions_of(pattern: str) -> tuple[str, ...]:
+    service, _, name = pattern.partition(":")
+    known = _data().actions.get_actions_for_service(service) if _data().services.service_exists(service) else []
+    return tuple(f"{service}:{action}" for action in known if fnmatchcase(action.lower(), name.lower()))
+
+
+def _many(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _hands_out(service: str, name: str) -> bool:

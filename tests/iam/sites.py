@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore import xform_name
 
-from tests.iam.needs import Call
+from local.needs import AwsCall
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "lambdas" / "rerail" / "aws"
 # Functions of adapters that make a call by its name, or a client, and the service that it is of.
@@ -30,7 +30,7 @@ class Site:
         """As the hook in the workers writes it."""
         return f"{self.module}.{self.function}"
 
-    def was_met(self, calls: Iterable[Call]) -> bool:
+    def was_met(self, calls: Iterable[AwsCall]) -> bool:
         """One of these calls was made here; a link is noted as the call that its reader makes."""
         made = {xform_name(call.operation) for call in calls if call.site == self.name}
         return bool(made) if self.method == LINK else self.method in made

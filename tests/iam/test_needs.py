@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from local.needs import AwsCall, CallPlace, Need, needs
 from tests.iam.grants import Granted
-from tests.iam.needs import Call, Need, Place, needs
 from tests.iam.permissions import compare
-from tests.iam.reference import objections
+from tests.iam.reference import objections, statement_objections
 from tests.iam.sites import sites
 
 ACCOUNT, REGION = "000000000000", "us-east-1"
@@ -18,12 +18,12 @@ KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/Key"
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/gpt"
 
 
-def here(keys: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Place:
-    return Place(ACCOUNT, REGION, lambda arn: (keys or {}).get(arn, ""), lambda arn: tags or {})
+def here(keys: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> CallPlace:
+    return CallPlace(ACCOUNT, REGION, lambda arn: (keys or {}).get(arn, ""), lambda arn: tags or {})
 
 
-def call(service: str, operation: str, **asked: Any) -> Call:
-    return Call("f", service, operation, "adapter.method", asked)
+def call(service: str, operation: str, **asked: Any) -> AwsCall:
+    return AwsCall("f", service, operation, "adapter.method", asked)
 
 
 def template(*statements: dict[str, Any], **resources: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def allow(action: str, on: Any, **condition: Any) -> dict[str, Any]:
     return {"Effect": "Allow", "Action": action, "Resource": on, **({"Condition": condition} if condition else {})}
 
 
-def judged(body: dict[str, Any], *calls: Call, place: Place | None = None) -> Any:
+def judged(body: dict[str, Any], *calls: AwsCall, place: CallPlace | None = None) -> Any:
     granted = Granted(body, account=ACCOUNT, region=REGION, names={})
     return compare(granted, calls, place or here())
 
@@ -103,9 +103,9 @@ def judged(body: dict[str, Any], *calls: Call, place: Place | None = None) -> An
             },
         ),
     ],
-    ids=lambda value: value.operation if isinstance(value, Call) else "",
+    ids=lambda value: value.operation if isinstance(value, AwsCall) else "",
 )
-def test_what_a_call_needs_is_more_than_an_action_of_its_name(made: Call, needed: set[str]):
+def test_what_a_call_needs_is_more_than_an_action_of_its_name(made: AwsCall, needed: set[str]):
     assert {f"{need.action} {need.resource}" for need in needs(made, here({QUEUE: KEY}))} == needed
 
 
@@ -178,6 +178,26 @@ def test_what_aws_would_not_know_is_found(statement: dict[str, Any], word: str):
     (grant,) = Granted(template(statement), account=ACCOUNT, region=REGION, names={}).grants
     (found,) = objections(grant)
     assert found.startswith(word)
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        ({"Action": "s3:*", "Resource": "arn:aws:s3:::b/*", "Condition": {"Null": {"s3:if-none-match": "true"}}}, ""),
+        ({"Action": "s3:GetObjects", "Resource": "*"}, "s3:GetObjects: there is no such action"),
+        ({"Action": "nothing:*", "Resource": "*"}, "nothing:*: there is no such action"),
+        ({"Action": "sqs:*", "Resource": "arn:aws:s3:::b"}, "sqs:*: it takes no arn:aws:s3:::b"),
+        ({"Action": "s3:PutObject", "Resource": "arn:aws:s3:::b"}, "s3:PutObject: it takes no arn:aws:s3:::b"),
+        (
+            {"Action": "s3:DeleteObject", "Resource": "*", "Condition": {"Null": {"s3:if-none-match": "true"}}},
+            "s3:DeleteObject: it has no s3:if-none-match to be tested by Null",
+        ),
+        ({"Action": "sts:AssumeRole", "Condition": {"Bool": {"aws:SecureTransport": "true"}}}, ""),
+    ],
+    ids=str,
+)
+def test_what_aws_would_not_know_of_a_refusal_is_found(statement: dict[str, Any], word: str):
+    assert "; ".join(statement_objections(statement)) == word
 
 
 def test_every_call_in_the_code_is_found_and_its_needs_are_known():

@@ -29,6 +29,7 @@ def add_sleeper(aws: LocalAws) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("sleeper.py", SLEEPER)
+    aws.client("iam").create_role(RoleName="any", AssumeRolePolicyDocument='{"Statement": []}')
     aws.client("lambda").create_function(
         FunctionName="sleeper", Runtime="python3.13", Handler="sleeper.handler", Timeout=900,
         Role="arn:aws:iam::000000000000:role/any", Code={"ZipFile": archive.getvalue()},

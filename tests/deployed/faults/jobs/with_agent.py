@@ -2,7 +2,6 @@
 
 Told so by the bench it finds that its loss is no number, as its agent's detectors would."""
 
-import http.client
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from marks import (  # type: ignore[import-not-found]
     live,
     mark,
 )
+from signed import send  # type: ignore[import-not-found]
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
@@ -44,13 +44,9 @@ known: set[str] = set()
 
 
 def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
-    """One request to S3, which does not ask who we are; None where there is no such object."""
-    line = http.client.HTTPConnection(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"), timeout=10)
-    line.request(verb, f"/{MAILBOX}/{key}", body)
-    answer = line.getresponse()
-    content = answer.read()
-    line.close()
-    return content if answer.status == 200 else None
+    """Send a request to the mailbox; return None if there is no such object."""
+    status, content, _ = send(verb, MAILBOX, key, body)
+    return content if status == 200 else None
 
 
 def put(name: str, message: Report | Heartbeat) -> None:

@@ -38,13 +38,14 @@ OF_BUCKET = {
 }
 READS = ("GetObject", "HeadObject")
 COPIES = ("CopyObject", "UploadPartCopy")
-OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob")
+OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "DeleteTrainingJob")
+OF_TAGS = ("AddTags", "DeleteTags")
 OF_TABLE = ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query", "Scan")
 OF_TABLES = ("BatchGetItem", "BatchWriteItem")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AwsCall:
     """One that was noted: by which function, from which call site, with which parameters."""
 
     function: str
@@ -64,7 +65,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallPlace:
     """Where calls are made: `key_of` tells the ARN of the customer's key of a queue, topic, table or bucket ("" where
     it has none), `tags_of` the tags of a training job by its ARN."""
 
@@ -84,7 +85,7 @@ class Place:
             yield from (Need(f"kms:{action}", key, via) for action in actions)
 
 
-def needs(call: Call, place: Place) -> Iterator[Need]:
+def needs(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     """Yield the needs of a call; raise ValueError for an operation that is not listed."""
     match call.service:
         case "dynamodb":
@@ -124,19 +125,19 @@ def needs(call: Call, place: Place) -> Iterator[Need]:
             raise ValueError(f"not known which permissions {call.service}:{call.operation} needs")
 
 
-def sending(queue: str, place: Place) -> Iterator[Need]:
+def sending(queue: str, place: CallPlace) -> Iterator[Need]:
     """To put a message on a queue."""
     yield Need("sqs:SendMessage", queue)
     yield from place.with_key("sqs", queue, "Decrypt", "GenerateDataKey")
 
 
-def receiving(queue: str, place: Place) -> Iterator[Need]:
+def receiving(queue: str, place: CallPlace) -> Iterator[Need]:
     """For a function that is fed from a queue, as the managed policy AWSLambdaSQSQueueExecutionRole has it."""
     yield from (Need(f"sqs:{name}", queue) for name in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes"))
     yield from place.with_key("sqs", queue, "Decrypt")
 
 
-def _of_dynamodb(call: Call, place: Place) -> Iterator[Need]:
+def _of_dynamodb(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     if call.operation == "TransactWriteItems":
         # No action of its own: each part is authorized as what it does.
         for part in call.asked["TransactItems"]:
@@ -154,21 +155,21 @@ def _of_dynamodb(call: Call, place: Place) -> Iterator[Need]:
         name = f"{table}/index/{call.asked['IndexName']}" if "IndexName" in call.asked else table
         yield from _table(f"dynamodb:{call.operation}", name, leading, place)
     else:
-        raise ValueError(f"nobody has said which permissions dynamodb:{call.operation} needs")
+        raise ValueError(f"not known which permissions dynamodb:{call.operation} needs")
 
 
 def _written(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     return asked["PutRequest"]["Item"] if "PutRequest" in asked else asked["DeleteRequest"]["Key"]  # type: ignore[no-any-return]
 
 
-def _table(action: str, name: str, leading: list[str], place: Place) -> Iterator[Need]:
+def _table(action: str, name: str, leading: list[str], place: CallPlace) -> Iterator[Need]:
     keys: Keys = (("dynamodb:leadingkeys", tuple(sorted(set(leading)))),) if leading else ()
     yield Need(action, place.arn("dynamodb", f"table/{name}"), keys)
     # The key of a table is only ever decrypted for who reads and writes items.
     yield from place.with_key("dynamodb", place.arn("dynamodb", f"table/{name.partition('/')[0]}"), "Decrypt")
 
 
-def _of_s3(call: Call, place: Place) -> Iterator[Need]:
+def _of_s3(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     bucket = f"arn:aws:s3:::{call.asked['Bucket']}"
     if action := OF_BUCKET.get(call.operation):
         yield Need(action, bucket)
@@ -193,26 +194,28 @@ def _of_s3(call: Call, place: Place) -> Iterator[Need]:
         yield from place.with_key("s3", bucket, "GenerateDataKey")
 
 
-def _of_sagemaker(call: Call, place: Place) -> Iterator[Need]:
+def _of_sagemaker(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     if call.operation == "ListTrainingJobs":
         yield Need("sagemaker:ListTrainingJobs", "*")
     elif call.operation == "ListTags":
         yield Need("sagemaker:ListTags", str(call.asked["ResourceArn"]))
-    elif call.operation in OF_JOB:
-        job = _job(call, place)
+    elif call.operation in (*OF_JOB, *OF_TAGS):
+        job = str(call.asked["ResourceArn"]) if call.operation in OF_TAGS else _job(call, place)
         tags = tuple((f"aws:resourcetag/{name}".lower(), value) for name, value in sorted(place.tags_of(job).items()))
         yield Need(f"sagemaker:{call.operation}", job, tags)
     elif call.operation == "CreateTrainingJob":
         given = {tag["Key"]: tag["Value"] for tag in call.asked.get("Tags", [])}
         keys: Keys = tuple((f"aws:requesttag/{name}".lower(), value) for name, value in sorted(given.items()))
         yield Need("sagemaker:CreateTrainingJob", _job(call, place), keys)
+        if plan := call.asked.get("ResourceConfig", {}).get("TrainingPlanArn"):
+            yield Need("sagemaker:CreateTrainingJob", str(plan), keys)
         if given:  # what is made with tags is authorized as AddTags too
             making = (("sagemaker:taggingaction", "CreateTrainingJob"),)
             yield Need("sagemaker:AddTags", _job(call, place), keys + making)
         yield Need("iam:PassRole", str(call.asked["RoleArn"]), (("iam:passedtoservice", "sagemaker.amazonaws.com"),))
     else:
-        raise ValueError(f"nobody has said which permissions sagemaker:{call.operation} needs")
+        raise ValueError(f"not known which permissions sagemaker:{call.operation} needs")
 
 
-def _job(call: Call, place: Place) -> str:
+def _job(call: AwsCall, place: CallPlace) -> str:
     return place.arn("sagemaker", f"training-job/{call.asked['TrainingJobName']}".lower())
