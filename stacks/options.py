@@ -43,8 +43,10 @@ NAMES = (
     "webhookSecret",
     "docsUrl",
     "reportLinks",
+    "sdkLayer",
     "policiesFolder",
     "powertoolsLayerArn",
+    "supervisorConcurrency",
 )
 ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions", "organizationDelegated")
 ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
@@ -52,6 +54,8 @@ UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 REPORT_LINKS = ("signed", "console")
+# Lambda's limits of an event source's concurrency.
+LEAST_CONCURRENCY, MOST_CONCURRENCY = 2, 1000
 # What an account has to choose itself: a default for all of them would allow too much.
 SCOPE = {
     "trainingRoleArns": "it lists the ARNs of the roles that Rerail may pass to jobs (RoleArn)",
@@ -64,6 +68,8 @@ ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
 # Each folder costs some 400 of the 10,240 characters that the policies of a role may have.
 MAX_FOLDERS = 10
+# They are a variable of the function's environment, of which Lambda keeps 4 KB.
+MAX_FOLDERS_BYTES = 3_000
 LAYER = re.compile(r"arn:[a-z-]+:lambda:[a-z0-9-]+:\d{12}:layer:[A-Za-z0-9_-]+:\d+")
 SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@!-]+")
 
@@ -114,6 +120,12 @@ class DeploymentOptions:
     report_links: str = REPORT_LINKS[0]
     # The Powertools layer where a partition or region does not publish its ARN as a parameter; "" takes that.
     powertools_layer_arn: str = ""
+    # Whether the functions bring the AWS SDK that Rerail was tested with; otherwise they have that of the runtime.
+    sdk_layer: bool = True
+    # How many batches of signals are handled at once. A thousand simultaneous failures must not cause a thousand
+    # CreateTrainingJob calls a second, and calls that wait for that throttle must leave others for the remaining runs.
+    # Eight more of Rerail's functions may run beside them, and a new account runs ten at once: it needs 2 here.
+    supervisor_concurrency: int = 8
     # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
 
@@ -139,6 +151,8 @@ class DeploymentOptions:
             report_links=_one_of(context, "reportLinks", REPORT_LINKS),
             policies_folder=ROOT / _text(context, "policiesFolder"),
             powertools_layer_arn=_layer(context, "powertoolsLayerArn"),
+            sdk_layer=context["sdkLayer"] is None or _yes_or_no(context, "sdkLayer"),
+            supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
         )
 
 
@@ -194,6 +208,17 @@ def _layer(context: Mapping[str, Any], name: str) -> str:
     if value and not LAYER.fullmatch(value):
         raise BadOption(f"context {name!r} is {value!r:.200}; write the ARN of a layer with its version, or nothing")
     return value
+
+
+def _concurrency(context: Mapping[str, Any], name: str) -> int:
+    value = 8 if context[name] in (None, "") else context[name]
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value  # as `-c` hands it over
+    if not isinstance(number, int) or isinstance(number, bool) or not LEAST_CONCURRENCY <= number <= MOST_CONCURRENCY:
+        raise BadOption(
+            f"context {name!r} is {value!r:.200}; it must be a whole number from {LEAST_CONCURRENCY} to"
+            f" {MOST_CONCURRENCY}"
+        )
+    return number
 
 
 def _address(context: Mapping[str, Any], name: str) -> str:
@@ -280,10 +305,11 @@ def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]
         ROLE.fullmatch(role) and isinstance(uris, list | tuple) and all(_is_folder(uri) for uri in uris)
         for role, uris in value.items()
     )
-    if not is_table or sum(map(len, value.values())) > MAX_FOLDERS:
+    is_small = is_table and sum(map(len, value.values())) <= MAX_FOLDERS and len(json.dumps(value)) <= MAX_FOLDERS_BYTES
+    if not is_small:
         raise BadOption(
             f"context {name!r} is {value!r:.200}; it must map the ARN of each role, without wildcards, to a list of "
-            f"folders such as s3://bucket/prefix/, at most {MAX_FOLDERS} in all"
+            f"folders such as s3://bucket/prefix/, at most {MAX_FOLDERS} in all, and {MAX_FOLDERS_BYTES} bytes of JSON"
         )
     return {
         _with_tokens(role): tuple(f"{_with_tokens(uri.removesuffix('/'))}/" for uri in uris)

@@ -53,6 +53,7 @@ class SupervisorStack(cdk.Stack):
             "Functions",
             log_retention=options.log_retention,
             powertools_layer_arn=options.powertools_layer_arn,
+            sdk_layer=options.sdk_layer,
         )
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)

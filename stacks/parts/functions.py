@@ -13,9 +13,10 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from settings import Settings
-from stacks.parts.code import fill, interpreter
+from stacks.parts.code import fill
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import SEND_MESSAGE, acknowledge, use_key
+from stacks.parts.sdk_layer import SdkLayer
 
 # AWS publishes the ARN of the layer in every region under this name; it is resolved at deploy time.
 POWERTOOLS = "/aws/service/powertools/python/arm64/python3.13/3.37.0"
@@ -30,19 +31,26 @@ class Made(NamedTuple):
 
 
 class FunctionFactory(Construct):
-    """Makes functions that share their code, the layer of Powertools and how long logs are kept."""
+    """Makes functions that share their code, the layers of Powertools and the SDK, and how long logs are kept."""
 
     def __init__(
-        self, scope: Construct, id: str, *, log_retention: logs.RetentionDays, powertools_layer_arn: str = ""
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        log_retention: logs.RetentionDays,
+        powertools_layer_arn: str = "",
+        sdk_layer: bool = True,
     ) -> None:
-        """`powertools_layer_arn` replaces the layer that AWS's parameter names."""
+        """`powertools_layer_arn` replaces the layer that AWS's parameter names; `sdk_layer`: they bring their SDK."""
         super().__init__(scope, id)
         self._retention = log_retention
         self._folder = tempfile.TemporaryDirectory(prefix="rerail-code-")  # read when the first function is made of it
-        fill(Path(self._folder.name) / "code", interpreter())
+        fill(Path(self._folder.name) / "code")
         self._code = lambda_.Code.from_asset(f"{self._folder.name}/code")
         layer_arn = powertools_layer_arn or ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
-        self._powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
+        powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
+        self._layers = [powertools, *([SdkLayer(self, "Sdk")] if sdk_layer else [])]
 
     def make(
         self,
@@ -69,7 +77,7 @@ class FunctionFactory(Construct):
             runtime=lambda_.Runtime.PYTHON_3_13,
             architecture=lambda_.Architecture.ARM_64,
             code=self._code,
-            layers=[self._powertools, *layers],
+            layers=[*self._layers, *layers],
             handler=f"{name}.handler",
             environment=settings.variables() | _powertools_variables(name),
             memory_size=memory_mb,

@@ -32,6 +32,7 @@ def forward_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over
         receiver.add_rule(
             id,
             pattern={
+                "account": [Aws.ACCOUNT_ID],
                 "source": ["aws.cloudwatch"],
                 "detail-type": ["CloudWatch Alarm State Change"],
                 "detail": {"alarmName": [{"prefix": prefix}], **states},

@@ -32,9 +32,6 @@ from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
 
 NAME = "supervise"
 BATCH = 10
-# A thousand simultaneous failures must not cause a thousand CreateTrainingJob calls a second. Invocations that wait for
-# that throttle must leave others for the remaining runs. A new account may run ten functions at once.
-CONCURRENCY = 8
 # Lambda's minimum. Every role that may write into the mailbox can cause any number of reports.
 REPORT_CONCURRENCY = 2
 
@@ -71,7 +68,7 @@ class Supervise(Construct):
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT
         )
         self.function = made.function
-        feed(made, signals.queue, batch=BATCH, concurrency=CONCURRENCY)
+        feed(made, signals.queue, batch=BATCH, concurrency=options.supervisor_concurrency)
         feed(made, filed.queue, batch=BATCH, concurrency=REPORT_CONCURRENCY)
         runs.let_write(made.role)
         runs.let_list_open(made.role)

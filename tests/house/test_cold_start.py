@@ -1,4 +1,4 @@
-"""What a cold start pays for: nothing heavy, nothing of another function, and hardly more than the SDK itself."""
+"""What a cold start pays for: nothing heavy, nothing of another function, and not much more than the SDK itself."""
 
 import json
 import os
@@ -42,9 +42,10 @@ OF_OTHERS = {
         *("rerail.notices.notifiers.notifier", *DRAWING),
     ),
 }
-# Measured at 1.05 to 1.2 (see bench/speed.py); the rest is room for a noisy machine.
-MOST_TIMES_FLOOR = 1.6
-ROUNDS = 4
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+# Measured at 1.3 to 2.0 (see bench/speed.py); the rest is room for a noisy machine.
+MOST_TIMES_FLOOR = 2.6
+ROUNDS = 3
 
 LOOK = """
 import gc, json, sys
@@ -116,13 +117,13 @@ def test_in_lambda_a_function_is_ready_before_its_first_event(module):
 
 
 def test_a_cold_start_costs_little_more_than_the_sdk(tmp_path):
-    """Each handler's import, with the bytecode that is shipped, takes about the CPU of boto3 and one client: the least
-    of several interpreters each, in turns, so that a busy machine strikes all of them."""
-    fill(tmp_path / "code", sys.executable)
+    """Each handler's import, compiled from the sources as in Lambda, takes little more CPU than boto3 and one client:
+    the least of several interpreters each, in turns, so that a busy machine strikes all of them."""
+    fill(tmp_path / "code")
     scripts = dict.fromkeys(HANDLERS, COST) | {"": FLOOR}
     cost = dict.fromkeys(scripts, float("inf"))
     for _ in range(ROUNDS):
         for name, script in scripts.items():
-            cost[name] = min(cost[name], float(fresh(script, name, code=tmp_path / "code", **SDK)))
+            cost[name] = min(cost[name], float(fresh(script, name, code=tmp_path / "code", **SDK, **NO_BYTECODE)))
     times = {name: cost[name] / cost[""] for name in HANDLERS}
     assert max(times.values()) <= MOST_TIMES_FLOOR, f"times the floor: {times}, CPU seconds: {cost}"

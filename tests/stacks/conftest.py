@@ -15,6 +15,7 @@ from local import deploy
 from local.deploy import LOCAL_SCOPE, node_folder
 from stacks import ROOT
 from tests.stacks.template import Template
+from tools.variants import CHOICES, EVERYTHING, ORGANIZATION, find_templates
 
 
 def synthesize(
@@ -30,35 +31,6 @@ def synthesize(
     }
     command = [sys.executable, "app.py"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
-
-
-# Everything that an account can ask for besides.
-EVERYTHING = {
-    "docsUrl": "https://docs.example.com/rerail/",
-    "chat": True,
-    "answerLinks": True,
-    "pagerDutySecret": "rerail/pagerduty",
-    "webhookUrl": "https://hooks.example.com/rerail",
-    "webhookSecret": "rerail/webhook",
-}
-
-
-ORGANIZATION = {
-    "organizationId": "o-a1b2c3d4e5",
-    "organizationalUnits": ["ou-ab12-c3d4e5f6"],
-    "organizationRegions": "us-east-1,eu-west-1",  # as `-c` passes it
-    "organizationDelegated": True,
-}
-CHOICES = {
-    "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
-    "checkpointBuckets": "weights,more-weights",  # as `-c` passes it
-    "checkpointKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/1234"],
-    "volumeKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/5678"],
-    "powertoolsLayerArn": "arn:aws-cn:lambda:cn-north-1:111122223333:layer:Powertools:7",
-    "quarantineFolders": '{"arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train": ["s3://weights/teams/a/"]}',
-    "logRetentionDays": "30",
-    "pageEmail": "on-call@example.com",
-}
 
 
 @pytest.fixture(scope="session")
@@ -107,3 +79,14 @@ def template(assembly: Path) -> Template:
 def full(full_assembly: Path) -> Template:
     """Return the supervisor's template with EVERYTHING."""
     return Template.read(full_assembly)
+
+
+@pytest.fixture(scope="session")
+def templates(assembly: Path, full_assembly: Path, organization: Path) -> dict[str, Template]:
+    """Return every template by its variant and name, the members' of an organization too."""
+    folders = {"default": assembly, "full": full_assembly, "organization": organization}
+    return {
+        f"{variant}/{path.name.removesuffix('.template.json')}": Template(json.loads(path.read_text()))
+        for variant, folder in folders.items()
+        for path in find_templates(folder)
+    }

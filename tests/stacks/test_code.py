@@ -1,60 +1,25 @@
-"""The code as it is shipped: its own bytecode is what runs, and a Python is believed when it says which one it is."""
+"""The same checkout makes the same assets, wherever, whenever and by whom it is synthesized."""
 
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import cache_from_source
 from pathlib import Path
 
-import pytest
-
+from local import deploy
 from local.deploy import zipped
+from stacks import ROOT
 from stacks.parts import code
-
-HERE = (sys.version_info.major, sys.version_info.minor)
-
-
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory) -> Path:
-    """The code with the bytecode of the Python that runs."""
-    folder = tmp_path_factory.mktemp("shipped") / "code"
-    code.fill(folder, sys.executable)
-    return folder
-
-
-def test_every_module_comes_with_its_bytecode(shipped):
-    """None is compiled in Lambda, whatever the zip makes of the files' times."""
-    sources = set(shipped.rglob("*.py"))
-    for source in sources:
-        compiled = Path(cache_from_source(str(source)))
-        flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
-        assert flags == 0b01, "by hash, and not to be checked"
-    assert len(list(shipped.rglob("*.pyc"))) == len(sources) > 50
-
-
-def test_the_bytecode_is_what_runs(shipped):
-    """A source that is newer, and says something else, is not looked at."""
-    (shipped / "settings.py").write_text("raise SystemExit('compiled anew')\n")
-    look = "import settings; print(settings.Settings.__name__)"
-    environment = {"PYTHONPATH": str(shipped), "PATH": os.environ["PATH"]}
-    ran = subprocess.run([sys.executable, "-S", "-c", look], env=environment, capture_output=True, text=True)
-    assert ran.stdout.strip() == "Settings", ran.stderr
-
-
-def test_the_same_sources_make_the_same_code(shipped, tmp_path):
-    """Or each synthesis would deploy all functions anew."""
-    code.fill(tmp_path / "code", sys.executable)
-    compiled = [path.relative_to(shipped) for path in shipped.rglob("*.pyc")]
-    assert [path for path in compiled if (tmp_path / "code" / path).read_bytes() != (shipped / path).read_bytes()] == []
 
 
 def test_everyone_may_read_the_code_whatever_the_umask(tmp_path):
     """Lambda runs functions as another user; a hardened laptop makes files that only their owner may read."""
     before = os.umask(0o077)
     try:
-        code.fill(tmp_path / "code", None)
+        code.fill(tmp_path / "code")
         (tmp_path / "private.py").write_text("")
         (tmp_path / "tool").write_text("")
         (tmp_path / "tool").chmod(0o700)
@@ -66,21 +31,37 @@ def test_everyone_may_read_the_code_whatever_the_umask(tmp_path):
     assert (modes["private.py"], modes["tool"]) == (0o100644, 0o100755)
 
 
-def test_without_a_python_the_sources_go_alone(tmp_path):
-    code.fill(tmp_path / "code", None)
-    assert (tmp_path / "code" / "supervise.py").exists()
-    assert not [path for path in (tmp_path / "code").rglob("*") if path.suffix == ".pyc" or path.name == "__pycache__"]
+def test_another_folder_time_umask_and_python_make_the_same_assets(tmp_path, assembly):
+    """Or each deployment by another person would replace all functions. A Python of the runtime's version is at hand
+    in the second synthesis, and bytecode of it lies beside the sources."""
+    checkout, tools = tmp_path / "checkout", tmp_path / "bin"
+    for name in deploy.INPUTS:
+        source, place = ROOT / name, checkout / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, place) if source.is_file() else shutil.copytree(source, place)
+    for path in checkout.rglob("*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    (checkout / "lambdas" / "rerail" / "__pycache__").mkdir(exist_ok=True)
+    (checkout / "lambdas" / "rerail" / "__pycache__" / "ports.cpython-313.pyc").write_bytes(b"bytecode")
+    tools.mkdir()
+    (tools / "python3.13").write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo 3 13 && exit\nexec {sys.executable} "$@"\n')
+    (tools / "python3.13").chmod(0o755)
+    context = deploy.LOCAL_SCOPE
+    environment = deploy._synth_environment(deploy._context(ROOT) | context, tmp_path / "out", tmp_path, validate=False)
+    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    run = subprocess.run(
+        [sys.executable, "app.py"], cwd=checkout, env=environment, umask=0o077, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    found, made = (assets_of(folder) for folder in (assembly, tmp_path / "out"))
+    assert made == found and len(made) == 3
 
 
-def test_the_python_that_runs_is_taken_where_it_is_the_one():
-    assert code.interpreter(HERE) == sys.executable
-
-
-@pytest.mark.parametrize("script", ["echo not installed; exit 127", "echo 2 7", "exit 0"])
-def test_what_only_carries_the_name_is_no_python(tmp_path, monkeypatch, script):
-    """A stand-in that tells that it is not installed, another version, or something that says nothing."""
-    named = tmp_path / "python9.9"
-    named.write_text(f"#!/bin/sh\n{script}\n")
-    named.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert code.interpreter((9, 9)) is None
+def assets_of(assembly: Path) -> set[tuple[str, int]]:
+    """The hash of each asset with the hash of its archive, which is what is uploaded."""
+    files = json.loads((assembly / "Rerail.assets.json").read_text())["files"]
+    return {
+        (key, hash(zipped(assembly / asset["source"]["path"])))
+        for key, asset in files.items()
+        if asset["source"]["packaging"] == "zip"
+    }

@@ -7,69 +7,98 @@ from ministack.services.eventbridge import _matches_pattern
 
 from rerail.messages import messages
 from rerail.model import mailbox
+from rerail.notices.notifiers.targets import NOTIFIERS
 from stacks import ROOT
 from tests.stacks.template import target
 
 STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "tests" / "events").glob("*.json"))}
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
+GOLDEN = ROOT / "tests" / "notices" / "golden"
+for receiver in NOTIFIERS:
+    body = json.loads((GOLDEN / f"held.{receiver.name.lower()}.json").read_text())
+    SAMPLES[f"to_{receiver.name}"] = {"source": "rerail", "detail-type": receiver.detail_type, "detail": body}
 ACCOUNT = "111122223333"
 MAILBOX = mailbox.make_bucket_name(ACCOUNT, "eu-west-1")
-SIGNALS = ("SQS::Queue",)
-# Which targets a sample is for, by how its file is called; anything else is for nobody. A notice goes to people, and
-# makes the run's report be drawn, at once and later.
-MEANT_FOR = {
-    "alarm_on_a_job": SIGNALS,
-    "training_job": SIGNALS,
-    "operator_command": SIGNALS,
-    "report": SIGNALS,
-    "hyperpod": SIGNALS,
-    "notice": ("Lambda::Function", "SQS::Queue", "SQS::Queue"),
+QUEUE, FUNCTION, ADDRESS = "SQS::Queue", "Lambda::Function", "Events::ApiDestination"
+# By the rule's name without its hash: how the files of the samples begin that are for it, and what it sends them to.
+# A notice goes to people, and makes the run's report be drawn, at once and later.
+RULES = {
+    "AlarmEventsRule": ("alarm_on_a_job", [QUEUE]),
+    "JobEventsRule": ("training_job", [QUEUE]),
+    "CommandsRule": ("operator_command", [QUEUE]),
+    "ReportsRule": ("report", [QUEUE]),
+    "HyperPodEventsRule": ("hyperpod", [QUEUE]),
+    "NoticesRule": ("notice", [FUNCTION]),
+    "ReportRule": ("notice", [QUEUE, QUEUE]),
 }
+RECEIVER_RULES = {
+    f"Notices{receiver}{rule}": (samples, [ADDRESS])
+    for receiver in ("PagerDuty", "Webhook")
+    for rule, samples in (("AlarmBegun", "own_alarm_begun"), ("AlarmOver", "own_alarm_over"))
+} | {"NoticesPagerDutyRule": ("to_PagerDuty", [ADDRESS]), "NoticesWebhookRule": ("to_webhook", [ADDRESS])}
+# Events on our bus come from this account: it has no policy that lets another in.
+OF_OUR_BUS = {"NoticesRule", "ReportRule", "NoticesPagerDutyRule", "NoticesWebhookRule"}
 
 
 def matches(template, rule, event, account=ACCOUNT):
-    """On the bus that the event travels on, judged by the emulator's own matcher of patterns."""
+    """Return whether the rule matches on the bus that the event travels on, by the emulator's matcher of patterns."""
     bus = "aws." if "EventBusName" not in rule else "rerail"
     entry = {"Source": event["source"], "DetailType": event["detail-type"], "Detail": json.dumps(event["detail"])}
     entry["Account"] = account
+    pattern = json.dumps(rule["EventPattern"])
     mailbox_id = target(template.body["Outputs"]["MailboxBucket"]["Value"])
-    pattern = json.dumps(rule["EventPattern"]).replace(json.dumps({"Ref": mailbox_id}), json.dumps(MAILBOX))
-    pattern = pattern.replace(json.dumps({"Ref": "AWS::AccountId"}), json.dumps(ACCOUNT))
+    stack = {"Fn::Join": ["", [{"Ref": "AWS::StackName"}, "-"]]}
+    for reference, value in (({"Ref": mailbox_id}, MAILBOX), ({"Ref": "AWS::AccountId"}, ACCOUNT), (stack, "Rerail-")):
+        pattern = pattern.replace(json.dumps(reference), json.dumps(value))
     return event["source"].startswith(bus) and _matches_pattern(pattern, entry)
 
 
-@pytest.mark.parametrize("name", [name for name, meant in MEANT_FOR.items() if meant == SIGNALS])
-def test_events_of_another_account_match_no_rule(template, name):
+def rules_of(templates):
+    """Yield each rule of every template: which it is, its name without the hash, its properties."""
+    for variant, template in templates.items():
+        for id, rule in template.of("Events::Rule").items():
+            yield f"{variant}: {id}", id[:-8], template, rule
+
+
+def test_each_rule_matches_the_events_it_is_for_and_no_other(templates):
+    """Of every template with every option, among all stored events; and sends them where it is meant to."""
+    found, meant = {}, {}
+    for which, name, template, rule in rules_of(templates):
+        begins, kinds = (RULES | RECEIVER_RULES)[name]
+        reached = [template.resources[target(one["Arn"])]["Type"].removeprefix("AWS::") for one in rule["Targets"]]
+        found[which] = ({sample for sample, event in SAMPLES.items() if matches(template, rule, event)}, reached)
+        meant[which] = ({sample for sample in SAMPLES if sample.startswith(begins)}, kinds)
+    assert found == meant
+    assert all(samples for samples, _ in found.values()), "a rule without an event is not tested"
+    names = {which.partition(": ")[2][:-8] for which in found}
+    assert names == set(RULES | RECEIVER_RULES)
+
+
+def test_events_of_another_account_match_no_rule(templates):
     """Buses may be given the events of others: a job or a cluster of the same name is none of ours."""
-    sample = next(event for stored, event in SAMPLES.items() if stored.startswith(name))
-    rules = template.of("Events::Rule").values()
-    assert any(matches(template, rule, sample) for rule in rules)
-    assert not any(matches(template, rule, sample, account="999988887777") for rule in rules)
+    matched = {
+        name
+        for _, name, template, rule in rules_of(templates)
+        for event in SAMPLES.values()
+        if matches(template, rule, event, account="999988887777")
+    }
+    assert matched == OF_OUR_BUS
+
+
+@pytest.mark.parametrize("field", ["source", "detail-type"])
+def test_an_event_of_a_similar_name_matches_no_rule(templates, field):
+    """Patterns compare whole names: neither a longer nor a shorter one is theirs."""
+    for _, _, template, rule in rules_of(templates):
+        for event in SAMPLES.values():
+            for name in (f"{event[field]}2", event[field][:-1]):
+                assert not matches(template, rule, event | {field: name})
 
 
 def put(key, bucket=MAILBOX):
     """S3's event for a new object, as far as patterns look."""
     detail = {"bucket": {"name": bucket}, "object": {"key": key, "size": 300}, "reason": "PutObject"}
     return {"source": "aws.s3", "detail-type": "Object Created", "detail": detail}
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_reaches_its_target_and_no_other(template, name):
-    """Each stored event is matched by exactly the rule that is meant for it, on the bus that it travels on."""
-    reached = [
-        template.resources[target(one["Arn"])]["Type"]
-        for rule in template.of("Events::Rule").values()
-        if matches(template, rule, SAMPLES[name])
-        for one in rule["Targets"]
-    ]
-    kinds = next((kinds for prefix, kinds in MEANT_FOR.items() if name.startswith(prefix)), ())
-    assert sorted(reached) == [f"AWS::{kind}" for kind in kinds]
-
-
-@pytest.mark.parametrize("prefix", MEANT_FOR)
-def test_there_is_a_sample_of_each(prefix):
-    assert [name for name in SAMPLES if name.startswith(prefix)]
 
 
 @pytest.mark.parametrize(

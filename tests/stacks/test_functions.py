@@ -40,12 +40,12 @@ def test_the_environment_is_complete(template, name):
 
 @each_function
 def test_the_defaults_hold_for_all(template, name):
-    """Runtime, architecture, traces, the layer of Powertools and a log group that ends."""
+    """Runtime, architecture, traces, the layers of Powertools and the SDK, and a log group that ends."""
     function = template.function(name)
     assert (function["Runtime"], function["Architectures"]) == ("python3.13", ["arm64"])
     assert function["TracingConfig"] == {"Mode": "Active"}
     layer, *others = function["Layers"]
-    assert [target(other)[:11] for other in others] == (["ReportLayer"] if name == "report" else [])
+    assert [target(other)[:11] for other in others] == ["FunctionsSd", *(["ReportLayer"] if name == "report" else [])]
     assert template.body["Parameters"][target(layer)] == {
         "Type": "AWS::SSM::Parameter::Value<String>",
         "Default": "/aws/service/powertools/python/arm64/python3.13/3.37.0",

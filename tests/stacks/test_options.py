@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stacks import ROOT
 from stacks.options import NAMES, ORGANIZATION, BadOption, DeploymentOptions, Organization
+from tests.examples import count_examples
 
 GOOD = {
     "trainingRoleArns": ["arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train"],
@@ -64,6 +65,7 @@ def test_roles_and_buckets_have_no_default(name):
         ("quarantineFolders", {"arn:aws:iam::111122223333:role/train": ["s3://weights/a/../b/"]}),
         ("quarantineFolders", {"arn:aws:iam::111122223333:role/train": ["weights"]}),
         ("quarantineFolders", {"arn:aws:iam::111122223333:role/train": [f"s3://weights/{n}/" for n in range(99)]}),
+        ("quarantineFolders", {"arn:aws:iam::111122223333:role/train": [f"s3://weights/{n:0999}/" for n in range(4)]}),
         ("logRetentionDays", 91),
         ("logRetentionDays", "for ever"),
         ("pageEmail", ["a@example.com"]),
@@ -80,6 +82,9 @@ def test_roles_and_buckets_have_no_default(name):
         ("webhookUrl", 7),
         ("docsUrl", "docs/"),
         ("reportLinks", "public"),
+        ("sdkLayer", "perhaps"),
+        ("supervisorConcurrency", 1),
+        ("supervisorConcurrency", "many"),
     ],
 )
 def test_a_wrong_choice_is_named(name, value):
@@ -138,7 +143,7 @@ VALUES = st.recursive(
 @example({"logRetentionDays": "²"})
 @example({"organizationalUnits": ["r-ab12"], "organizationId": "o-a1b2c3d4e5,o-b1b2c3d4e5"})
 @example({"organizationalUnits": ["r-ab12"], "organizationId": ["o-a1b2c3d4e5"], "organizationRegions": [[]]})
-@settings(max_examples=150)
+@settings(max_examples=count_examples(150))
 def test_whatever_is_given_is_taken_or_refused_by_its_name(values):
     """One error that names the value and says how to write it; nothing else, and not a page of it."""
     for read in (DeploymentOptions.from_context, Organization.from_context):

@@ -9,9 +9,9 @@ import pytest
 from cli.deploy import permissions
 from cli.deploy.organization import find_member
 from stacks.options import BadOption, Organization
-from tests.stacks.conftest import ORGANIZATION
 from tests.stacks.template import Template, text
 from tests.stacks.test_options import Context
+from tools.variants import ORGANIZATION
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for(assembly):

@@ -7,8 +7,9 @@ import pytest
 from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
-from tests.stacks.conftest import CHOICES, synthesize
+from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template, many, text
+from tools.variants import CHOICES
 
 OUTPUTS = {
     "TableName",
@@ -52,13 +53,9 @@ def test_nothing_but_plain_resources(assembly, stack):
 
 
 def test_the_functions_come_as_the_folder_is(assembly):
-    """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there but
-    bytecode for the runtime."""
+    """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there."""
     (asset,) = (folder for folder in assembly.glob("asset.*") if (folder / "supervise.py").exists())
-    files = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
-    bytecode = {path for path in files if path.endswith(".pyc")}
-    assert all(path.endswith(".cpython-313.pyc") for path in bytecode)
-    shipped = files - bytecode
+    shipped = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
     assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
     runbooks = {f"report_page/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     drawn = {"report_page/page.html", "report_page/style.css"} | runbooks
@@ -67,7 +64,7 @@ def test_the_functions_come_as_the_folder_is(assembly):
 
 def test_the_layer_is_what_reports_are_drawn_with_and_no_more(assembly):
     """Pure Python, made without Docker, below the folder that Lambda puts on the path."""
-    (layer,) = (folder for folder in assembly.glob("asset.*") if (folder / "python").exists())
+    (layer,) = (folder.parents[1] for folder in assembly.glob("asset.*/python/jinja2"))
     packages = {path.name for path in (layer / "python").iterdir() if not path.name.endswith(".dist-info")}
     assert {"jinja2", "markupsafe", "pygal", "importlib_metadata", "zipp"} <= packages
     assert not {"aws_cdk", "boto3", "typer"} & packages
@@ -108,7 +105,11 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     grants = allowed["kms:CreateGrant"]
     assert grants["Resource"] == CHOICES["volumeKeyArns"][0]
     assert grants["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
-    assert {tuple(f["Layers"])[0] for f in template.of("Lambda::Function").values()} == {CHOICES["powertoolsLayerArn"]}
+    layers = [f["Layers"] for f in template.of("Lambda::Function").values()]
+    assert {of_function[0] for of_function in layers} == {CHOICES["powertoolsLayerArn"]}
+    assert sorted(map(len, layers)) == [1, 1, 1, 2], "without the SDK, the report function alone has libraries"
+    queues = [m["ScalingConfig"]["MaximumConcurrency"] for m in template.of("Lambda::EventSourceMapping").values()]
+    assert len(queues) == 4 and sum(queues) + 2 == 10, "with sweep and notify: what a new account runs at once"
     assert "weights" in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert "sagemaker" not in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert [s for s in template.allowed("sweep") if s["Action"] == "kms:Decrypt" and s["Resource"] == key]
