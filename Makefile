@@ -10,7 +10,7 @@ AUDIT ?=
 PROGRAMS := agent app.py bench cli container lambdas local stacks tools
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom release proof mutants soak bench
+.PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit sbom release proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
@@ -52,19 +52,24 @@ test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 browser: $(VENV)/test.ready ## the browser that the report is tested in: this machine's, or one fetched into .local
 	$(BIN)/python -m tools.browser
 
+image-test: $(VENV)/test.ready ## build the training image without Docker and run it as SageMaker would (3 minutes, then 30 s)
+	$(BIN)/python -m tools.image_test
+
 rehearse: $(VENV)/test.ready ## every demo scenario, and a small soak
 	$(BIN)/python -m pytest tests/demo -v -m "not load" -n 2
 
-check: $(VENV)/check.ready ## linter, formatter, type checker
+check: $(VENV)/check.ready ## linter, formatter, type checker, linter of the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint container/Dockerfile
 
-audit: $(VENV)/audit.ready ## known weaknesses, secrets, licences and vulnerabilities (about a minute)
+audit: $(VENV)/audit.ready $(VENV)/checkov.ready ## templates, weaknesses, secrets, licences, vulnerabilities (2 minutes)
 	@mkdir -p .local
 	$(BIN)/bandit -c pyproject.toml -q -r $(PROGRAMS) 2> .local/bandit.log || { cat .local/bandit.log; exit 1; }
 	$(BIN)/python -m tools.secret_scan
 	$(BIN)/python -m tools.sbom
+	$(BIN)/python -m tools.template_audit
 	$(BIN)/pip-audit --skip-editable --progress-spinner off --timeout 30 $(AUDIT)
 
 release: $(VENV)/audit.ready ## wheels, source distributions, template without the CDK, SBOM, checksums, into .local/release
@@ -77,7 +82,7 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 # The long proofs, of which `make test` plays small versions; docs/proof.md has what they measured.
 proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, speed and the soak (two hours)
 	$(BIN)/python -m pytest tests/deployed/test_every_call.py -m rehearsal -s
-	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py -n auto
+	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed
 	$(BIN)/python -m bench.soak
