@@ -1,6 +1,6 @@
 """Every number that the simulation takes for granted, each with its source."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -104,8 +104,9 @@ class Assumptions:
     spike_acted_on: float = _assumed(1 / 718, "share", "a simulation of spikes that recover: 1 of 718 acted on")
 
 
-def list_assumptions(assumptions: Assumptions) -> Iterator[Assumed]:
-    """Yield each assumption with its value, in the order of the fields."""
+def list_assumptions(assumptions: Assumptions, sources: Mapping[str, str] | None = None) -> Iterator[Assumed]:
+    """Yield each assumption with its value, in the order of the fields; `sources` has other sources of some."""
     for assumption in fields(assumptions):
         facts, value = assumption.metadata, getattr(assumptions, assumption.name)
-        yield Assumed(assumption.name, value, facts["unit"], facts["source"])
+        source = (sources or {}).get(assumption.name, facts["source"])
+        yield Assumed(assumption.name, value, facts["unit"], source)

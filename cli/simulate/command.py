@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from cli.parallel import spread
 from cli.project import find_policy_file
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
+from cli.simulate.measured import read_measurements, replace_assumptions
 from cli.simulate.months import SimulationResult, SimulationTask, simulate
 from cli.simulate.report import ReportRow
 from cli.simulate.sweeps import SWEEPS
@@ -48,6 +49,9 @@ def run_simulations(
     assume: Annotated[
         list[str] | None, typer.Option(help="NAME=NUMBER: an assumption of yours; several times.")
     ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="An acceptance.json of `rerail acceptance`: its times, not the assumed ones.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file, a .png or .svg.")] = None,
     as_json: Annotated[str, typer.Option("--json", help="Write all figures to this file, - for the screen.")] = "",
     quiet: Annotated[bool, typer.Option(help="Leave out the tables of faults and assumptions.")] = False,
@@ -55,7 +59,12 @@ def run_simulations(
     """What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH, stderr=as_json == "-")
     try:
-        assumed, rules = _assumed(assume or []), _policy(policy)
+        usual, sources = Assumptions(), dict[str, str]()
+        if measured:
+            usual, found = replace_assumptions(usual, read_measurements(measured))
+            sources |= found
+        assumed, rules = _assumed(assume or [], usual), _policy(policy)
+        sources |= {text.partition("=")[0]: "--assume" for text in assume or []}
         sizes = _checked(gpus or [16_384], days, seeds, failures)
         _known("way", way or [], list(WAYS))
         _known("sweep", sweep or [], list(SWEEPS))
@@ -66,7 +75,7 @@ def run_simulations(
         variants = {f"ways:{size}": [(WAYS[k].title, WAYS[k], assumed) for k in names] for size in sizes if names}
         variants |= {key: list(SWEEPS[key].variants(assumed)) for key in sweep or []}
         rows = made.simulate_rows(variants, console)
-        _show(console, rows, sizes, days, seeds, assumed if not quiet else None)
+        _show(console, rows, sizes, days, seeds, assumed if not quiet else None, sources)
         _written(rows, as_json)
         if plot:
             by_size = {size: rows[f"ways:{size}"] for size in sizes if names}
@@ -137,11 +146,10 @@ def _known(what: str, names: list[str], known: list[str]) -> None:
             raise BadInput(f"there is no {what} {name!r}", f"give one of {', '.join(known)}")
 
 
-def _assumed(given: list[str]) -> Assumptions:
+def _assumed(given: list[str], assumed: Assumptions) -> Assumptions:
     numbers = [
         field.name for field in fields(Assumptions) if isinstance(getattr(Assumptions(), field.name), int | float)
     ]
-    assumed = Assumptions()
     for text in given:
         name, _, value = text.partition("=")
         if name not in numbers:
@@ -175,8 +183,9 @@ def _show(
     days: float,
     seeds: int,
     assumed: Assumptions | None,
+    sources: Mapping[str, str],
 ) -> None:
-    tables = [report.make_rates_table(assumed), report.make_assumptions_table(assumed)] if assumed else []
+    tables = [report.make_rates_table(assumed), report.make_assumptions_table(assumed, sources)] if assumed else []
     for group, group_rows in rows.items():
         if group.startswith("ways:"):
             size = int(group.removeprefix("ways:"))

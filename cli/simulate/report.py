@@ -1,6 +1,6 @@
 """What came of the simulated months, for people and for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, pstdev
 from typing import Any
@@ -114,11 +114,11 @@ def make_sweep_table(title: str, rows: Sequence[ReportRow]) -> Table:
     return found
 
 
-def make_assumptions_table(assumed: Assumptions) -> Table:
+def make_assumptions_table(assumed: Assumptions, sources: Mapping[str, str] | None = None) -> Table:
     found = Table(title="Taken for granted", title_justify="left", header_style="bold")
     for name in ("", "value", "unit", "source"):
         found.add_column(name, overflow="fold")
-    for assumption in list_assumptions(assumed):
+    for assumption in list_assumptions(assumed, sources):
         found.add_row(assumption.name, _spoken(assumption.value), assumption.unit, assumption.source)
     return found
 

@@ -38,6 +38,9 @@ class Runs(Protocol):
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         """Record that the job is not supervised; return False if that was already recorded."""
 
+    def confirm_delivery(self, id: str, *, until: datetime) -> None:
+        """Record that the event with this id has arrived, for those who wait for it."""
+
     def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         """Return the jobs that neither belong to a run nor are ignored."""
 

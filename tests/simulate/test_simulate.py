@@ -50,6 +50,27 @@ def test_one_thing_is_varied(tmp_path):
     assert len(names) == len(set(names)) == 6
 
 
+MEASURED = (
+    '{"schema": 1, "kind": "rerail acceptance", "region": "eu-west-1", "clock_scale": 1, "made_at": '
+    '"2026-11-23T12:00:00+00:00", "measurements": {"startup_s": {"median": 321}, "upload_s": {"median": 3}}}'
+)
+
+
+def test_measured_times_take_the_place_of_assumed_ones(tmp_path):
+    """Each with its source; small files say nothing of how fast a large checkpoint is, and --assume wins."""
+    file = tmp_path / "acceptance.json"
+    file.write_text(MEASURED)
+    words = ("--way", "warm", "--measured", file, "--assume", "repair_s=5")
+    printed = run(*QUICK, *words)
+    assert printed.exit_code == 0, printed.output
+    rows = {line.split()[1]: " ".join(line.split()) for line in printed.output.splitlines() if line.startswith("│")}
+    assert "321 │ s │ measured by `rerail acceptance` in eu-west-1 on 2026-11-23" in rows["cold_s"]
+    assert "5 │ s │ --assume" in rows["repair_s"] and "30 │ s │ from a save's end" in rows["durable_s"]
+    file.write_text(MEASURED.replace('"clock_scale": 1', '"clock_scale": 60'))
+    refused = run(*QUICK, *words)
+    assert refused.exit_code == 2 and "field 'clock_scale' is not 1" in refused.stderr
+
+
 def test_a_picture_is_drawn(tmp_path):
     """Where the time went, and what a setting is worth."""
     pytest.importorskip("matplotlib.figure")

@@ -4,6 +4,7 @@ Warm pools and storage are not included. SageMaker bills from TrainingStartTime 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
 
@@ -12,8 +13,6 @@ from rerail.model.prices import find_price
 from rerail.model.run import Attempt, Run
 
 HOUR_S = 3600.0
-# Used until the run has a start of its own: queue, download, start-up and restore of a job on a few machines.
-ASSUMED_START = timedelta(minutes=5)
 
 
 def count_billed_seconds(attempt: Attempt, at: datetime) -> float:
@@ -62,20 +61,31 @@ def find_dollars_per_hour(run: Run, prices: Mapping[str, float]) -> float | None
     return None if hourly is None or attempt is None else hourly * attempt.instance_count
 
 
-def estimate_relaunch_dollars(run: Run, prices: Mapping[str, float]) -> float | None:
+@dataclass(frozen=True, slots=True)
+class StartUpEstimate:
+    """The time from a job's creation to its training, and the source of the estimate."""
+
+    duration: timedelta
+    # In words.
+    source: str
+
+
+def estimate_relaunch_dollars(run: Run, policy: Policy) -> float | None:
     """Return what one start-up costs on all machines; None if the price is unknown."""
-    rate = find_dollars_per_hour(run, prices)
-    return None if rate is None else rate * _estimate_start_up(run).total_seconds() / HOUR_S
+    rate = find_dollars_per_hour(run, policy.prices)
+    return None if rate is None else rate * estimate_start_up(run, policy).duration.total_seconds() / HOUR_S
 
 
-def _estimate_start_up(run: Run) -> timedelta:
-    """Return the run's median time from creation to training, or an assumption before its first start."""
+def estimate_start_up(run: Run, policy: Policy) -> StartUpEstimate:
+    """Return the run's median time from creation to training, or the policy's before its first start."""
     seconds = [
         max(0.0, (attempt.training_started_at - attempt.created_at).total_seconds())
         for attempt in run.attempts
         if attempt.created_at and attempt.training_started_at
     ]
-    return timedelta(seconds=median(seconds)) if seconds else ASSUMED_START
+    if seconds:
+        return StartUpEstimate(timedelta(seconds=median(seconds)), "measured in this run")
+    return StartUpEstimate(policy.advice.startup, policy.advice.source or "assumed")
 
 
 def find_unpriced_type(run: Run, prices: Mapping[str, float]) -> str:

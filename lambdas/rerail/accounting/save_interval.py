@@ -32,6 +32,9 @@ class IntervalAdvice:
     actual_s: float | None = None
     # The interval is limited by the time until a checkpoint is complete, so a shorter one would not help.
     bound: bool = False
+    # The part of that time that its upload takes, and where this is known from, in words.
+    upload_s: float = 0.0
+    source: str = ""
 
 
 def find_optimal_interval(stall_s: float, mtbf_s: float) -> float:
@@ -56,9 +59,17 @@ def advise_interval(
         return None
     stall_s, (mtbf_s, failures) = median(stalls), estimate_mtbf(run, policy, at=at)
     interval_s = find_optimal_interval(stall_s, mtbf_s)
-    whole_s = max((checkpoint.write_s for checkpoint in checkpoints if checkpoint.write_s), default=0.0)
+    upload_s = policy.advice.upload.total_seconds()
+    whole_s = upload_s + max((checkpoint.write_s for checkpoint in checkpoints if checkpoint.write_s), default=0.0)
     return IntervalAdvice(
-        max(interval_s, whole_s), stall_s, mtbf_s, failures, _measure_interval(checkpoints), whole_s > interval_s
+        interval_s=max(interval_s, whole_s),
+        stall_s=stall_s,
+        mtbf_s=mtbf_s,
+        failures=failures,
+        actual_s=_measure_interval(checkpoints),
+        bound=whole_s > interval_s,
+        upload_s=upload_s,
+        source=policy.advice.source or "assumed",
     )
 
 
@@ -84,6 +95,8 @@ def format_advice(advice: IntervalAdvice) -> str:
     )
     if advice.bound:
         why += "; a shorter interval does not help, because a checkpoint takes that long to complete"
+        if advice.upload_s:
+            why += f", {_format_seconds(advice.upload_s)} of it for the upload to S3 ({advice.source})"
     if advice.actual_s is None:
         return f"save every {best}: {why}"
     ratio = advice.actual_s / advice.interval_s if advice.interval_s else 1.0

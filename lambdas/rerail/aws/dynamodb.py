@@ -1,7 +1,9 @@
 """Store runs, their requests and timelines in one DynamoDB table.
 
-Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job#<job>` with sort key `job`. The sparse
-index `open` holds the runs that the sweep checks, spread over as many partitions as a sweep has shards."""
+Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job#<job>` with sort key `job`;
+`check#<id>` with sort key `check`, for an event that was sent to see whether it arrives. The sparse index `open` holds
+the runs that the sweep checks, spread over as many partitions as a sweep has shards.
+"""
 
 import json
 import time
@@ -82,6 +84,10 @@ class DynamoRuns:
                 return False
             raise
         return True
+
+    def confirm_delivery(self, id: str, *, until: datetime) -> None:
+        expires = {"N": str(int(until.timestamp()))}
+        client("dynamodb").put_item(**self._put(f"check#{id}", "check", expires=expires)["Put"])
 
     def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         names = set(job_names)

@@ -8,6 +8,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rerail.aws.clients import client
 from rerail.aws.validation import validate
 from rerail.model.errors import PolicyError, StateUnknown, UnknownPolicy
+from rerail.model.measurements import PARAMETER, BadMeasurements, Measurements, parse_measurements, with_measurements
 from rerail.model.policy import NAME, Policy, parse_policy
 from rerail.supervisor.pause import parse_pause
 
@@ -20,11 +21,16 @@ def is_fresh(read_at: datetime, now: datetime) -> bool:
 
 
 class SsmPolicies:
-    """The port `PausedPolicies` on parameters below `prefix`, without the account's pause."""
+    """The port `PausedPolicies` on parameters below `prefix`, without the account's pause.
+
+    What `rerail acceptance` has measured is in a parameter below the same prefix. Without it, or if it cannot be read,
+    the policies' own assumptions hold.
+    """
 
     def __init__(self, prefix: str, clock: Callable[[], datetime]) -> None:
         self._prefix, self._clock = prefix.rstrip("/"), clock
         self._read: dict[str, tuple[datetime, Policy | PolicyError]] = {}
+        self._measured: tuple[datetime, Measurements | None] | None = None
 
     def get(self, name: str) -> Policy:
         known, now = self._read.get(name), self._clock()
@@ -37,9 +43,26 @@ class SsmPolicies:
     def _parse(self, name: str) -> Policy | PolicyError:
         """Return the policy, or why there is none: the runs of a removed policy must not exhaust the calls to SSM."""
         try:
-            return parse_policy(self._text(name), name=name)
+            policy = parse_policy(self._text(name), name=name)
         except PolicyError as error:
             return error
+        measured = self._read_measurements()
+        return with_measurements(policy, measured) if measured else policy
+
+    def _read_measurements(self) -> Measurements | None:
+        now = self._clock()
+        if self._measured is None or not is_fresh(self._measured[0], now):
+            self._measured = now, self._find_measurements()
+        return self._measured[1]
+
+    def _find_measurements(self) -> Measurements | None:
+        """Return the measurements; None if there are none, or if they cannot be read: only estimates need them."""
+        try:
+            with validate("GetParameter"):
+                text = str(client("ssm").get_parameter(Name=f"{self._prefix}/{PARAMETER}")["Parameter"]["Value"])
+            return parse_measurements(text)
+        except (ClientError, BotoCoreError, BadMeasurements):
+            return None
 
     def with_pause(self, policy: Policy) -> Policy:
         return policy

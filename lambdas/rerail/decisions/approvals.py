@@ -6,7 +6,7 @@ An answer names the proposal's id, so that a late answer never approves a newer 
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.accounting.costs import estimate_relaunch_dollars
+from rerail.accounting.costs import estimate_relaunch_dollars, estimate_start_up
 from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt
 from rerail.decisions.launch import with_launch
 from rerail.decisions.launch_checks import PAUSED_TEXT
@@ -124,6 +124,12 @@ def format_unanswered(proposal: Proposal) -> str:
     return f"no answer to {proposal.id} within {format_duration(proposal.expires_at - proposal.asked_at)}"
 
 
+def _format_start_up(run: Run, policy: Policy) -> str:
+    """Return what the estimated cost assumes, in words."""
+    start_up = estimate_start_up(run, policy)
+    return f"a start of {format_duration(start_up.duration)}, {start_up.source}"
+
+
 def _format_resume(run: Run) -> str:
     """Return where the current attempt resumes, in words."""
     return format_start(run, run.current.resumed_from_step)
@@ -150,7 +156,8 @@ def _with_proposal(
         asked_at=at,
         expires_at=at + policy.approval.wait,
         awaits=awaits,
-        dollars=estimate_relaunch_dollars(run, policy.prices),
+        dollars=estimate_relaunch_dollars(run, policy),
+        dollars_source=_format_start_up(run, policy),
         finding=finding,
     )
     run = replace(run, proposal=proposal)
@@ -205,5 +212,6 @@ def _format_proposal(run: Run) -> str:
     proposal = run.proposal
     assert proposal is not None
     cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
+    source = f"{proposal.dollars_source}; " if cost and proposal.dollars_source else ""
     awaited = "waiting for approval" if proposal.awaits is LaunchCheck.APPROVAL else PAUSED_TEXT
-    return f"proposal {proposal.id}: {proposal.what}{cost} ({awaited})"
+    return f"proposal {proposal.id}: {proposal.what}{cost} ({source}{awaited})"

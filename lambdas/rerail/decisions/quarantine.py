@@ -36,6 +36,7 @@ QUARANTINED, COPIES = f"{PLACE}*", f"{COPIES_PLACE}*"
 OVERWRITTEN = ("*.pt*", "*.ckpt")
 REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}")
 MAX_NAMES = 3
+NOT_ALLOWED = "the deployment does not let Rerail move checkpoints"
 # The job's last upload may have finished this long after its end was observed.
 CLOCK_MARGIN = timedelta(seconds=5)
 BY_HAND = "move what must not be resumed from out of that folder by hand, then release the run"
@@ -186,7 +187,7 @@ def check_folder(
     if not _is_listed(action.uri, request, folders):
         role = request.get("RoleArn", "")
         raise QuarantineFailed(
-            f"the deployment does not let Rerail move checkpoints of the role {role} in {action.uri}",
+            f"{NOT_ALLOWED} of the role {role} in {action.uri}",
             advice=f"deploy with that folder, or one that contains it, listed for {role} in the context value "
             f"quarantineFolders, and release the run; or {BY_HAND}",
         )

@@ -33,8 +33,11 @@ JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
 # The verb of the command about a job without a run: it was tagged after its start.
 ADOPT = "adopt"
+# The verb of an event that asks for nothing but a record of its arrival.
+CHECK = "check"
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+CHECK_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,13 @@ class CommandReceived:
     policy: str = ""
     # For a stop or a restart: do not wait for a checkpoint.
     at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryCheck:
+    """A test event: the supervisor records its arrival and does nothing else."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,7 @@ Message = (
     JobStateChanged
     | RunDue
     | CommandReceived
+    | DeliveryCheck
     | FindingsReceived
     | AlarmStateChanged
     | ReportFiled
@@ -187,13 +198,17 @@ def _parse(body: str) -> Message:
             raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
 
 
-def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived | JobStateChanged:
+def _parse_command(
+    envelope: Mapping[str, Any], detail: Mapping[str, Any]
+) -> CommandReceived | JobStateChanged | DeliveryCheck:
     """Return an operator's command; one to adopt a job is a reason to look at that job, and no more."""
     verb = detail.get("verb")
     if verb == ADOPT:
         return JobStateChanged(_require_name(detail, "job"))
+    if verb == CHECK:
+        return DeliveryCheck(_require_check_id(detail))
     if verb not in list(OperatorVerb):
-        verbs = ", ".join((*OperatorVerb, ADOPT))
+        verbs = ", ".join((*OperatorVerb, ADOPT, CHECK))
         raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {verbs}")
     return CommandReceived(
         id=_require_text(envelope, "id"),
@@ -208,6 +223,13 @@ def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Co
         policy=_require_text(detail, "policy", default=""),
         at_once=detail.get("at_once") is True,
     )
+
+
+def _require_check_id(detail: Mapping[str, Any]) -> str:
+    id = detail.get("check")
+    if not (isinstance(id, str) and CHECK_ID.fullmatch(id)):
+        raise BadMessage(f"field 'detail.check' is {id!r:.100}; it must be 32 hexadecimal digits")
+    return id
 
 
 def _parse_digest(detail: Mapping[str, Any], *, needed: bool) -> str:

@@ -214,10 +214,19 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The assumptions behind the recommended checkpoint interval."""
+    """The assumptions behind the recommended checkpoint interval and the estimated cost of a relaunch.
+
+    No decision depends on them.
+    """
 
     # Mean time between failures of one machine, used until the run has data of its own.
     machine_mtbf: timedelta = timedelta(days=264)
+    # From the creation of a job to its training, used until the run has a start of its own: queue, download, start-up.
+    startup: timedelta = timedelta(minutes=5)
+    # From the end of a save to its arrival in S3.
+    upload: timedelta = timedelta()
+    # Where `startup` and `upload` come from, in words; empty: assumed.
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

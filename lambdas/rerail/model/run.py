@@ -386,6 +386,8 @@ class Proposal(Record):
     awaits: LaunchCheck = LaunchCheck.APPROVAL
     # The estimated cost of the action; None if unknown.
     dollars: float | None = None
+    # What the estimate assumes, in words.
+    dollars_source: str = ""
     # Why a running job would be stopped.
     finding: Finding | None = None
 

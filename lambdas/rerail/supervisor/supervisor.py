@@ -24,6 +24,7 @@ from rerail.messages.messages import (
     AlarmStateChanged,
     ClusterDue,
     CommandReceived,
+    DeliveryCheck,
     FindingsReceived,
     JobStateChanged,
     Message,
@@ -108,6 +109,7 @@ from rerail.supervisor.observe import has_looked_since, may_have_lost_job, obser
 
 MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
+CONFIRMED_FOR = timedelta(hours=1)
 # S3 sends an event after the object exists: a missing object is retried through the queue for this long.
 REPORT_RETRY_PERIOD = timedelta(minutes=15)
 # A notice is left for this long to the function that recorded it: SNS would send it twice.
@@ -171,6 +173,9 @@ class Supervisor:
                 return self.on_alarm(message)
             case ReportFiled():
                 return self.on_report(message, post)
+            case DeliveryCheck():
+                self.runs.confirm_delivery(message.id, until=self.clock() + CONFIRMED_FOR)
+                return None
             case (
                 UnrelatedObject() | ClusterEventReceived() | ClusterDue()
             ):  # clusters are handled by rerail.hyperpod.clusters
