@@ -11,8 +11,14 @@ import botocore.loaders
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import count_examples
+
 settings.register_profile(
-    "rerail", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "rerail",
+    deadline=None,
+    max_examples=count_examples(50),
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("rerail")
 # A module whose tests are all slow.

@@ -10,8 +10,15 @@ from typing import Any
 from rerail.decisions.quarantine import QuarantineMove, list_replaced_files
 from rerail.detection.evaluate import Monitor, RunDetection
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
-from rerail.messages.messages import SWEEP, ClusterMessage, JobStateChanged, ReportFiled, parse_message
-from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
+from rerail.messages.messages import (
+    SWEEP,
+    ClusterMessage,
+    CommandReceived,
+    JobStateChanged,
+    ReportFiled,
+    parse_message,
+)
+from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints, Severity
 from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout, StoredObject, list_save_times
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import dumps, loads
@@ -56,6 +63,7 @@ from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Notices, Policy
 from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import is_signed, sign
 from rerail.ports import ListedSaves, ReceivedHeartbeat, ReceivedHeartbeats
 from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
@@ -110,6 +118,7 @@ class FakeRuns:
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    delivered: dict[str, datetime] = field(default_factory=dict)
     timeline: list[TimelineEntry] = field(default_factory=list)
 
     def load(self, run_id: str) -> Run | None:
@@ -137,6 +146,9 @@ class FakeRuns:
         new = job_name not in self.ignored
         self.ignored[job_name] = reason
         return new
+
+    def confirm_delivery(self, id: str, *, until: datetime) -> None:
+        self.delivered[id] = until
 
     def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         return set(job_names) - set(self.jobs) - set(self.ignored)
@@ -590,6 +602,18 @@ class World:
         run = self.runs.load(run_id)
         assert run is not None, f"no run {run_id}"
         return run
+
+    def reasons(self) -> list[str]:
+        """Return the reasons in the timeline, oldest first."""
+        return [entry.reason for entry in self.runs.timeline]
+
+    def notice_titles(self, severity: Severity | None = None) -> list[str]:
+        """Return the titles of the published notices, of this severity alone if one is named."""
+        return [notice.title for notice in self.bus.notices if severity in (None, notice.severity)]
+
+    def send_command(self, verb: OperatorVerb, number: int | str = 1, **facts: Any) -> None:
+        """Deliver an operator's command; a number stands for its id."""
+        self.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", facts.pop("why", ""), **facts))
 
     def with_saves(self, **facts: Any) -> "World":
         """Add a run that has trained for fifty minutes, with checkpoints at steps 100 to 500."""

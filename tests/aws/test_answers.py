@@ -32,6 +32,7 @@ from rerail.model.run import JobStatus
 from tests.aws.places import forget_clients
 from tests.bad_input.targets import answers
 from tests.bad_input.targets.catalogue import ANSWERS, TARGETS, Target
+from tests.examples import count_examples
 
 NOON = answers.NOON
 
@@ -66,7 +67,7 @@ def test_no_answer_is_too_bad(target: Target):
     samples, read = list(target.samples()), target.load()
 
     @given(st.integers(0, 2**32))
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=count_examples(40), deadline=None, derandomize=True, database=None)
     def changed(seed: int) -> None:
         random = Random(seed)
         read(target.change(random.choice(samples), random))
@@ -80,7 +81,7 @@ def test_no_answer_is_too_bad(target: Target):
 @example(b"\xff\xfe")
 @example(b"[" * 20_000)
 @example(b'{"TrainingJobName": "gpt"}')
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=count_examples(60), deadline=None, derandomize=True, database=None)
 def test_a_description_that_is_none_blinds_one_run_alone(body):
     """Rubbish on the wire is no answer: the sweep finishes its round, and whoever needs the supervisor gets it."""
     target = TARGETS["DescribeTrainingJob"]

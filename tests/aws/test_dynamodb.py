@@ -144,6 +144,15 @@ def test_an_ignored_job_is_known_until_it_expires(runs):
     assert item["expires"] == {"N": str(int(until.timestamp()))}
 
 
+def test_the_arrival_of_an_event_is_kept_until_it_expires(runs):
+    """`rerail deploy` waits for this item; no run is open by it."""
+    runs.confirm_delivery("ab" * 16, until=NOON)
+    key = {"pk": {"S": "check#" + "ab" * 16}, "sk": {"S": "check"}}
+    item = client("dynamodb").get_item(TableName=TABLE, Key=key)["Item"]
+    assert item["expires"] == {"N": str(int(NOON.timestamp()))}
+    assert list(runs.open_runs()) == list(runs.all_runs()) == []
+
+
 def test_a_runs_own_job_cannot_be_ignored(runs):
     """Whoever asks late finds that it is taken."""
     runs.save(RUN)

@@ -142,3 +142,17 @@ def test_a_parameter_that_is_missing_or_not_valid_means_paused(clock, text):
     clock.pass_by(CACHE_TTL)
     assert pause.is_paused()
     assert SsmPause("/rerail/switch", clock).is_paused()
+
+
+MEASURED = (
+    '{"schema": 1, "kind": "rerail acceptance", "region": "eu-west-1", "clock_scale": 1, '
+    '"made_at": "2026-01-30T00:00:00+00:00", "measurements": {"startup_s": {"median": 400}}}'
+)
+
+
+@pytest.mark.parametrize(("text", "minutes"), [(MEASURED, 400 / 60), (MEASURED.replace("400", "1e9"), 5), ("{", 5)])
+def test_what_acceptance_has_measured_is_believed_if_it_can_be_read(policies, text, minutes):
+    """Otherwise the assumed time holds; `rerail policy list` compares the policies alone."""
+    deploy("night", 'mode = "observe"')
+    deploy("acceptance/measured", text)
+    assert policies.get("night").advice.startup == timedelta(minutes=minutes)

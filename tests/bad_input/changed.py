@@ -1,12 +1,10 @@
 """Make bad input from the samples of a parser: a few hundred in the suite, over a million with RERAIL_INPUTS=all."""
 
-import os
 from collections.abc import Iterator
 from random import Random
 
 from tests.bad_input.targets.catalogue import Target
-
-FULL_RUN = os.environ.get("RERAIL_INPUTS") == "all"
+from tests.examples import FULL_RUN
 
 
 def inputs(target: Target, count: int) -> Iterator[bytes]:

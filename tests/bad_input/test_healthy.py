@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.bad_input.targets import healthy
 from tests.bad_input.targets.healthy import FILED, Unwell, batch
 from tests.core.strategies import json_values
+from tests.examples import count_examples
 
 MAIL = {"schema": 1, "type": "Report", "id": "r1", "run": "gpt", "attempt": 1, "job": "gpt"}
 MAIL["at"] = "2026-01-31T00:52:00+00:00"
@@ -58,7 +59,7 @@ def test_a_grave_report_of_anybody_else_stops_nothing(report, kind, monkeypatch)
 
 
 @given(st.lists(st.one_of(json_values, st.text(max_size=40)), max_size=5), json_values, json_values)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=count_examples(60), deadline=None, derandomize=True, database=None)
 def test_unreadable_input_stops_nothing(messages, report, heartbeat):
     """Any JSON and any text, on the queue and in the mailbox: each message is handled or goes back with a line in the
     log, and the good one behind them is handled."""

@@ -13,7 +13,7 @@ from tests.bad_input.targets import answers, commands
 from tests.bad_input.targets.catalogue import AGENTS, COMMANDS, FILES, LOOP, PARSERS, TARGETS
 
 # Those that read little are asked more often.
-SLOW = {"failure reason": 15, "last words of a script": 15, "request for the doctor": 25, "corpus of logs": 60}
+SLOW = {"failure reason": 8, "last words of a script": 6, "request for the doctor": 15, "corpus of logs": 30}
 HEAVY = {"TensorBoard events": 5, "policy's file": 40, "record of a run": 60, "trainer_state.json": 40}
 COUNTS = {**SLOW, **HEAVY}
 
@@ -22,7 +22,7 @@ COUNTS = {**SLOW, **HEAVY}
 def test_no_input_is_too_bad(target):
     """A value, or one of our errors whose message is one short line that can be shown."""
     read = target.load()
-    for data in inputs(target, COUNTS.get(target.name, 200)):
+    for data in inputs(target, COUNTS.get(target.name, 100)):
         read(data)
 
 
@@ -31,7 +31,7 @@ def test_hostile_messages_never_stop_a_healthy_job(target):
     """The function `supervise` on hostile batches: the job trains on, each message that goes back has its line in the
     log, and the good message behind the bad ones is handled."""
     read = target.load()
-    for data in inputs(target, 150):
+    for data in inputs(target, 75):
         read(data)
 
 

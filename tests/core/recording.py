@@ -14,7 +14,7 @@ import pytest
 
 from rerail.messages.messages import parse_message
 from rerail.model.codec import dumps
-from rerail.model.mailbox import serialize
+from rerail.model.mailbox import Command, make_command_key, serialize
 from rerail.model.policy import parse_policy, to_toml
 from tests import fakes
 
@@ -34,10 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     _after(fakes.FakeRuns, "save", _saved)
     _after(fakes.FakeMemories, "keep", lambda fake, memories: _note("memories", *map(dumps, memories)))
-    _after(fakes.FakeBrake, "admit", lambda fake, *_, **__: _note("launches", fake.record))
-    _after(
-        fakes.FakeMailbox, "post", lambda fake, command: _mail(f"runs/{command.run}/command.json", serialize(command))
-    )
+    _after(fakes.FakeRateLimit, "admit", lambda fake, *_, **__: _note("launches", fake.record))
+    _after(fakes.FakeMailbox, "post", lambda fake, command, *_: _command(command))
 
 
 def _after(cls: type, name: str, then: Callable[..., None]) -> None:
@@ -55,6 +53,10 @@ def _saved(fake: Any, run: Any, entry: Any = None, request: Any = None) -> None:
     _note("runs", dumps(run))
     if entry:
         _note("entries", dumps(entry))
+
+
+def _command(command: Command) -> None:
+    _mail(make_command_key(command.run), serialize(command))
 
 
 def _mail(key: str, text: bytes) -> None:

@@ -1,7 +1,6 @@
 """The mode `approve`: what would stop or create a job is proposed, and done when a human says so, or the policy."""
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
@@ -14,8 +13,6 @@ from rerail.model.run import ProposedAction, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
-
-WAIT = timedelta(minutes=30)
 
 
 @pytest.fixture
@@ -126,18 +123,6 @@ def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(wor
     send_command(world, OperatorVerb.RELEASE, number=3)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"], "a release is a human's word already"
-
-
-@pytest.mark.parametrize(("choice", "state"), [(OnExpiry.ACT, RunState.WATCHING), (OnExpiry.HOLD, RunState.HELD)])
-def test_an_unanswered_relaunch_is_done_or_held_at_expiry(world, choice, state):
-    """By default relaunched: a clean resume is what a human would have said, and nothing healthy is touched."""
-    set_approval(world, on_expiry_dead=choice)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(28)
-    assert list(world.sagemaker.jobs) == ["gpt"]
-    world.minutes(5)
-    assert world.run().state is state
-    assert len(world.sagemaker.jobs) == (2 if choice is OnExpiry.ACT else 1)
 
 
 @pytest.mark.parametrize(("choice", "live"), [(OnExpiry.ACT, "gpt-a002"), (OnExpiry.HOLD, "gpt")])

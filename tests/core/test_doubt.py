@@ -64,13 +64,6 @@ def test_a_clock_that_jumps_stops_no_healthy_job(world, hours):
     assert world.sagemaker.live() == ["gpt"]
 
 
-def test_a_stall_is_found_on_time_with_a_correct_clock(world):
-    train(world, 60, prints=True)
-    train(world, 30, prints=False)
-    assert world.run().incidents[0].kind == "stall"
-    assert world.run().current.number == 2
-
-
 def test_a_stall_during_a_missing_sweep_is_found_later(world):
     """The sweep was away for an hour: silence counts from its return."""
     train(world, 60)

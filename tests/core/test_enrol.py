@@ -121,14 +121,6 @@ def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
     assert notice.todo == "Deploy that policy or fix the tag rerail:policy, then start the job again"
 
 
-def test_a_name_that_was_used_before_is_another_run():
-    """A name may be used again after DeleteTrainingJob: the date tells the newer run from the older."""
-    run = adopt_job(taken=True).run
-    assert run.id == "gpt-202601311155"
-    assert run.current.job_name == "gpt"
-    assert adopt_job(replace(JOB, created_at=NOON), taken=True).run.id != run.id
-
-
 @given(job_names)
 def test_names_leave_room_for_successors(name):
     for taken in (False, True):

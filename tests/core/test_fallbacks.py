@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.decisions.fallback_machines import Quota, find_missing_quota, format_unsuitable, list_untried, with_machines
-from rerail.decisions.remedies import Hold, Relaunch, choose_capacity_verdict
+from rerail.decisions.remedies import Relaunch, choose_capacity_verdict
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
@@ -16,9 +16,9 @@ from rerail.model.errors import PolicyError
 from rerail.model.machines import TYPES, Cluster, WarmPool, find_misfit, format_instance_types
 from rerail.model.policy import Capacity, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
-from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
+from tests.examples import count_examples
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -79,36 +79,6 @@ def test_an_impossible_fallback_is_refused_when_the_policy_is_read(value, said):
 # The rules
 
 
-def test_fall_backs_are_tried_in_the_policys_order_each_once():
-    rules = policy("subnet-9", P4DE, f"{P4DE} subnet-9")
-    order = []
-    run = a_run(waited=31 * MINUTE)
-    for _ in range(5):
-        verdict = choose_capacity_verdict(run, rules, at=NOON)
-        assert isinstance(verdict, Relaunch)
-        order.append(format_instance_types(verdict.machines) if verdict.machines else "its own")
-        run = with_machines(run, verdict.machines) if verdict.changes_machines else run
-    assert order == ["subnet-9", P4DE, f"{P4DE} in subnet-9", "its own", "its own"]
-
-
-def test_before_its_time_no_fall_back_is_tried():
-    verdict = choose_capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
-    assert isinstance(verdict, Relaunch)
-    assert (verdict.changes_machines, verdict.machines) == (False, None)
-    assert verdict.delay <= 2 * MINUTE, "the pause ends where the fall-backs' time begins"
-
-
-def test_a_quota_that_is_too_small_never_heals():
-    """It is named, with what it is and what is needed; nobody waits for it to grow by itself."""
-    verdict = choose_capacity_verdict(a_run(), policy(), at=NOON, refusal=QUOTA.format(P4D, 0))
-    assert verdict == Hold(
-        f"the quota '{P4D} for training job usage' is 0, and the job needs 2: waiting does not raise it",
-        "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
-        "then release the run",
-        Runbook.NO_CAPACITY,
-    )
-
-
 def test_a_quota_that_is_too_small_sends_the_run_to_its_fall_back_at_once():
     verdict = choose_capacity_verdict(a_run(), policy(P4DE), at=NOON, refusal=QUOTA.format(P4D, 0))
     assert isinstance(verdict, Relaunch)
@@ -162,7 +132,7 @@ entries = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(entries, st.lists(st.integers(1, 90), max_size=25), st.sampled_from(sorted(TYPES)))
 def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fallbacks, minutes, kind):
     """Never on machines that do not fit, never twice in one wait, never before their time, never out of order."""
@@ -200,14 +170,6 @@ def adopt_run(world: World, *fallbacks: str, **facts) -> World:
     return world
 
 
-def notice_titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is Severity.INFORM]
-
-
-def reasons(world: World) -> str:
-    return "\n".join(entry.reason for entry in world.runs.timeline)
-
-
 def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(world):
     """00:00 the node is lost, and there are no others of its kind. 00:32 the run trains on its fall-back."""
     adopt_run(world, P4DE)
@@ -223,7 +185,7 @@ def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(
     assert request["ResourceConfig"] == {"InstanceType": P4DE, "InstanceCount": 2, "VolumeSizeInGB": 30}
     assert request["HyperParameters"]["sagemaker_instance_type"] == f'"{P4DE}"'
     assert request["VpcConfig"] == MACHINES["VpcConfig"]
-    assert f"no capacity: going to {P4DE}" in " ".join(notice_titles(world))
+    assert f"no capacity: going to {P4DE}" in " ".join(world.notice_titles(Severity.INFORM))
     assert run.ledger.fallbacks == (), "the wait is over"
     assert run.ledger.charges.keys() <= {"infrastructure"}
 
@@ -245,8 +207,8 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
     world.sagemaker.fail("gpt-a003", NODE_LOST)
     world.minutes(8)
     assert world.sagemaker.requests["gpt-a004"]["ResourceConfig"]["InstanceType"] == P4D
-    assert f"{P4DE} is given up" in reasons(world)
-    assert "gpt: no capacity: going to its own machines" in notice_titles(world)
+    assert f"{P4DE} is given up" in " ".join(world.reasons())
+    assert "gpt: no capacity: going to its own machines" in world.notice_titles(Severity.INFORM)
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):
@@ -278,7 +240,7 @@ def test_a_job_that_waits_in_sagemakers_own_queue_is_called_back_for_a_fall_back
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
     assert (run.state, run.current.machines) == (RunState.WATCHING, Machines((P4DE,)))
     assert run.ledger.charges == {}
-    assert "gpt has waited 30 min for machines: calling it back, to go to" in reasons(world)
+    assert "gpt has waited 30 min for machines: calling it back, to go to" in " ".join(world.reasons())
 
 
 @pytest.mark.parametrize(
@@ -341,7 +303,7 @@ def test_machines_that_sagemaker_refuses_outright_are_given_up_and_the_run_goes_
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(45)
     assert world.run().state in (RunState.WAITING, RunState.STARTING)
-    assert "not available in this region" in reasons(world)
+    assert "not available in this region" in " ".join(world.reasons())
     world.sagemaker.lacking = {}
     world.minutes(30)
     assert world.sagemaker.requests["gpt-a002"]["ResourceConfig"]["InstanceType"] == P4D
@@ -371,4 +333,4 @@ def test_machines_that_are_kept_are_given_back_when_the_run_goes_elsewhere(world
     world.minutes(6)
     assert world.run().current.machines == Machines((P4DE,))
     assert world.sagemaker.released == ["gpt"]
-    assert "attempt 2 will not get the warm pool: it was given back; another instance type" in reasons(world)
+    assert "attempt 2 will not get the warm pool: it was given back; another instance type" in " ".join(world.reasons())

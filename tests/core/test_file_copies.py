@@ -90,7 +90,8 @@ def test_what_must_not_be_copied_is_not(facts):
     """Without the permission this is recorded once for each attempt."""
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
-    forbidden = facts.pop("uri_missing", False)
+    forbidden = "uri_missing" in facts
+    facts = {} if forbidden else facts
     world.quarantine_folders = {} if forbidden else world.quarantine_folders
     world.sagemaker.submit("gpt")
     world.supervisor().handle(JobStateChanged("gpt"))

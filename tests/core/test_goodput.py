@@ -195,11 +195,6 @@ def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
     assert (account.dollars, account.lost_dollars) == (50, 0)
 
 
-def test_a_run_that_is_over_spends_no_more_time():
-    run = a_run(an_attempt(1, 0, 5, 65), state=RunState.COMPLETED)
-    assert make_account(run, at(65), PRICED) == make_account(run, at(6500), PRICED)
-
-
 def test_a_held_run_waits_for_people():
     dead = an_attempt(1, 0, 5, 65, last_step=600)
     held = an_incident(65, 66, 66, recovered=False, actions=("hold",))

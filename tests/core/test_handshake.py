@@ -41,14 +41,6 @@ def report_finding(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: in
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
 
 
-def reasons(world: World) -> list[str]:
-    return [entry.reason for entry in world.runs.timeline]
-
-
-def notice_titles(world: World, severity: Severity = Severity.INFORM) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is severity]
-
-
 def relaunched(world: World) -> Run:
     """The run after some minutes, in which it must have been relaunched once."""
     world.minutes(3)
@@ -90,23 +82,11 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     world.clock.pass_by(timedelta(seconds=15))
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
-    assert reasons(world)[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
+    assert world.reasons()[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
     run = relaunched(world)
     assert run.current.resumed_from_step == 520
     assert run.incidents[0].lost_steps == 0
-    assert "the agent has received the request for a checkpoint: all ranks save at one step" in reasons(world)
-
-
-def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(world, agent):
-    report_finding(world)
-    world.checkpoints.save(step=520, reason=EMERGENCY)
-    agent.commits(520)
-    relaunched(world)
-    world.minutes(5)
-    assert world.run().open_incident is not None
-    world.checkpoints.save(step=600, attempt=2)
-    world.minutes(2)
-    assert world.run().open_incident is None
+    assert "the agent has received the request for a checkpoint: all ranks save at one step" in world.reasons()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +159,7 @@ def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent)
     agent.acknowledges()
     agent.commits(520, Durability.LOCAL)
     assert (world.run().state, world.run().stop.committed_step) == (RunState.SAVING, 520)
-    assert "stopping the job once all of it is in S3" in reasons(world)[-1]
+    assert "stopping the job once all of it is in S3" in world.reasons()[-1]
     world.checkpoints.save(step=520, reason="periodic", missing=("__1_0.distcp",))
     world.minutes(2)
     assert world.run().state is RunState.SAVING
@@ -227,7 +207,7 @@ def test_a_listing_replaces_lost_reports(world, agent):
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=520, reason=EMERGENCY)
     world.minutes(1)
-    assert "the emergency checkpoint of step 520 is committed: stopping the job" in reasons(world)
+    assert "the emergency checkpoint of step 520 is committed: stopping the job" in world.reasons()
     assert relaunched(world).current.resumed_from_step == 520
 
 
@@ -352,7 +332,7 @@ def test_an_agent_that_cannot_save_is_not_waited_for(world, agent):
     reason = (
         "the agent cannot save a checkpoint (disk full): stopping the job, to resume from its newest clean checkpoint"
     )
-    assert reasons(world)[-1] == reason
+    assert world.reasons()[-1] == reason
     assert relaunched(world).current.resumed_from_step == 500
 
 
@@ -360,7 +340,7 @@ def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
     """62:00 asked, 64:00 nobody has heard of it, said once; 70:00 the script saves of its own accord."""
     report_finding(world)
     world.minutes(6)
-    silent = [reason for reason in reasons(world) if "the agent has not answered within 2 min" in reason]
+    silent = [reason for reason in world.reasons() if "the agent has not answered within 2 min" in reason]
     assert len(silent) == 1
     assert "waiting up to 13 min more (until 01:07 UTC) for a checkpoint of the script's own" in silent[0]
     assert world.sagemaker.live() == ["gpt"]
@@ -383,7 +363,7 @@ def test_an_agent_that_never_saves_is_waited_for_until_the_deadline(world, agent
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(1)
-    assert "no newer checkpoint came before the deadline: stopping the job all the same" in reasons(world)
+    assert "no newer checkpoint came before the deadline: stopping the job all the same" in world.reasons()
     relaunched(world)
 
 
@@ -408,7 +388,7 @@ def test_a_mailbox_that_is_closed_for_a_minute_gets_the_command_later(world, age
         report_finding(world)
     assert world.run().state is RunState.SAVING
     assert any(isinstance(action, PostCommand) for action in world.run().pending)
-    assert "gpt: throughput_drop: relaunching" in notice_titles(world), "people are told nevertheless"
+    assert "gpt: throughput_drop: relaunching" in world.notice_titles(Severity.INFORM), "people are told nevertheless"
     world.mailbox.closed = False
     world.minutes(1)
     assert world.run().pending == ()
@@ -535,7 +515,7 @@ def test_a_name_used_again_is_freed_of_what_was_asked_under_it(world, agent):
 
 def test_what_the_agent_finds_is_dealt_with_as_what_the_sweep_finds(world, agent):
     agent.finds(Finding(Kind.LOSS_SPIKE, Level.WARN, 505, 505, "loss 9.1, usual 2.3"))
-    assert notice_titles(world) == ["gpt: loss_spike (warning)"]
+    assert world.notice_titles(Severity.INFORM) == ["gpt: loss_spike (warning)"]
     agent.finds(Finding(Kind.DIVERGENCE, Level.INTERVENE, 520, 450, "loss 9.1 for 80 rows"))
     assert world.run().state is RunState.SAVING
     world.checkpoints.save(step=521, reason=EMERGENCY, health=Health.SUSPECT)
@@ -566,12 +546,6 @@ def test_a_clock_that_is_wrong_dates_nothing_before_the_attempt_or_after_now(wor
         assert fresh.run().stop.asked_at == fresh.clock()
 
 
-def test_a_resume_mismatch_is_reported(world, agent):
-    agent.finds(Finding(Kind.RESUME_MISMATCH, Level.WARN, 501, 500, "loss 2.9 at step 501, 2.3 when it was saved"))
-    assert notice_titles(world) == ["gpt: resume_mismatch (warning)"]
-    assert world.run().state is RunState.WATCHING
-
-
 # Reports that cannot be read
 
 
@@ -580,6 +554,6 @@ def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
         key = make_report_key("gpt", f"bad-{number}")
         world.mailbox.put(key, text)
         agent.deliver(key)
-    assert notice_titles(world) == ["gpt: a report cannot be read"] * 3
+    assert world.notice_titles(Severity.INFORM) == ["gpt: a report cannot be read"] * 3
     assert world.run().defects == ("json", "schema", "size")
     assert world.run().state is RunState.WATCHING

@@ -14,6 +14,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import ReportKind
 from rerail.model.run import Attempt, Run, RunState
 from tests.core.failures import NODE_LOST
+from tests.examples import count_examples
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 SPIKE = Kind.LOSS_SPIKE
@@ -206,7 +207,7 @@ stories = st.lists(st.tuples(kinds, st.sampled_from(Level), st.integers(0, 300),
 steps = st.lists(st.integers(0, 400), min_size=1, max_size=8)
 
 
-@settings(max_examples=100)
+@settings(max_examples=count_examples(100))
 @given(stories, steps)
 def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(events, saved):
     """A save after an onset of which nobody has said that it is over stays suspect; labels have a bound."""

@@ -69,16 +69,12 @@ def detector_state(world: World):
     return world.memories.recall(["gpt"])["gpt"]
 
 
-def notice_titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices]
-
-
 def test_a_fresh_heartbeat_costs_no_metrics(world, agent, asked):
     train(world, 30, agent)
     assert asked == []
     assert world.round().run().with_heartbeat == 1
     assert detector_state(world).detectors.liveness.step == 300
-    assert notice_titles(world) == []
+    assert world.notice_titles() == []
 
 
 def test_without_an_agent_nothing_is_looked_for_in_the_mailbox(world, monkeypatch):
@@ -163,7 +159,7 @@ def test_what_the_job_calls_the_time_proves_nothing(world, agent, asked):
             agent.beats(step, at=at, moved_at=at - timedelta(seconds=3))
             world.minutes(1)
     assert asked == []
-    assert notice_titles(world) == []
+    assert world.notice_titles() == []
     assert detector_state(world).detectors.liveness.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
 
 
@@ -172,14 +168,14 @@ def test_the_detectors_know_the_run_when_they_take_over(world, agent):
     step = train(world, 100, agent)
     step = train(world, 5, first=step)
     train(world, 5, first=step, loss=9.0)
-    assert notice_titles(world)[0] == "gpt: loss_spike (warning)"
+    assert world.notice_titles()[0] == "gpt: loss_spike (warning)"
 
 
 def test_a_loss_in_heartbeats_is_reported_by_the_agent_alone(world, agent):
     """Twice the same news would be one too many."""
     step = train(world, 100, agent)
     train(world, 100, agent, first=step, loss=9.0)
-    assert notice_titles(world) == []
+    assert world.notice_titles() == []
     assert world.run().state is RunState.WATCHING
 
 
@@ -214,7 +210,7 @@ def test_a_hang_seen_by_heartbeats_is_a_warning_only(world, agent):
     for _ in range(30):
         agent.beats(step, moved_at=stopped)
         world.minutes(1)
-    assert notice_titles(world) == ["gpt: stall (warning)"]
+    assert world.notice_titles() == ["gpt: stall (warning)"]
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -228,7 +224,7 @@ def test_an_evaluation_that_is_announced_is_learnt(world, agent):
             world.minutes(1)
         step = train(world, 30, agent, first=step)
     assert detector_state(world).detectors.liveness.evaluation_s > 600
-    assert notice_titles(world) == ["gpt: stall (warning)"]
+    assert world.notice_titles() == ["gpt: stall (warning)"]
 
 
 def test_a_save_that_takes_far_too_long_is_reported(world, agent):
@@ -236,14 +232,14 @@ def test_a_save_that_takes_far_too_long_is_reported(world, agent):
     for _ in range(15):
         agent.beats(step, Phase.SAVE, moved_at=world.clock() - MINUTE)
         world.minutes(1)
-    assert notice_titles(world) == ["gpt: checkpoint_stall (warning)"]
+    assert world.notice_titles() == ["gpt: checkpoint_stall (warning)"]
 
 
 def test_a_start_that_takes_too_long_is_reported_and_not_stopped(world, agent):
     for _ in range(70):
         agent.beats(None, Phase.STARTUP)
         world.minutes(1)
-    assert notice_titles(world) == ["gpt: startup_stall (warning)"]
+    assert world.notice_titles() == ["gpt: startup_stall (warning)"]
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -251,7 +247,7 @@ def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(wor
     """Its step numbers go back; it moves all the same."""
     train(world, 30, agent)
     train(world, 15, agent, first=100)
-    assert notice_titles(world) == []
+    assert world.notice_titles() == []
     assert detector_state(world).detectors.liveness.step == 250
 
 
@@ -269,7 +265,7 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     assert world.round().run().monitored == 1
     world.minutes(60)
     assert world.round().run().monitored == 0
-    assert [title for title in notice_titles(world) if title.startswith("plain")] == []
+    assert [title for title in world.notice_titles() if title.startswith("plain")] == []
 
 
 @given(st.lists(heartbeats, max_size=6), st.lists(st.integers(-200, 200), min_size=6, max_size=6))

@@ -10,7 +10,7 @@ import pytest
 import rerail
 from rerail.decisions.launch import choose_resume_step_again
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
+from rerail.messages.messages import FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
@@ -41,21 +41,9 @@ def under(world: World, **fields) -> World:
     return world
 
 
-def send_command(world: World, verb: OperatorVerb, number: int = 1) -> None:
-    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", ""))
-
-
 def report_finding(world: World, kind: Kind, onset: int | None = 90) -> None:
     finding = Finding(kind, Level.INTERVENE, 120, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
-
-
-def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is severity]
-
-
-def reasons(world: World) -> list[str]:
-    return [entry.reason for entry in world.runs.timeline]
 
 
 def test_the_checks_are_asked_in_this_order():
@@ -88,8 +76,8 @@ def test_while_paused_nothing_is_created_and_all_is_reported(world):
     world.minutes(60)
     assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
     assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [title for title in notice_titles(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
-    assert sum("Rerail is paused for this account" in reason for reason in reasons(world)) == 1
+    assert [title for title in world.notice_titles(Severity.INFORM) if "waits" in title] == ["gpt: waits"]
+    assert sum("Rerail is paused for this account" in reason for reason in world.reasons()) == 1
     world.pause.paused = False
     world.minutes(2)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WATCHING, ["gpt", "gpt-a002"])
@@ -101,11 +89,11 @@ def test_while_paused_no_finding_stops_a_job(world):
     report_finding(world, Kind.NON_FINITE, onset=90)
     world.minutes(10)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
-    assert notice_titles(world, Severity.INFORM)[-1] == "gpt: waits until the pause is lifted"
+    assert world.notice_titles(Severity.INFORM)[-1] == "gpt: waits until the pause is lifted"
     world.pause.paused = False
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
-    assert any(reason.startswith("the pause was lifted: non_finite") for reason in reasons(world))
+    assert any(reason.startswith("the pause was lifted: non_finite") for reason in world.reasons())
 
 
 def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
@@ -141,15 +129,15 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
 
 def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     """The deadline of the save passes during the pause."""
-    send_command(world, OperatorVerb.RESTART)
+    world.send_command(OperatorVerb.RESTART)
     world.pause.paused = True
     world.minutes(40)
     assert (world.run().state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
-    assert sum("not yet: Rerail is paused for this account" in reason for reason in reasons(world)) == 1
+    assert sum("not yet: Rerail is paused for this account" in reason for reason in world.reasons()) == 1
     world.pause.paused = False
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
-    assert "the pause was lifted: stopping the job" in reasons(world)
+    assert "the pause was lifted: stopping the job" in world.reasons()
 
 
 def test_an_unreadable_policy_blocks_pending_actions(world, monkeypatch):
@@ -178,7 +166,7 @@ def test_a_run_that_has_cost_enough_is_held(world):
     spent = f"${4 * P5_HOUR:,.0f}"
     assert world.run().state is RunState.HELD
     assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
-    send_command(world, OperatorVerb.RELEASE)
+    world.send_command(OperatorVerb.RELEASE)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
     world.sagemaker.fail("gpt-a002", NODE_LOST)
@@ -223,7 +211,7 @@ def test_an_unknown_price_is_reported_once(world):
         world.sagemaker.fail(attempt, NODE_LOST)
         world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a004"]
-    assert notice_titles(world, Severity.INFORM).count("gpt: no cap on money") == 1
+    assert world.notice_titles(Severity.INFORM).count("gpt: no cap on money") == 1
 
 
 # MaxRuntimeInSeconds
@@ -264,8 +252,8 @@ def test_a_spent_max_runtime_ends_the_run_with_a_notice(timed):
     timed.sagemaker.fail("gpt", NODE_LOST)
     timed.minutes(20)
     assert (timed.run().state, list(timed.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
-    assert notice_titles(timed, Severity.INFORM)[-1] == "gpt: stopped"
-    assert "MaxRuntimeInSeconds of 86400 s is spent over 1 attempts" in reasons(timed)[-1]
+    assert timed.notice_titles(Severity.INFORM)[-1] == "gpt: stopped"
+    assert "MaxRuntimeInSeconds of 86400 s is spent over 1 attempts" in timed.reasons()[-1]
 
 
 @pytest.mark.parametrize("choice", [{"max_runtime": MaxRuntime.PER_ATTEMPT}, {"on_max_runtime": OnMaxRuntime.RELAUNCH}])
@@ -294,7 +282,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     world.minutes(10)
     states = [world.run(name).state for name in names]
     assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
-    assert notice_titles(world, Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
+    assert world.notice_titles(Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
     page = next(notice for notice in world.bus.notices if notice.severity is Severity.PAGE)
     assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
     world.minutes(70)

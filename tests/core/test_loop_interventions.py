@@ -32,16 +32,12 @@ def report_finding(
     world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
-def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is severity]
-
-
 def test_a_warning_is_reported_once_and_nothing_is_done(world):
     for _ in range(5):
         report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
     assert world.run().state is RunState.WATCHING
     assert world.sagemaker.live() == ["gpt"]
-    assert notice_titles(world, Severity.INFORM) == ["gpt: loss_spike (warning)"]
+    assert world.notice_titles(Severity.INFORM) == ["gpt: loss_spike (warning)"]
 
 
 @pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS])
@@ -69,16 +65,6 @@ def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(wor
     world.checkpoints.save(step=400, attempt=3)
     world.minutes(3)
     assert world.run().open_incident is None
-
-
-def test_a_slow_job_is_moved_without_losing_a_step(world):
-    """It waits for the next checkpoint, gives the machines back, and resumes from there."""
-    report_finding(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
-    world.minutes(3)
-    assert world.run().state is RunState.SAVING
-    world.checkpoints.save(step=510)
-    world.minutes(3)
-    assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 510)
 
 
 @pytest.mark.parametrize("kind", [Kind.BLIND, Kind.CHECKPOINT_STALL, Kind.CAPACITY_WAIT, Kind.PLATEAU])
@@ -110,7 +96,7 @@ def test_observing_a_spent_budget_holds_nothing(world):
     world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.OBSERVE, retries=Retries(diverged=0))
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().state is RunState.WATCHING
-    assert notice_titles(world, Severity.PAGE) == []
+    assert world.notice_titles(Severity.PAGE) == []
     assert "observing only: it would be held: diverged is not retried" in world.bus.notices[-1].did
 
 
@@ -132,7 +118,7 @@ def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
     world.minutes(5)
     assert world.run().state is RunState.HELD
     assert world.sagemaker.live() == ["gpt"]
-    assert notice_titles(world, Severity.PAGE) == ["gpt: held: divergence since step 350 at step 480"]
+    assert world.notice_titles(Severity.PAGE) == ["gpt: held: divergence since step 350 at step 480"]
 
 
 def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
@@ -145,13 +131,6 @@ def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_a_finding_while_the_job_is_being_stopped_changes_nothing(world):
-    report_finding(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
-    before = world.run().stop
-    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
-    assert world.run().stop == before
-
-
 @pytest.mark.parametrize(("choice", "jobs"), [(OnAlarm.INFORM, ["gpt"]), (OnAlarm.RESTART, ["gpt", "gpt-a002"])])
 def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, choice, jobs):
     world.policies.by_name["default"] = Policy(on_alarm=choice)
@@ -161,7 +140,7 @@ def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, cho
     world.checkpoints.save(step=520)
     world.minutes(3)
     assert list(world.sagemaker.jobs) == jobs
-    assert len([title for title in notice_titles(world, Severity.INFORM) if "alarm" in title]) == 1
+    assert len([title for title in world.notice_titles(Severity.INFORM) if "alarm" in title]) == 1
 
 
 def test_an_alarm_on_an_unsupervised_job_is_ignored(world):

@@ -17,7 +17,7 @@ from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
-from tests.core.failures import KILLED, NO_MACHINES, NODE_LOST, OOM
+from tests.core.failures import KILLED, NO_MACHINES, NODE_LOST
 from tests.fakes import KEY, World
 
 BUG = (
@@ -34,14 +34,6 @@ def adopt_run(world: World, **facts) -> World:
     world.sagemaker.submit("gpt", **facts)
     world.supervisor().handle(JobStateChanged("gpt"))
     return world
-
-
-def notice_titles(world: World, severity: Severity) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is severity]
-
-
-def send_command(world: World, verb: OperatorVerb, number: int = 1) -> None:
-    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "testing"))
 
 
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
@@ -74,8 +66,8 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
     world.minutes(2)
     assert world.run().state is RunState.COMPLETED
     assert not world.run().is_open
-    assert notice_titles(world, Severity.PAGE) == []
-    assert notice_titles(world, Severity.INFORM) == [
+    assert world.notice_titles(Severity.PAGE) == []
+    assert world.notice_titles(Severity.INFORM) == [
         "gpt: infrastructure: relaunching",
         "gpt: recovered",
         "gpt: completed",
@@ -94,16 +86,7 @@ def test_a_bug_is_tried_once_more_and_then_held(world):
     run = world.run()
     assert (run.state, run.current.number) == (RunState.HELD, 2)
     assert "same error at step 60 in attempts 1 and 2" in run.hold_reason
-    assert notice_titles(world, Severity.PAGE) == ["gpt: held: ValueError: bad shape at step 60, twice"]
-
-
-def test_out_of_memory_is_not_retried(world):
-    adopt_run(world)
-    world.sagemaker.fail("gpt", OOM)
-    world.minutes(90)
-    assert world.run().state is RunState.HELD
-    assert "smaller batch" in world.run().hold_advice
-    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert world.notice_titles(Severity.PAGE) == ["gpt: held: ValueError: bad shape at step 60, twice"]
 
 
 def test_waiting_for_capacity_costs_time_and_no_attempts(world):
@@ -116,7 +99,7 @@ def test_waiting_for_capacity_costs_time_and_no_attempts(world):
     run = world.run()
     assert run.state is RunState.WATCHING
     assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
-    assert notice_titles(world, Severity.PAGE) == []
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world):
@@ -186,26 +169,16 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
     assert all(attempt.resumed_from_step is None for attempt in world.run().attempts)
 
 
-def test_a_humans_stop_while_we_wait_for_a_checkpoint_is_still_a_humans(world):
-    """A restart was asked for, and before we stopped the job somebody else did: the run is over."""
-    adopt_run(world)
-    send_command(world, OperatorVerb.RESTART)
-    world.sagemaker.end("gpt", JobStatus.STOPPED)
-    world.minutes(30)
-    assert world.run().state is RunState.STOPPED
-    assert list(world.sagemaker.jobs) == ["gpt"]
-
-
 def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
     """Not from the one of the last incident: a job that was held alive may have saved more."""
     adopt_run(world)
     world.checkpoints.save(step=10)
-    send_command(world, OperatorVerb.HOLD)
+    world.send_command(OperatorVerb.HOLD)
     world.checkpoints.save(step=90)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     world.checkpoints.save(step=95)
-    send_command(world, OperatorVerb.RELEASE, 2)
+    world.send_command(OperatorVerb.RELEASE, 2)
     assert world.run().current.resumed_from_step == 95
 
 
@@ -219,7 +192,7 @@ def test_progress_refunds_every_budget(world):
         world.minutes(3)
     assert world.run().state is RunState.WATCHING
     assert world.run().ledger.charges == {Cause.INFRASTRUCTURE: 1}
-    assert notice_titles(world, Severity.PAGE) == []
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_a_restart_storm_is_held(world):
@@ -241,7 +214,7 @@ def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
     world.minutes(60)
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert "observing only: would relaunch from step 70" in world.run().hold_reason
-    assert notice_titles(world, Severity.PAGE) == []
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_a_job_without_the_tag_is_never_touched(world):
@@ -298,27 +271,15 @@ def test_a_command_dated_in_the_future_blocks_no_other(world):
     assert world.run().state is RunState.WATCHING
 
 
-def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
-    adopt_run(world)
-    send_command(world, OperatorVerb.HOLD)
-    world.checkpoints.save(step=10)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(30)
-    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
-    send_command(world, OperatorVerb.RELEASE, 2)
-    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
-    assert world.run().current.resumed_from_step == 10
-
-
 def test_a_command_that_arrives_twice_is_granted_once(world):
     adopt_run(world)
     world.checkpoints.save(step=10)
-    send_command(world, OperatorVerb.RESTART)
+    world.send_command(OperatorVerb.RESTART)
     world.clock.pass_by(timedelta(minutes=1))
     world.checkpoints.save(step=20)
     world.minutes(5)
     assert world.run().current.number == 2
-    send_command(world, OperatorVerb.RESTART)
+    world.send_command(OperatorVerb.RESTART)
     world.minutes(60)
     assert world.run().current.number == 2
 
@@ -327,7 +288,7 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
     adopt_run(world)
     world.checkpoints.save(step=10)
     world.minutes(2)
-    send_command(world, OperatorVerb.RESTART)
+    world.send_command(OperatorVerb.RESTART)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
     assert world.sagemaker.live() == ["gpt"], "an old checkpoint is not what we wait for"
@@ -343,7 +304,7 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
     world.checkpoints.save(step=0, **file)
     world.minutes(2)
-    send_command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
     world.checkpoints.save(step=0, **file)
@@ -409,7 +370,7 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""
     adopt_run(world)
     if waits:
-        send_command(world, OperatorVerb.STOP)
+        world.send_command(OperatorVerb.STOP)
         until = f"{world.run().stop.deadline:%H:%M} UTC"
         assert f"(until {until}) for a newer checkpoint, then stopping the job" in world.runs.timeline[-1].reason
     world.supervisor().handle(CommandReceived("now", "gpt", OperatorVerb.STOP, "ada", "", at_once=True))
@@ -420,7 +381,7 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
 
 def test_a_stop_does_not_wait_for_ever(world):
     adopt_run(world)
-    send_command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP)
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(4)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.errors import CallFailed, CapacityRefused, JobNotFound, RequestRefused, RerailError, StateUnknown
 from rerail.model.run import JobStatus, RunState
@@ -51,10 +51,6 @@ def hide(world: World, monkeypatch, name: str = "gpt-a002"):
     return lambda: monkeypatch.setattr(world.sagemaker, "describe", describe)
 
 
-def command(world: World, verb: OperatorVerb) -> None:
-    world.supervisor().handle(CommandReceived(f"c-{verb}", "gpt", verb, "ann", ""))
-
-
 def has_page(world: World, title: str) -> bool:
     return any(notice.severity is Severity.PAGE and notice.title == title for notice in world.bus.notices)
 
@@ -86,7 +82,7 @@ def test_the_rate_limit_does_not_hide_a_job(monkeypatch):
     for other in ("a-a002", "b-a002"):
         world.rate_limit.admit(other, at=world.clock(), limit=2, window=limits.account_window)
     pass_minutes(world, 1)
-    command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     pass_minutes(world, 30)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
 
@@ -118,7 +114,7 @@ def test_a_stop_looks_before_it_ends_the_run(monkeypatch, refusal):
     world.sagemaker.fail("gpt", NODE_LOST)
     pass_minutes(world, 5)
     show()
-    command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     pass_minutes(world, 20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
 
@@ -129,7 +125,7 @@ def test_a_job_of_a_stopped_run_is_stopped_when_it_becomes_visible(monkeypatch):
     show = hide(world, monkeypatch)
     world.sagemaker.fail("gpt", NODE_LOST)
     pass_minutes(world, 5)
-    command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     assert world.run().state is RunState.STOPPED
     show()
     world.supervisor().handle(JobStateChanged("gpt-a002"))
@@ -144,13 +140,13 @@ def test_an_operators_hold_outlives_a_job_that_becomes_visible(monkeypatch):
     show = hide(world, monkeypatch)
     world.sagemaker.fail("gpt", NODE_LOST)
     pass_minutes(world, 5)
-    command(world, OperatorVerb.HOLD)
+    world.send_command(OperatorVerb.HOLD, OperatorVerb.HOLD)
     show()
     world.supervisor().handle(JobStateChanged("gpt-a002"))
     pass_minutes(world, 3)
     assert (world.run().state, world.run().current.may_be_live) == (RunState.HELD, True)
     assert has_page(world, "gpt: its job runs, and it is held")
-    command(world, OperatorVerb.RELEASE)
+    world.send_command(OperatorVerb.RELEASE, OperatorVerb.RELEASE)
     pass_minutes(world, 2)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
 
@@ -185,5 +181,5 @@ def test_a_strangers_job_is_not_taken_for_a_lost_one(monkeypatch):
     world.supervisor().handle(JobStateChanged("gpt-a002"))
     pass_minutes(world, 3)
     assert not world.run().current.exists
-    command(world, OperatorVerb.STOP)
+    world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, ["gpt-a002"])

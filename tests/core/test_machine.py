@@ -39,6 +39,7 @@ from rerail.model.mailbox import Ability, Command, CommandKind, Durability, Repo
 from rerail.model.policy import Capacity, Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from tests.examples import count_examples
 from tests.fakes import Agent, World
 
 DAMAGED = (
@@ -654,4 +655,4 @@ class SupervisedRun(RuleBasedStateMachine):
 
 
 TestSupervisedRun = SupervisedRun.TestCase
-TestSupervisedRun.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestSupervisedRun.settings = settings(max_examples=count_examples(200), stateful_step_count=50, deadline=None)

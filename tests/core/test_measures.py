@@ -19,6 +19,7 @@ from rerail.sweep import fleet_metrics, sweep
 from rerail.sweep.sweep import SweepReport
 from tests.core import strategies
 from tests.core.failures import NODE_LOST, OOM
+from tests.examples import count_examples
 
 # CloudWatch's list price of a custom metric, in dollars a month (the first 10,000); each hour is paid for by itself.
 A_METRIC = 0.30
@@ -58,7 +59,7 @@ def test_a_dimension_value_of_another_type_is_refused(word):
         service_metrics.OPEN.of(1, RunState.HELD)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=count_examples(25), deadline=None)
 @given(st.lists(strategies.runs, max_size=4), strategies.moments)
 def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
@@ -69,7 +70,7 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     assert len(said) == len(set(said))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=count_examples(40), deadline=None)
 @given(strategies.runs, strategies.runs, st.lists(strategies.actions, max_size=6), st.floats(-10, 1e6))
 def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after, actions, waited_s):
     """Neither does a decision's."""

@@ -110,6 +110,8 @@ def test_what_is_no_envelope_is_refused(message, complaint):
     [
         ({"verb": "explode"}, "field 'detail.verb' is 'explode'; it must be one of hold, release, stop, restart"),
         ({"verb": None}, "field 'detail.verb' is None"),
+        ({"verb": "check"}, "field 'detail.check' is None; it must be 32 hexadecimal digits"),
+        ({"verb": "check", "check": "ab" * 17}, "field 'detail.check' is 'abab"),
         ({"verb": {}}, "field 'detail.verb' is {}"),
         ({"run": "no/run"}, "field 'detail.run' is 'no/run'"),
         ({"who": None}, "field 'who' must be text of at most 500 characters"),

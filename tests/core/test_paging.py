@@ -7,7 +7,7 @@ import pytest
 
 from rerail.decisions.decision import Decision
 from rerail.decisions.open_pages import with_pages
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
@@ -21,10 +21,6 @@ from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import DEFAULT, World
 
 HOUR = timedelta(hours=1)
-
-
-def send_command(world: World, verb: OperatorVerb, number: int = 1, proposal: str = "") -> None:
-    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", proposal))
 
 
 def report_finding(world: World, kind: Kind, level: Level = Level.INTERVENE, onset: int | None = 480) -> None:
@@ -55,7 +51,7 @@ def held(world) -> World:
 
 
 def test_a_release_ends_the_page_of_a_held_run(held):
-    send_command(held, OperatorVerb.RELEASE)
+    held.send_command(OperatorVerb.RELEASE)
     held.minutes(60)
     (clear,) = notices_of(held, Severity.CLEAR)
     assert (clear.clears, clear.runbook) == ("gpt/held-1", Runbook.OUT_OF_MEMORY)
@@ -65,7 +61,7 @@ def test_a_release_ends_the_page_of_a_held_run(held):
 
 
 def test_a_stop_ends_it_too(held):
-    send_command(held, OperatorVerb.STOP)
+    held.send_command(OperatorVerb.STOP)
     assert (held.run().state, cleared(held)) == (RunState.STOPPED, ["gpt/held-1"])
 
 
@@ -88,7 +84,7 @@ def test_an_open_page_repeats_after_its_interval_and_never_sooner(held):
     assert held.runs.timeline[-1].reason == "still so: gpt: held: OutOfMemoryError: CUDA out of memory"
     held.minutes(8 * 60, every=timedelta(minutes=10))
     assert len(pages(held)) == 4
-    send_command(held, OperatorVerb.RELEASE)
+    held.send_command(OperatorVerb.RELEASE)
     held.minutes(10)
     assert (cleared(held), held.run().pages) == (["gpt/held-1"], ())
 
@@ -115,7 +111,7 @@ def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(2)
     (asked,) = pages(world)
-    send_command(world, verb, proposal=world.run().proposal.id)
+    world.send_command(verb, proposal=world.run().proposal.id)
     world.minutes(2)
     assert (world.run().state, pages(world), cleared(world)) == (after, [asked], [asked])
 
@@ -280,7 +276,7 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
         world.minutes(1)
     world.clock.pass_by(NOTICE_LEASE)
     with pytest.raises(RuntimeError):
-        send_command(world, OperatorVerb.RELEASE)
+        world.send_command(OperatorVerb.RELEASE)
     assert world.bus.notices == []
     monkeypatch.undo()
     world.minutes(2)

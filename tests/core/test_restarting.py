@@ -81,10 +81,6 @@ def job(world) -> Job:
     return job
 
 
-def reasons(world: World) -> list[str]:
-    return [entry.reason for entry in world.runs.timeline]
-
-
 def order(world: World):
     return world.run().current.in_place_restarts[-1]
 
@@ -103,10 +99,10 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     world.clock.pass_by(timedelta(seconds=10))
     job = job.restarts()
     assert world.run().state is RunState.WATCHING
-    assert reasons(world)[-1] == "restart 1 in place: the training processes run again, after 10 s"
+    assert world.reasons()[-1] == "restart 1 in place: the training processes run again, after 10 s"
     world.clock.pass_by(timedelta(seconds=20))
     job.steps(401)
-    assert reasons(world)[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
+    assert world.reasons()[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
     job.saves(500)
     world.minutes(3)
     run = world.run()
@@ -149,7 +145,7 @@ def test_tainted_checkpoints_stay_tainted_for_a_successor(world, job):
 def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
     job.finds(onset=50)
     assert job.order.resume_step == 0
-    assert "in place, from the start" in reasons(world)[-1]
+    assert "in place, from the start" in world.reasons()[-1]
 
 
 @pytest.mark.parametrize("kind", [Kind.THROUGHPUT_DROP, Kind.STALL, Kind.STARTUP_STALL])
@@ -196,7 +192,7 @@ def test_a_relaunch_is_tried_before_a_human_is_asked(world):
     job = job.restarts()
     job.finds(onset=455, step=520)
     assert world.run().state is RunState.SAVING
-    assert "nothing has helped in place, so other machines are tried" in reasons(world)[-1]
+    assert "nothing has helped in place, so other machines are tried" in world.reasons()[-1]
     world.minutes(18)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
     second = Job(world, attempt=2, name="gpt-a002")
@@ -261,7 +257,7 @@ def test_one_refusal_by_an_init_is_enough(world, job):
     other = Job(world)
     other.agent.reports = 50
     other.report(ReportKind.REFUSED, command=asked.id, reason="2 processes do not end")
-    assert "cannot restart it in place (2 processes do not end)" in reasons(world)[-1]
+    assert "cannot restart it in place (2 processes do not end)" in world.reasons()[-1]
     world.minutes(2)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
 
@@ -472,7 +468,7 @@ def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
     job = job.restarts()
     job.crashes()
     assert world.mailbox.commands[-1].kind is CommandKind.TRAIN
-    assert "the same error at step 510 before and after a restart in place" in reasons(world)[-1]
+    assert "the same error at step 510 before and after a restart in place" in world.reasons()[-1]
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
     world.minutes(1)
     run = world.run()

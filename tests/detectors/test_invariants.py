@@ -14,6 +14,7 @@ from rerail.model.finding import Kind
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 from tests.detectors.runs import falling, lifted, minutes, said, samples
+from tests.examples import count_examples
 from tests.timing import growth
 
 DETECTION = Thresholds(plateau=True)
@@ -59,14 +60,14 @@ def troubled(seed: int) -> list[Sample]:
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=count_examples(60))
 def test_no_series_makes_a_detector_raise(rows: list[Sample]) -> None:
     """Logs hold anything: nan, inf, nothing at all, steps that go back."""
     list(evaluate_series(rows, DETECTION))
 
 
 @given(ROWS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=count_examples(30))
 def test_any_state_survives_the_way_through_json(rows: list[Sample]) -> None:
     """What is stored is what is read, whatever came before."""
     watch, _ = watched(DetectorState(), rows)
@@ -105,7 +106,7 @@ def test_the_state_does_not_grow_with_the_run() -> None:
 
 
 @given(st.floats(-5, 5), st.integers(0, 5))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=count_examples(15))
 def test_the_unit_of_the_loss_does_not_matter(power: float, seed: int) -> None:
     """A loss in other units, or summed instead of averaged, makes the same findings."""
     losses = lifted(falling(400, seed=seed), 250, 260, times=1.5)
@@ -116,7 +117,7 @@ def test_the_unit_of_the_loss_does_not_matter(power: float, seed: int) -> None:
 
 
 @given(st.floats(0.2, 5), st.integers(0, 3))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=count_examples(15))
 def test_one_change_of_level_alarms_a_bounded_number_of_times(times: float, seed: int) -> None:
     """Up or down, for good: at most a handful of findings, none of them late."""
     found = said(samples(lifted(falling(1500, seed=seed), 400, 1500, times=times)))

@@ -26,7 +26,7 @@ PER_STEP = tuple(
 
 
 @cache
-def run(rows: int = 1700, *, seed: int = 3) -> Sequence[Sample]:
+def run(rows: int = 1200, *, seed: int = 3) -> Sequence[Sample]:
     """Return a healthy run with step times of about 0.5 s."""
     rng = random.Random(seed)
     losses = falling(rows, noise=0.02, seed=seed)

@@ -9,7 +9,6 @@ from settings import AnswerSettings, NotifySettings, ReportSettings, Settings, S
 from wiring.supervise import read_quarantine_folders
 
 KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings, AnswerSettings)
-COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER", "RERAIL_ACCOUNT"}
 
 
 def some(kind: type[Settings]) -> Settings:
@@ -39,21 +38,6 @@ def test_a_missing_variable_is_named(kind, field):
     del environment[variable]
     with pytest.raises(KeyError, match=f"^'{variable}'$"):
         kind.from_environment(environment)
-
-
-def test_variables_are_named_after_fields():
-    """Five functions, and these are their variables."""
-    assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS", "RERAIL_QUARANTINE_FOLDERS"}
-    assert set(ReportSettings.names().values()) == {
-        *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
-        "RERAIL_ACCOUNT",
-    }
-    assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
-    topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}
-    ways = {"RERAIL_BUS", "RERAIL_TARGETS"}
-    links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL", "RERAIL_ANSWER_URL", "RERAIL_ANSWER_KEY"}
-    assert set(AnswerSettings.names().values()) == {"RERAIL_TABLE", "RERAIL_BUS", "RERAIL_ANSWER_KEY"}
-    assert set(NotifySettings.names().values()) == topics | ways | links
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,6 @@ def immense(*, every: int, tries: int = 500) -> Facts:
         for n in range(10 * tries)
     )
     series = {n: rows(n, (n - 1) * 1000, n * 1000 + 999, every=every) for n in numbers}
-    lines = {n: tuple(LogLine(BEGAN, "algo-1-1", "y" * 5000) for _ in range(120)) for n in numbers[:-1]}
+    lines = {n: tuple(LogLine(BEGAN, "algo-1-1", "y" * 5000) for _ in range(30)) for n in numbers[:-1]}
     run = Run("gpt", "default", RunState.WATCHING, BEGAN, tuple(attempts), incidents=tuple(incidents))
     return Facts(run, BEGAN + timedelta(days=21), timeline=timeline, series=series, lines=lines)
