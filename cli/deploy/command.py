@@ -17,6 +17,8 @@ from cli.deploy.changes import ResourceChange
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, Target
+from cli.doctor.check import Check, CheckStatus, make_unanswered
+from cli.doctor.delivery import PATIENCE_AFTER_DEPLOYMENT_S, check_delivery
 from cli.place import AsJson, Local
 from cli.project import CHOICES, read_choices
 from local import deploy as emulated
@@ -204,11 +206,24 @@ class _Deployment(_Step):
                 formation.execute(happened)
         outputs = formation.read_outputs()
         self.remember(outputs)
+        delivery = self._check_delivery(outputs)
         screen.show_next_steps(
             self.console, outputs, address=address, was_there=bool(old or taken), local=self.target.is_local
         )
         action = ("updated" if old else "created") if found else "unchanged"
-        self.print_json(_facts(action, change, found, outputs))
+        self.print_json(_facts(action, change, found, outputs) | {"delivery": delivery.said})
+        if delivery.verdict is CheckStatus.BROKEN:
+            place.fail(f"it is deployed, but {delivery.said}", delivery.remedy)
+
+    def _check_delivery(self, outputs: dict[str, str]) -> Check:
+        """Send an event through the new deployment; without the permission, say who can."""
+        self.console.print("sending an event through bus, rule and queue")
+        try:
+            check = check_delivery(self.target.client, outputs, patience_s=PATIENCE_AFTER_DEPLOYMENT_S)
+        except (ClientError, BotoCoreError) as error:
+            check = make_unanswered(error)
+        self.console.print(f"  {check.said}", markup=False)
+        return check
 
     def _address(self, context: dict[str, Any], old: Any) -> str:
         """Who is paged: given with -c, in cdk.json, as deployed, or asked for. A deployment never unsubscribes

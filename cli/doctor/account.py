@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from cli import policies
-from cli.doctor import code
 from cli.doctor.check import Check, Question, broken, ok, unknown, warn
+from cli.doctor.delivery import check_delivery
 from cli.doctor.deployment import OUTPUTS, Deployment
 from cli.place import now
 from cli.project import CHOICES
@@ -43,9 +43,8 @@ def stack(deployment: Deployment) -> Check:
 
 def functions_code(deployment: Deployment) -> Check:
     """The functions run the code of this checkout."""
-    url = deployment.supervise.get("Code", {}).get("Location", "")
     try:
-        differing = code.find_differences(code.read_deployed_files(url), code.list_files())
+        differing = deployment.differing_files
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         return unknown(f"cannot tell: the code cannot be fetched: {error}", "look at the version in the Lambda console")
     if not differing:
@@ -54,6 +53,17 @@ def functions_code(deployment: Deployment) -> Check:
     return warn(
         f"it is another version than this command line's: {named}", "deploy this one, or use the one that is deployed"
     )
+
+
+def delivery(deployment: Deployment) -> Check:
+    """An event reaches the supervisor through bus, rule, queue and key."""
+    try:
+        differing = deployment.differing_files
+    except (OSError, ValueError, zipfile.BadZipFile):
+        differing = ["unknown"]
+    if differing:  # a version that does not know the event would take it for a bad message, and page
+        return unknown("not tried: the functions run another version", "deploy this one, then ask again")
+    return check_delivery(deployment.client, deployment.where.outputs)
 
 
 def deployed_policies(deployment: Deployment) -> Check:
@@ -154,8 +164,9 @@ def concurrency(deployment: Deployment) -> Check:
         return warn(
             f"Lambda runs at most {there} functions at once here, and Rerail's may be {needed}: when many runs fail "
             "together, the sweep is throttled, which pages",
-            "ask for more: `aws service-quotas request-service-quota-increase --service-code lambda --quota-code "
-            f"{CONCURRENCY_QUOTA} --desired-value 1000`",
+            "deploy with -c supervisorConcurrency=2, or ask for more: `aws service-quotas "
+            f"request-service-quota-increase --service-code lambda --quota-code {CONCURRENCY_QUOTA} --desired-value "
+            "1000`",
         )
     return ok(f"{needed} functions at most run at once, of {there} that may")
 
@@ -284,6 +295,7 @@ QUESTIONS: tuple[Question[Deployment], ...] = (
     schedule,
     sweep,
     supervise,
+    delivery,
     concurrency,
     dead_letters,
     alarms,

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from cli import place
+from cli.doctor import code
 from cli.place import Place
 
 # What the command line reads of the stack's outputs.
@@ -48,6 +49,12 @@ class Deployment:
         name = self.output("SuperviseFunctionName")
         answer: Mapping[str, Any] = self.client("lambda").get_function(FunctionName=name)
         return answer
+
+    @cached_property
+    def differing_files(self) -> list[str]:
+        """The files of the function's code that differ from this command line's; raises OSError and ValueError."""
+        url = self.supervise.get("Code", {}).get("Location", "")
+        return code.find_differences(code.read_deployed_files(url), code.list_files())
 
     @property
     def supervisor_role(self) -> str:

@@ -62,7 +62,9 @@ SOUND: dict[str, Any] = {
     "ssm.get_parameters_by_path": {"Parameters": deployed_texts()},
     "ssm.get_parameter": {"Parameter": {"Value": "on"}},
     "dynamodb.describe_table": {"Table": {"TableStatus": "ACTIVE"}},
+    "dynamodb.get_item": {"Item": {}},
     "events.describe_event_bus": {},
+    "events.put_events": {"FailedEntryCount": 0, "Entries": [{"EventId": "1"}]},
     "events.describe_connection": {"ConnectionState": "AUTHORIZED"},
     "events.list_rules": {
         "Rules": [{"Name": "Rerail-JobEvents", "State": "ENABLED"}, {"Name": "Rerail-Commands", "State": "ENABLED"}]
@@ -119,6 +121,10 @@ BROKEN = {
     "a_schedule_that_is_off": ("schedule", {"scheduler.get_schedule": {"State": "DISABLED"}}),
     "no_sweep": ("sweep", {"cloudwatch.get_metric_statistics": {"Datapoints": []}}),
     "only_failing_sweeps": ("sweep", {"cloudwatch.get_metric_statistics": {"Datapoints": [{"Sum": 5.0}]}}),
+    "a_bus_that_refuses": (
+        "delivery",
+        {"events.put_events": {"FailedEntryCount": 1, "Entries": [{"ErrorMessage": "no"}]}},
+    ),
     "a_queue_that_nobody_reads": (
         "supervise",
         {"lambda.list_event_source_mappings": {"EventSourceMappings": [{"State": "Disabled"}]}},
