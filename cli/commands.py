@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "follow",
         "Print the logs of all attempts of a run and what is decided about it, until it has ended.",
     ),
+    "wait": ListedCommand("cli.wait", "wait", "Wait until a run has completed, over all of its attempts."),
     "diagnose": ListedCommand(
         "cli.diagnose",
         "diagnose",
@@ -137,6 +138,12 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "cli.doctor.command",
         "doctor",
         "Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.",
+    ),
+    "acceptance": ListedCommand(
+        "cli.acceptance.command",
+        "acceptance",
+        "Try in an account, for cents, what no emulator can show: jobs that fail are started, and everything is "
+        "removed.",
     ),
     "connect": ListedCommand(
         "cli.connect",

@@ -58,6 +58,16 @@ KEYS: Mapping[str, Printed] = {
         sparse=frozenset(_RUN_ENDED) - {"run"},
     ),
     "follow": Printed(OBJECT, _RUN_ENDED, sparse=frozenset({"downloaded", "attempts", "decisions"})),
+    "wait": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "reached": "whether it has come to what was waited for",
+            "state": "its state, null for a job that is not a run yet",
+            "attempts": "how many jobs it has had",
+            "job": "its newest job",
+        },
+    ),
     "diagnose": Printed(
         LINES,
         {
@@ -190,6 +200,23 @@ KEYS: Mapping[str, Printed] = {
             "place": "the deployment",
             "verdict": "the worst: ok, warn, broken, or unknown where nothing could be told",
             "checks": "each question's verdict, said, remedy, name, and what it is about (account, or a job)",
+        },
+    ),
+    "acceptance": Printed(
+        OBJECT,
+        {
+            "schema": "the version of this format, which docs/acceptance.schema.json describes",
+            "kind": "rerail acceptance",
+            "id": "the acceptance, with which its jobs' names began",
+            "region": "the region",
+            "clock_scale": "1 in an account; the local AWS runs so many times as fast",
+            "began_at": "when it began",
+            "made_at": "when it ended",
+            "policy": "the policy of its runs",
+            "image": "the training image",
+            "interrupted": "whether it was interrupted",
+            "checks": "each assumption's id, text, what was expected and seen, verdict and evidence",
+            "measurements": "median, largest value and count of each duration in seconds; null: not seen",
         },
     ),
     "connect": Printed(

@@ -278,7 +278,8 @@ def describe_waits(run: Run) -> Iterator[str]:
         yield f"it waits for a checkpoint {format_deadline(run.stop)}; `rerail {verb} {run.id} --now` stops at once"
     if run.proposal:
         proposal = run.proposal
-        cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
+        source = f" ({proposal.dollars_source})" if proposal.dollars_source else ""
+        cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}{source}"
         until = format_limit(proposal.expires_at)
         whom = format_wait(proposal.awaits)
         yield f"[yellow]{proposal.id} waits for {whom}:[/] {escape(proposal.what)}{cost}, until {until}"

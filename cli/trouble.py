@@ -60,6 +60,11 @@ def is_denied(error: Exception) -> bool:
     return get_code(error) in DENIED
 
 
+def is_passing(error: Exception) -> bool:
+    """Return whether the same call may succeed a little later: a throttle, or a network that is down."""
+    return get_code(error) in THROTTLED or isinstance(error, _OUT_OF_REACH)
+
+
 def is_missing(error: Exception) -> bool:
     """Return whether AWS says that the resource does not exist."""
     code = get_code(error)

@@ -12,14 +12,18 @@ from rerail.model.metrics import make_definitions
 Request = dict[str, Any]
 
 
-class Script(Protocol):
+class LossReader(Protocol):
+    """The form in which a script prints its losses."""
+
+    def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
+        """Yield the steps and losses in a line of its log."""
+
+
+class Script(LossReader, Protocol):
     """A training script that a job can be made of."""
 
     def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         """Return the members of the job's request that depend on the script, such as AlgorithmSpecification."""
-
-    def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
-        """Yield the steps and losses in a line of its log."""
 
     def read_saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
         """Return the exact losses by step from its checkpoints, if its log rounds them; otherwise nothing."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from cli.demo.other_runs import OtherRuns
 from cli.demo.scenarios import OWN_TYPE, Scenario
-from cli.demo.scripts import OURS, Script
+from cli.demo.scripts import OURS, LossReader
 from cli.operators import answer
 from cli.place import Place
 from cli.saves import StoredCheckpoint, list_checkpoints
@@ -64,7 +64,7 @@ class JobOutput:
     """
 
     job: str
-    script: Script = OURS
+    script: LossReader = OURS
     loss: dict[int, float] = field(default_factory=dict)
     times: dict[int, datetime] = field(default_factory=dict)
     first_step: int | None = None

@@ -8,7 +8,7 @@ from cli.demo.scenarios import Scenario
 from rerail.model.run import RunState
 
 Report = dict[str, Any]
-MOVED = re.compile(r"/checkpoint-(\d+)/")
+MOVED = re.compile(r"/(?:checkpoint-|step_)(\d+)/")
 
 
 def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:

@@ -40,16 +40,6 @@ def test_a_text_is_explained() -> None:
     assert "CUDA out of memory" in result.stdout
 
 
-def test_a_text_becomes_one_json_object() -> None:
-    """The same four fields as a file's lines; a lone text has no id."""
-    assert json.loads(run(OOM, "--json").stdout) == {
-        "id": None,
-        "cause": "oom",
-        "retry": False,
-        "evidence": OOM,
-    }
-
-
 def test_a_dash_reads_stdin() -> None:
     """As one text, or with --file as lines."""
     assert json.loads(run("-", "--json", stdin=OOM).stdout)["cause"] == "oom"

@@ -40,6 +40,7 @@ RUN = Run(
 ASKED = Proposal(
     "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55
 )
+PRICED = replace(ASKED, dollars_source="a start of 5 min, assumed")
 
 
 @pytest.fixture
@@ -65,6 +66,8 @@ def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
     """Whoever is paged reads here what is asked."""
     said = shown(replace(RUN, proposal=ASKED, blocked_by=LaunchCheck.APPROVAL))
     assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 2026-01-31 13:00:00" in said
+    priced = shown(replace(RUN, proposal=PRICED, blocked_by=LaunchCheck.APPROVAL, version=1))
+    assert "for about $10.55 (a start of 5 min, assumed), until" in priced
     assert "answer with: `rerail approve gpt --proposal p7` or `rerail deny gpt --proposal p7`" in said
 
 

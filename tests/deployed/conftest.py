@@ -21,7 +21,10 @@ from tests.iam.permissions import refusals
 ASSEMBLIES = Path(__file__).parents[2] / ".local" / "assemblies"
 HERE = Path(__file__).parent
 # These begin first, for they take longest: the others are done beside them.
-LONGEST = ("test_watched", "test_crashes", "test_deploying", "test_documented_commands", "test_receivers")
+LONGEST = (
+    *("test_watched", "test_crashes", "test_acceptance", "test_deploying"),
+    *("test_documented_commands", "test_receivers"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

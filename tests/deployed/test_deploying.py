@@ -84,6 +84,7 @@ def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[
     assert wild
     assert [grant for grant in wild if not grant["because"]] == []
     assert "No one is paged by e-mail yet" in first["said"]
+    assert first["delivery"].startswith("an event came through bus, rule and queue in ")
     assert "rerail doctor --local" in first["said"]
 
 

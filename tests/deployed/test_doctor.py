@@ -129,6 +129,7 @@ def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environme
         ("policy", "list"),
         ("tensorboard", "drawn", "--logdir-only"),
         ("follow", "drawn"),
+        ("wait", "drawn"),
         ("logs", "drawn"),
     ],
     ids=lambda words: words[0] if words[0] != "policy" else "policy list",

@@ -29,6 +29,7 @@ SHOWN = {
 }
 # What takes a whole deployment or training of its own: the test that runs it.
 ELSEWHERE = {
+    ("acceptance",): "tests/deployed/test_acceptance.py",
     ("demo",): "tests/demo/test_demo.py",
     ("deploy",): "tests/deployed/test_deploying.py",
     ("destroy",): "tests/deployed/test_deploying.py",
@@ -43,6 +44,8 @@ FILES = {
     "data.csv": "1,2\n",
     "labels.csv": "1\n",
     "train.log": "".join(f"step {n} loss: {2 / n:.4f}\n" for n in range(1, 200)),
+    "rerail-acceptance/acceptance.json": '{"schema": 1, "kind": "rerail acceptance", "region": "eu-west-1", '
+    '"clock_scale": 1, "made_at": "2026-11-23T12:00:00+00:00", "measurements": {"stop_s": {"median": 40}}}',
     "logs/night.log": "".join(f"rerail step={n} loss={2 / n:.4f}\n" for n in range(1, 200)),
 }
 

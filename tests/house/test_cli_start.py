@@ -42,7 +42,7 @@ finally:
 RERAIL = (sys.executable, "-m", "cli")
 NOTHING = (sys.executable, "-c", "pass")
 CLIENT = (sys.executable, "-c", "import boto3; boto3.Session().client('dynamodb')")
-ROUNDS = 5
+ROUNDS = 3
 # Measured at 10 to 11; with every command imported it is 27.
 MOST_TIMES_NOTHING = 15
 # Measured at 2.3; with every command imported it is 3.2.
@@ -84,7 +84,7 @@ def test_the_version_needs_no_rich():
 
 @pytest.mark.parametrize(
     "words",
-    [("status",), ("show",), ("hold",), ("submit",), ("doctor",), ("deploy",), ("policy", "check"), ("local", "up")],
+    [("status",), ("submit",), ("deploy",), ("policy", "check"), ("local", "up")],
     ids=" ".join,
 )
 def test_a_commands_own_help_imports_no_sdk(words):

@@ -1,0 +1,1 @@
+"""`rerail acceptance`: what only a real account can show, tried for cents."""
