@@ -10,6 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli.acceptance.seen import ReceivedEvent, ReceivedNotice
 from cli.place import Place
 from cli.trouble import explain, is_missing
+from rerail.model.run import JobStatus
 
 TOPICS = ("PageTopicArn", "InformTopicArn")
 KEPT_S = "86400"
@@ -93,6 +94,15 @@ class Listener:
                 sqs.delete_message(QueueUrl=self._url, ReceiptHandle=message["ReceiptHandle"])
             if not answer.get("Messages"):
                 return
+
+    def has_received(self, *, ended: set[str], relaunched: set[str]) -> bool:
+        """Return whether an event has reported the end of each of these jobs, and a notice each of these runs.
+
+        What cannot be received is not waited for.
+        """
+        reported = {event.job for event in self.events if JobStatus(event.status).is_terminal}
+        noted = {notice.run for notice in self.notices}
+        return ("events" in self.unread or ended <= reported) and ("notices" in self.unread or relaunched <= noted)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
         arrived = _from_milliseconds(message["Attributes"]["SentTimestamp"])

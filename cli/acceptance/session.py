@@ -33,8 +33,8 @@ from cli.trouble import explain
 # How long a trial is followed, on AWS's clock, and at least on a fast one.
 PATIENCE_S, LEAST_PATIENCE_S = 2700.0, 900.0
 POLL_S, LOCAL_POLL_S = 15.0, 1.0
-# Late events and notices are waited for after the last trial.
-LAST_MESSAGES_S = 30.0
+# After the last trial, what may come late is waited for; a missing event or notice for longer.
+LATE_S, MISSING_S = 30.0, 90.0
 DENIED_TEXTS = ("AccessDenied", '"not authorized to perform"')
 SignalHandler = Callable[[int, FrameType | None], None] | signal.Handlers
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -132,7 +132,8 @@ class AcceptanceSession:
                     )
                     break
                 self.sleep(LOCAL_POLL_S if self.where.is_local else POLL_S)
-        self.sleep(LAST_MESSAGES_S / min(self.plan.scale, 10.0) if self._stages else 0.0)
+        if self._stages:
+            self._await_messages()
 
     def _try_to_start(self, trial: AcceptanceTrial, code: Source, wheel: str) -> bool:
         """Start a trial; return whether that is settled, be it that it cannot be tried."""
@@ -182,6 +183,22 @@ class AcceptanceSession:
             self.listener.read()
         except (ClientError, BotoCoreError) as error:
             self.say(f"the temporary queue cannot be read now: {explain(error).what}; it is read again")
+
+    def _await_messages(self) -> None:
+        """Wait for late metrics, and until each end of a job and each relaunch has been reported."""
+        until = self.clock() + MISSING_S
+        self.sleep(LATE_S / min(self.plan.scale, 10.0))
+        self._refresh()
+        while not self._has_all_messages() and self.clock() < until:
+            self.sleep(LOCAL_POLL_S if self.where.is_local else POLL_S)
+            self._refresh()
+
+    def _has_all_messages(self) -> bool:
+        stages = self._stages.values()
+        return self.listener.has_received(
+            ended={job for stage in stages for job in stage.list_ended_jobs()},
+            relaunched={stage.run_id for stage in stages if len(stage.jobs) > 1},
+        )
 
     # The account
 

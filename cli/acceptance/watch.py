@@ -91,7 +91,11 @@ class TrialStage(Stage):
     @property
     def is_live(self) -> bool:
         """Return whether one of its jobs has not ended, so that it uses the account's quota."""
-        return any(not JobStatus(job["TrainingJobStatus"]).is_terminal for job in self.jobs.values())
+        return len(self.list_ended_jobs()) < len(self.jobs)
+
+    def list_ended_jobs(self) -> list[str]:
+        """Return the names of its jobs that have ended."""
+        return [name for name, job in self.jobs.items() if JobStatus(job["TrainingJobStatus"]).is_terminal]
 
     def _folder(self) -> str:
         return f"{self._plan.store}{self.job}/checkpoints/"

@@ -4,6 +4,7 @@ from local.repairs import (
     alarms,
     api_destinations,
     async_invocation,
+    busy_workers,
     composite_alarms,
     embedded_metrics,
     event_time,
@@ -29,6 +30,7 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     template_properties.apply()
     event_time.apply()
     async_invocation.apply(retry_scale, workers)
+    busy_workers.apply()
     worker_limit.apply(workers)
     target_dead_letters.apply()
     api_destinations.apply(retry_scale)

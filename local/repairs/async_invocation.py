@@ -111,7 +111,7 @@ def apply(retry_scale: float, workers: int) -> None:
                 ongoing.add(_function_name(invocation), -1)
 
     def attempt(invocation: Invocation) -> None:
-        result = lambda_svc._execute_function_with_config_scope(invocation.record, invocation.event)
+        result = lambda_svc._execute_function_with_config_scope(_current_record(invocation), invocation.event)
         waited = (time.monotonic() - invocation.accepted) * retry_scale
         if result.get("throttle"):
             if waited < _settings(invocation)["MaximumEventAgeInSeconds"]:
@@ -158,6 +158,16 @@ def apply(retry_scale: float, workers: int) -> None:
 def _function_name(invocation: Invocation) -> str:
     name: str = (invocation.record.get("config") or invocation.record)["FunctionName"]
     return name
+
+
+def _current_record(invocation: Invocation) -> dict[str, Any]:
+    """Return the function as it is now: an update may have come after the event, and its layers may be gone."""
+    function = lambda_svc._functions.get(_function_name(invocation))
+    config = invocation.record.get("config") or invocation.record
+    if function is None or config.get("Version", "$LATEST") != "$LATEST":
+        return invocation.record
+    current: dict[str, Any] = lambda_svc._execution_record_for_config(function, function["config"])
+    return current
 
 
 def _settings(invocation: Invocation) -> dict[str, Any]:

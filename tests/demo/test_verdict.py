@@ -34,6 +34,7 @@ def moved_run(*attempts: dict[str, Any]) -> dict[str, Any]:
     """A good run of the scenarios about machines."""
     return {
         "state": "completed",
+        "clock_scale": 1,
         "attempts": list(attempts),
         "incidents": [],
         "findings": [],

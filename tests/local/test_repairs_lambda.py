@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from local.stack import LocalAws
+from tests.local.conftest import SAMPLE
 from tests.local.waiting import Mailbox, eventually, put_event
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,22 @@ def test_no_event_is_lost_to_a_concurrency_limit(aws: LocalAws, seen: Mailbox) -
     assert sorted(m["body"]["number"] for m in handled) == list(range(30))
     reserved = aws.client("lambda").get_function_concurrency(FunctionName=aws.outputs["NarrowName"])
     assert reserved["ReservedConcurrentExecutions"] == 1
+
+
+def test_an_update_lets_a_running_invocation_end(aws: LocalAws, seen: Mailbox) -> None:
+    """It is run once, in the worker of the older version; the next one runs in a new worker."""
+    put_event(aws, "Narrow", number=100, seconds=3)
+    [running] = seen.find(lambda m: m["body"].get("began") == 100)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(SAMPLE / "lambdas" / "probe.py", "probe.py")
+    client = aws.client("lambda")
+    client.update_function_code(FunctionName=aws.outputs["NarrowName"], ZipFile=archive.getvalue())
+    put_event(aws, "Narrow", number=101)
+    seen.find(lambda m: m["body"].get("number") == 100)
+    [following] = seen.find(lambda m: m["body"].get("began") == 101)
+    assert following["body"]["pid"] != running["body"]["pid"]
+    assert len([m for m in seen.read() if m["body"].get("began") == 100]) == 1
 
 
 def test_event_for_a_deleted_function_goes_to_the_dead_letter_queue_of_the_target(aws: LocalAws) -> None:

@@ -90,6 +90,7 @@ def a_trial(trial: AcceptanceTrial) -> Observation:
         saves.insert(0, saves[0] | {"step": last, "reason": scenario.saves})
     facts: dict[str, Any] = {
         "state": scenario.ends.value,
+        "clock_scale": 1,
         "attempts": attempts,
         "final_step": last,
         "findings": list(scenario.findings),

@@ -42,8 +42,10 @@ def flaky(event: dict[str, Any], context: Any) -> None:
 
 
 def slow(event: dict[str, Any], context: Any) -> None:
-    time.sleep(0.05)
-    send({"number": event["detail"]["number"]})
+    number, seconds = event["detail"]["number"], event["detail"].get("seconds", 0.05)
+    send({"began": number, "pid": os.getpid()})
+    time.sleep(seconds)
+    send({"number": number})
 
 
 def consume(event: dict[str, Any], context: Any) -> dict[str, Any]:
