@@ -1,7 +1,8 @@
 """`rerail deploy`: look, ask, deploy. `rerail destroy`: say what goes and what stays, ask, delete the stack."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -188,6 +189,7 @@ class _Deployment(_Step):
         if taken and not self.plan:
             self._confirm(f"Take up these {len(taken)} and deploy into {self.target.name}?")
             self._take_up(formation, assembly, taken)
+        is_first = not formation.exists()
         found = self._propose(formation, assembly)
         screen.show_resources(self.console, found)
         self._refuse_losses(formation, found, allow_loss)
@@ -204,6 +206,8 @@ class _Deployment(_Step):
                 raise
             with screen.show_progress(self.console, "deploying", {change.id for change in found}) as happened:
                 formation.execute(happened)
+            if is_first:
+                self._protect_tables(formation, assembly)
         outputs = formation.read_outputs()
         self.remember(outputs)
         delivery = self._check_delivery(outputs)
@@ -287,9 +291,16 @@ class _Deployment(_Step):
             formation.execute(happened)
 
     def _propose(self, formation: Formation, assembly: Assembly) -> list[ResourceChange]:
-        text = _compact(assembly.template)
-        kind = "UPDATE" if formation.exists() else "CREATE"
-        return formation.propose(kind, text, url=assembly.upload(self.target, text))
+        is_update = formation.exists()
+        text = _compact(assembly.template if is_update else make_unprotected(assembly.template))
+        return formation.propose("UPDATE" if is_update else "CREATE", text, url=assembly.upload(self.target, text))
+
+    def _protect_tables(self, formation: Formation, assembly: Assembly) -> None:
+        """Protect the tables of a first deployment, now that it has succeeded."""
+        found = self._propose(formation, assembly)
+        if found:
+            with screen.show_progress(self.console, "protecting", {change.id for change in found}) as happened:
+                formation.execute(happened)
 
     def _refuse_losses(self, formation: Formation, found: list[ResourceChange], allowed: list[str]) -> None:
         losses = list(changes.find_refused(found, allowed))
@@ -354,6 +365,15 @@ class _Removal(_Step):
         if "TableName" not in outputs:
             return []
         return sorted({name for name, _ in DynamoRuns(outputs["TableName"]).open_runs()})
+
+
+def make_unprotected(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template with tables that CloudFormation can delete again, if a first deployment fails."""
+    changed = deepcopy(dict(template))
+    for resource in changed["Resources"].values():
+        if resource["Type"] == "AWS::DynamoDB::Table":
+            resource["Properties"].pop("DeletionProtectionEnabled", None)
+    return changed
 
 
 def _facts(

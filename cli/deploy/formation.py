@@ -97,9 +97,14 @@ class Formation:
             self._wait_for(lambda: self.read_status() in ("", "DELETE_COMPLETE"), "the empty stack to go")
 
     def execute(self, happened: Happened) -> None:
-        """Execute the change set and wait; raise DeployError with the first cause on failure."""
+        """Execute the change set and wait; raise DeployError with the first cause on failure.
+
+        What a failed change set has created is removed again, whatever its DeletionPolicy: nothing has used it.
+        """
         seen = self._seen()
-        self.cloudformation.execute_change_set(StackName=self.stack, ChangeSetName=CHANGE_SET)
+        self.cloudformation.execute_change_set(
+            StackName=self.stack, ChangeSetName=CHANGE_SET, RetainExceptOnCreate=True
+        )
         self._follow(self.read_id(), seen, happened)
 
     def delete(self, happened: Happened) -> None:

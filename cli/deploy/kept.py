@@ -18,18 +18,20 @@ from local.deploy import DeployError
 NAME = "/rerail/kept"
 RETAINED = ("Retain", "RetainExceptOnCreate")
 PARAMETER = "AWS::SSM::Parameter"
+BUCKET_POLICY = "AWS::S3::BucketPolicy"
 # How a resource that CloudFormation imports is told which one it is.
 IDENTIFIERS = {
     "AWS::DynamoDB::Table": "TableName",
     "AWS::KMS::Key": "KeyId",
     "AWS::Logs::LogGroup": "LogGroupName",
     "AWS::S3::Bucket": "BucketName",
+    BUCKET_POLICY: "Bucket",
     "AWS::SQS::Queue": "QueueUrl",
     PARAMETER: "Name",
 }
 ABSENT = (
-    *("404", "NoSuchBucket", "NotFoundException", "ParameterNotFound", "ResourceNotFoundException"),
-    *("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"),
+    *("404", "NoSuchBucket", "NoSuchBucketPolicy", "NotFoundException", "ParameterNotFound"),
+    *("ResourceNotFoundException", "AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"),
 )
 Imports = list[dict[str, Any]]
 
@@ -46,6 +48,8 @@ def find(target: Target, template: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for id, kind in find_retained(template).items():
         properties = template["Resources"][id].get("Properties", {})
+        if kind == BUCKET_POLICY:
+            properties = template["Resources"].get(properties["Bucket"].get("Ref"), {}).get("Properties", {})
         chosen = properties.get("BucketName") or properties.get("Name")
         name = noted.get(id) or (target.fill(_placed(format_value(chosen))) if chosen else "")
         if name and kind in IDENTIFIERS and (identifier := _look_up(target, kind, name)):
@@ -110,6 +114,11 @@ def _bucket(target: Target, name: str) -> str:
     return name
 
 
+def _bucket_policy(target: Target, name: str) -> str:
+    target.client("s3", role=LOOKUP_ROLE).get_bucket_policy(Bucket=name, ExpectedBucketOwner=target.account)
+    return name
+
+
 def _queue(target: Target, name: str) -> str:
     return str(target.client("sqs", role=LOOKUP_ROLE).get_queue_url(QueueName=name)["QueueUrl"])
 
@@ -123,6 +132,7 @@ LOOK_UPS: Mapping[str, Callable[[Target, str], str]] = {
     "AWS::KMS::Key": _key,
     "AWS::Logs::LogGroup": _log_group,
     "AWS::S3::Bucket": _bucket,
+    BUCKET_POLICY: _bucket_policy,
     "AWS::SQS::Queue": _queue,
     PARAMETER: _parameter,
 }
@@ -138,6 +148,13 @@ def make_import(template: Mapping[str, Any], found: Mapping[str, str]) -> tuple[
         if resource["Type"] == PARAMETER:
             # It names what may be gone by now; the next step writes it anew.
             resource["Properties"]["Value"] = "{}"
+        elif resource["Type"] == BUCKET_POLICY:
+            # It names a role that does not exist yet. An import changes no policy, so the next step must differ.
+            document = resource["Properties"]["PolicyDocument"]
+            document["Id"] = "imported"
+            document["Statement"] = [
+                statement for statement in document["Statement"] if set(_references(statement)) <= set(resources)
+            ]
     while outside := [id for id, resource in resources.items() if not set(_references(resource)) <= set(resources)]:
         for id in outside:
             del resources[id]

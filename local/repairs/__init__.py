@@ -4,6 +4,7 @@ from local.repairs import (
     alarms,
     api_destinations,
     async_invocation,
+    bucket_policies,
     busy_workers,
     composite_alarms,
     embedded_metrics,
@@ -28,6 +29,7 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     at once.
     """
     template_properties.apply()
+    bucket_policies.apply()
     event_time.apply()
     async_invocation.apply(retry_scale, workers)
     busy_workers.apply()

@@ -1,4 +1,4 @@
-"""Make a private bucket: no public access, TLS only, retained after the stack is deleted."""
+"""Make a private bucket: no public access, TLS only, retained with its policy after the stack is deleted."""
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_s3 as s3
@@ -8,7 +8,7 @@ from constructs import Construct
 def closed_bucket(scope: Construct, *, name: str, rule: str, kept: Duration) -> s3.Bucket:
     """Its objects are gone after `kept`, by the lifecycle rule of that id. Encrypted with S3's own key: whoever may use
     the bucket, or was given a signed link, needs no permission for a key."""
-    return s3.Bucket(
+    bucket = s3.Bucket(
         scope,
         "Bucket",
         bucket_name=name,
@@ -21,3 +21,7 @@ def closed_bucket(scope: Construct, *, name: str, rule: str, kept: Duration) -> 
         ],
         removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
     )
+    assert bucket.policy, "enforce_ssl makes one"
+    # Jobs may go on after the stack: without it, any role that may write into the bucket could command them.
+    bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
+    return bucket

@@ -5,6 +5,7 @@ A later deployment reads it to reuse the runs, the mailbox, the reports and the 
 from typing import Any
 
 from aws_cdk import CfnDeletionPolicy, CfnResource, RemovalPolicy, Stack
+from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -37,5 +38,7 @@ def _is_kept(construct: Any) -> bool:
 
 
 def _name(resource: CfnResource) -> str:
+    if isinstance(resource, s3.CfnBucketPolicy):
+        return str(resource.bucket)
     # A queue's reference is its URL, which is long; a parameter holds a few thousand characters.
     return str(resource.attr_queue_name if isinstance(resource, sqs.CfnQueue) else resource.ref)

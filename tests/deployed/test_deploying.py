@@ -14,10 +14,11 @@ from cli import place
 from cli.deploy import organization, target
 from cli.deploy.assembly import synthesize
 from cli.deploy.changes import find_refused
+from cli.deploy.command import make_unprotected
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from local import deploy
-from local.deploy import LOCAL_SCOPE
+from local.deploy import LOCAL_SCOPE, DeployError
 from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
@@ -88,6 +89,39 @@ def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[
     assert "rerail doctor --local" in first["said"]
 
 
+def test_the_table_of_a_first_deployment_is_protected(first: dict[str, Any], empty: LocalAws):
+    """It is only while CloudFormation may have to remove it again that it is not."""
+    table = empty.client("dynamodb").describe_table(TableName=first["outputs"]["TableName"])["Table"]
+    assert table["DeletionProtectionEnabled"] is True
+
+
+def test_a_first_deployment_that_fails_leaves_nothing_behind(first: dict[str, Any], empty: LocalAws):
+    """The last resource fails: the bucket has a policy already. Table and key are removed, although they are kept."""
+    formation = Formation(empty.client("cloudformation"), "Failing", pause_s=0.1)
+    template = Formation(empty.client("cloudformation"), "Rerail").read_template()
+    assert template
+    kinds = {"AWS::DynamoDB::Table", "AWS::KMS::Key"}
+    resources = {id: resource for id, resource in template["Resources"].items() if resource["Type"] in kinds}
+    assert {resource["DeletionPolicy"] for resource in resources.values()} == {"Retain"}
+    second_policy = {"Bucket": first["outputs"]["MailboxBucket"], "PolicyDocument": {"Statement": []}}
+    resources["Second"] = {"Type": "AWS::S3::BucketPolicy", "Properties": second_policy, "DependsOn": list(resources)}
+    tables = empty.client("dynamodb").list_tables()["TableNames"]
+    keys = list_enabled_keys(empty)
+    formation.propose("CREATE", json.dumps(make_unprotected({"Resources": resources})))
+    with pytest.raises(DeployError, match="ROLLBACK_COMPLETE(.|\n)*already exists"):
+        formation.execute(lambda event: None)
+    assert empty.client("dynamodb").list_tables()["TableNames"] == tables
+    assert list_enabled_keys(empty) == keys
+    formation.delete(lambda event: None)
+
+
+def list_enabled_keys(aws: LocalAws) -> set[str]:
+    """Return the keys that are not about to be deleted."""
+    kms = aws.client("kms")
+    described = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"] for key in kms.list_keys()["Keys"]]
+    return {key["KeyId"] for key in described if key["KeyState"] == "Enabled"}
+
+
 def test_deploying_again_changes_nothing(first: dict[str, Any], surroundings: dict[str, str]):
     answer = rerail(surroundings, "deploy", "--local", "--yes", "--json")
     again = json.loads(answer.stdout)
@@ -114,6 +148,8 @@ def test_what_is_destroyed_comes_back_with_the_runs_of_before(
     assert gone.returncode == 0, gone.stderr
     kept = json.loads(gone.stdout)["kept"].values()
     assert {first["outputs"]["TableName"], first["outputs"]["MailboxBucket"]} <= set(kept)
+    guarded = empty.client("s3").get_bucket_policy(Bucket=first["outputs"]["MailboxBucket"])["Policy"]
+    assert "OnlyTheSupervisorCommands" in guarded
     account.submit(NAME, steps=1_000_000)  # nobody hears of it
     account.has_saved(NAME, steps=20)
     store_as_the_first_version(account, NAME)
@@ -121,6 +157,8 @@ def test_what_is_destroyed_comes_back_with_the_runs_of_before(
     back = rerail(surroundings, "deploy", "--local", "--yes", "--json")
     assert back.returncode == 0, back.stderr
     outputs = json.loads(back.stdout)["outputs"]
+    policy = json.loads(empty.client("s3").get_bucket_policy(Bucket=outputs["MailboxBucket"])["Policy"])
+    assert "OnlyTheSupervisorCommands" in {statement.get("Sid") for statement in policy["Statement"]}
     for name in ("TableName", "MailboxBucket"):
         assert outputs[name] == first["outputs"][name]
     names = Formation(empty.client("cloudformation"), "Rerail").list_names()

@@ -123,6 +123,9 @@ def test_all_that_stays_can_be_imported_alone(template):
     alone, listed = kept.make_import(template.body, found)
     assert set(alone["Resources"]) == set(found) == {each["LogicalResourceId"] for each in listed}
     assert all("DeletionPolicy" in resource for resource in alone["Resources"].values())
+    policies = {id for id, kind in kept.find_retained(template.body).items() if kind == kept.BUCKET_POLICY}
+    assert len(policies) == 2  # what is deployed next must differ, since an import changes nothing
+    assert all(alone["Resources"][id]["Properties"] != template.resources[id]["Properties"] for id in policies)
 
 
 def test_what_needs_something_that_is_gone_is_not_imported(template):
