@@ -42,7 +42,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             for name, value in (names | {"AWS_ENDPOINT_URL": endpoint}).items():
                 patched.setenv(name, value)
             patched.delenv("AWS_PROFILE", raising=False)
-            yield boto3.client("s3", region_name="us-east-1")
+            # boto3.client would use the default session, which may have the credentials of an earlier test.
+            yield boto3.Session(region_name="us-east-1").client("s3")
     finally:
         emulator.terminate()
         emulator.wait()
