@@ -174,6 +174,7 @@ def test_of_more_labels_than_are_kept_the_oldest_clean_ones_go_first():
         ({"health": QUARANTINED, "why": "bad"}, {"why": "odd"}, {"health": QUARANTINED, "why": "bad"}),
         ({"why": "odd"}, {"health": QUARANTINED, "why": "bad"}, {"health": QUARANTINED, "why": "bad"}),
         ({"step": 7}, {"step": 3}, {"step": 3}),
+        ({"step": 3}, {"step": 7}, {"step": 3}),
     ],
 )
 def test_two_labels_are_merged_into_one_that_covers_as_much(one: dict, other: dict, merged: dict):
@@ -354,6 +355,7 @@ def test_the_checkpoint_that_an_attempt_could_not_load_is_quarantined():
         ({"created_at": MIDNIGHT}, 400),
         ({}, 400),
         ({"last_step": 400}, 400),
+        ({"resumed_from_step": 0}, 0),
         ({"last_step": 401}, None),
         ({"training_started_at": MIDNIGHT - HOUR}, None),
     ],

@@ -94,7 +94,8 @@ def test_a_pointer_to_a_newer_checkpoint_is_rewritten_for_the_one_to_resume_from
     assert {name for name, _, _ in found[1:]} == {item.key for item in (deepspeed[1], optimizer[1])}
     assert moved(objects, action(50), latest="global_step200")[0] == (LATEST, "", "")
     assert moved(objects, action(200), latest="global_step200") == []
-    assert moved(objects, action(), latest="who knows")[0][0] != LATEST
+    for pointers in ({"latest": "who knows"}, {"latest": "global_step99"}, {}):
+        assert moved(objects, action(), **pointers)[0][0] != LATEST
     late = [*objects[:-1], stored(LATEST, END + SECOND, size=14)]
     assert LATEST not in [name for name, _, _ in moved(late, action(), latest="global_step200")]
     last = [*objects[:-1], stored(LATEST, END, size=14)]
@@ -110,6 +111,9 @@ def test_a_pointer_leads_only_to_a_whole_checkpoint_of_its_own_folder():
     texts = {move.source.key: move.text for move in plan_moves(objects, pointers, action())}
     assert texts[f"{FOLDER}b/{TRACKER}"] == ""
     own = [*objects, *megatron("b/", 100)]
+    deep = [item._replace(key=f"runs/{item.key}") for item in own]
+    texts = {move.source.key: move.text for move in plan_moves(deep, {f"runs/b/{TRACKER}": "200"}, action())}
+    assert texts[f"{FOLDER}runs/b/{TRACKER}"] == "100"
     texts = {move.source.key: move.text for move in plan_moves(own, pointers, action())}
     assert texts[f"{FOLDER}b/{TRACKER}"] == "100"
 
@@ -256,7 +260,7 @@ def test_the_folders_of_rerail_are_outside_of_all_checkpoint_folders(uri: str, o
         ({"RoleArn": ROLE}, {ROLE: [URI]}, "is not below the S3Uri"),
         ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {ROLE: [f"{URI}/sub"]}, f"of the role {ROLE} in {URI}"),
         ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {"other": [URI]}, f"of the role {ROLE} in {URI}"),
-        ({"CheckpointConfig": {"S3Uri": URI}}, {ROLE: [URI]}, "of the role  in"),
+        ({"CheckpointConfig": {"S3Uri": URI}}, {ROLE: [URI], "None": [URI]}, "of the role  in"),
     ],
 )
 def test_a_folder_needs_the_jobs_configuration_and_the_deployments_list(
