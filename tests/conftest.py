@@ -23,6 +23,15 @@ settings.register_profile(
 settings.load_profile("rerail")
 # A module whose tests are all slow.
 IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
+# The files that take longest: begun last, one of them would keep a single worker busy at the end.
+LONGEST = (
+    *("tools/test_release.py", "container/test_init.py", "container/test_processes.py", "agent/test_hf.py"),
+    *("container/test_restarts.py", "local/test_repairs_lambda.py", "agent/test_lightning.py"),
+    *("local/test_repairs_cloudwatch.py", "container/test_parallel.py", "house/test_cli_start.py"),
+    *("container/test_preflight.py", "container/test_snapshots.py", "agent/test_acceptance.py"),
+    *("report/test_browser.py", "house/test_cold_start.py", "container/test_ranks.py", "aws/test_quarantine.py"),
+    *("container/test_drills.py", "agent/checkpoints/test_killing.py", "core/test_diagnosis.py"),
+)
 # Thousands of sessions read the same service models: parse each once per process.
 botocore.loaders.create_loader = cache(botocore.loaders.create_loader)
 
@@ -60,10 +69,12 @@ STARTS = ProcessStarts()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a synthesized template: the CDK runs in Node."""
+    """Mark what needs a synthesized template, since the CDK runs in Node; let the longest files begin first."""
     for item in items:
         if "tests/stacks/" in item.nodeid:
             item.add_marker(pytest.mark.slow)
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(ranks)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,8 @@
 """Run the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
-Most tests keep a core busy or start something that does, so three files run at a time. Those that deploy the template,
-or play a demo, mostly wait for an AWS on this machine, and fill the gaps. Their clocks follow the speed measured first,
-with an allowance for what the other runs take.
+Tests that deploy the template, or play a demo, mostly wait for an AWS on this machine, whose clock runs fast: they get
+a core first. All others fill the gaps, at a lower priority and five files at a time, since many wait for processes. The
+clocks follow the speed measured first, with an allowance for what the other runs take.
 """
 
 import os
@@ -26,10 +26,13 @@ RUNS = {
     "deployed": ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (
         *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
-        *("-n", "3", "--dist", "loadfile"),
+        *("-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     ),
 }
 
+# The runs that yield to the others.
+PATIENT_RUNS = ("unit",)
+NICE = ("nice", "-n", "10")
 FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
 FAILURE_LINES = 400
 
@@ -53,7 +56,8 @@ class SuiteRun:
     """One run of pytest, whose lines appear under its name as they come."""
 
     def __init__(self, name: str, options: tuple[str, ...], environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}"]
+        pytest = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}"]
+        command = [*NICE, *pytest] if name in PATIENT_RUNS else pytest
         self._name = name
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
