@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from cli.deploy import cdk, changes, choices, kept, organization, permissions, s
 from cli.deploy import target as targets
 from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.changes import ResourceChange
+from cli.deploy.first import make_first_template, wait_for_sweep
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, Target
@@ -189,8 +189,8 @@ class _Deployment(_Step):
         if taken and not self.plan:
             self._confirm(f"Take up these {len(taken)} and deploy into {self.target.name}?")
             self._take_up(formation, assembly, taken)
-        is_first = not formation.exists()
-        found = self._propose(formation, assembly)
+        first = make_first_template(new, is_import=bool(taken)) if old is None else None
+        found = self._propose(formation, assembly, first or new)
         screen.show_resources(self.console, found)
         self._refuse_losses(formation, found, allow_loss)
         if self.plan:
@@ -206,11 +206,11 @@ class _Deployment(_Step):
                 raise
             with screen.show_progress(self.console, "deploying", {change.id for change in found}) as happened:
                 formation.execute(happened)
-            if is_first:
-                self._protect_tables(formation, assembly)
         outputs = formation.read_outputs()
         self.remember(outputs)
         delivery = self._check_delivery(outputs)
+        if first:
+            self._complete_first(formation, assembly)
         screen.show_next_steps(
             self.console, outputs, address=address, was_there=bool(old or taken), local=self.target.is_local
         )
@@ -290,17 +290,23 @@ class _Deployment(_Step):
         ) as happened:
             formation.execute(happened)
 
-    def _propose(self, formation: Formation, assembly: Assembly) -> list[ResourceChange]:
-        is_update = formation.exists()
-        text = _compact(assembly.template if is_update else make_unprotected(assembly.template))
-        return formation.propose("UPDATE" if is_update else "CREATE", text, url=assembly.upload(self.target, text))
+    def _propose(self, formation: Formation, assembly: Assembly, template: Mapping[str, Any]) -> list[ResourceChange]:
+        text = _compact(template)
+        kind = "UPDATE" if formation.exists() else "CREATE"
+        return formation.propose(kind, text, url=assembly.upload(self.target, text))
 
-    def _protect_tables(self, formation: Formation, assembly: Assembly) -> None:
-        """Protect the tables of a first deployment, now that it has succeeded."""
-        found = self._propose(formation, assembly)
-        if found:
-            with screen.show_progress(self.console, "protecting", {change.id for change in found}) as happened:
-                formation.execute(happened)
+    def _complete_first(self, formation: Formation, assembly: Assembly) -> None:
+        """Deploy the whole template, once the first sweep is seen or does not come."""
+        self.console.print("waiting for the first sweep, before its absence may page")
+        try:
+            has_come = wait_for_sweep(self.target.client, pause_s=formation.pause_s)
+        except (ClientError, BotoCoreError) as error:
+            self.console.print(f"  cannot tell: {make_unanswered(error).said}", markup=False)
+        else:
+            self.console.print("  it has come" if has_come else "  none has come: `rerail doctor` says why")
+        found = self._propose(formation, assembly, assembly.template)
+        with screen.show_progress(self.console, "protecting", {change.id for change in found}) as happened:
+            formation.execute(happened)
 
     def _refuse_losses(self, formation: Formation, found: list[ResourceChange], allowed: list[str]) -> None:
         losses = list(changes.find_refused(found, allowed))
@@ -365,15 +371,6 @@ class _Removal(_Step):
         if "TableName" not in outputs:
             return []
         return sorted({name for name, _ in DynamoRuns(outputs["TableName"]).open_runs()})
-
-
-def make_unprotected(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template with tables that CloudFormation can delete again, if a first deployment fails."""
-    changed = deepcopy(dict(template))
-    for resource in changed["Resources"].values():
-        if resource["Type"] == "AWS::DynamoDB::Table":
-            resource["Properties"].pop("DeletionProtectionEnabled", None)
-    return changed
 
 
 def _facts(

@@ -3,14 +3,17 @@
 import json
 import os
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
 
 from cli.deploy import cdk, choices, target
 from cli.deploy.command import _Deployment
+from cli.deploy.first import wait_for_sweep
 from cli.project import ROOT, read_choices
-from tests.cli.cloud import refused
+from tests.cli.cloud import Cloud, Deployed, refused
 
 CDK_JSON = """{
   "app": "python app.py",
@@ -74,6 +77,19 @@ def test_who_may_only_assume_the_roles_of_the_bootstrap_can_deploy(monkeypatch):
     session = here.client("ssm", role=target.LOOKUP_ROLE)
     assert session._request_signer._credentials.access_key == arn
     assert here.client("sqs") == "the caller's sqs"
+
+
+def test_a_sweep_that_never_comes_is_waited_for_a_while():
+    """Without it, the alarm on missing sweeps rightly pages."""
+    times = iter(range(0, 10_000, 100))
+    shown = iter([[], [{"Sum": 0.0}], [{"Sum": 1.0}]])
+
+    def wait(answer: Callable[..., Any]) -> bool:
+        cloud = Cloud({"cloudwatch.get_metric_statistics": answer})
+        return wait_for_sweep(Deployed(cloud).client, pause_s=1, sleep=lambda seconds: None, clock=lambda: next(times))
+
+    assert wait(lambda **request: {"Datapoints": next(shown)}) is True
+    assert wait(lambda **request: {"Datapoints": []}) is False
 
 
 def test_the_address_of_a_deployed_stack_is_found():

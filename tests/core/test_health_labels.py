@@ -147,7 +147,7 @@ def test_a_finding_of_the_loss_labels_all_from_its_onset_on():
         (HealthLabel(450, 1, SUSPECT, "", Kind.LOSS_SPIKE, before=MIDNIGHT), True),
     ],
 )
-def test_a_finding_that_says_nothing_new_adds_no_label(known: HealthLabel, is_new: bool):
+def test_a_finding_without_news_adds_no_label(known: HealthLabel, is_new: bool):
     """An open label of the same kind and health that covers as much makes it superfluous."""
     assert len(with_findings(make_run(labels=(known,)), [find()]).labels) == 1 + is_new
 

@@ -14,7 +14,7 @@ from cli import place
 from cli.deploy import organization, target
 from cli.deploy.assembly import synthesize
 from cli.deploy.changes import find_refused
-from cli.deploy.command import make_unprotected
+from cli.deploy.first import make_first_template
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from local import deploy
@@ -89,10 +89,14 @@ def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[
     assert "rerail doctor --local" in first["said"]
 
 
-def test_the_table_of_a_first_deployment_is_protected(first: dict[str, Any], empty: LocalAws):
-    """It is only while CloudFormation may have to remove it again that it is not."""
+def test_a_first_deployment_ends_protected_and_watched_and_has_paged_nobody(first: dict[str, Any], empty: LocalAws):
+    """The alarm on missing sweeps is in force only after the first one."""
     table = empty.client("dynamodb").describe_table(TableName=first["outputs"]["TableName"])["Table"]
     assert table["DeletionProtectionEnabled"] is True
+    alarms = empty.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    assert [alarm["TreatMissingData"] for alarm in alarms if "NoSweep" in alarm["AlarmName"]] == ["breaching"]
+    assert "waiting for the first sweep, before its absence may page\n  it has come\n" in first["said"]
+    assert [alarm["AlarmName"] for alarm in alarms if alarm["StateValue"] == "ALARM"] == []
 
 
 def test_a_first_deployment_that_fails_leaves_nothing_behind(first: dict[str, Any], empty: LocalAws):
@@ -107,7 +111,7 @@ def test_a_first_deployment_that_fails_leaves_nothing_behind(first: dict[str, An
     resources["Second"] = {"Type": "AWS::S3::BucketPolicy", "Properties": second_policy, "DependsOn": list(resources)}
     tables = empty.client("dynamodb").list_tables()["TableNames"]
     keys = list_enabled_keys(empty)
-    formation.propose("CREATE", json.dumps(make_unprotected({"Resources": resources})))
+    formation.propose("CREATE", json.dumps(make_first_template({"Resources": resources}, is_import=False)))
     with pytest.raises(DeployError, match="ROLLBACK_COMPLETE(.|\n)*already exists"):
         formation.execute(lambda event: None)
     assert empty.client("dynamodb").list_tables()["TableNames"] == tables
