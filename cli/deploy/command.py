@@ -288,7 +288,7 @@ class _Deployment(_Step):
         with screen.show_progress(
             self.console, "taking up", {resource["LogicalResourceId"] for resource in listed}
         ) as happened:
-            formation.execute(happened)
+            formation.execute(happened, is_import=True)
 
     def _propose(self, formation: Formation, assembly: Assembly, template: Mapping[str, Any]) -> list[ResourceChange]:
         text = _compact(template)
@@ -304,9 +304,9 @@ class _Deployment(_Step):
             self.console.print(f"  cannot tell: {make_unanswered(error).said}", markup=False)
         else:
             self.console.print("  it has come" if has_come else "  none has come: `rerail doctor` says why")
-        found = self._propose(formation, assembly, assembly.template)
-        with screen.show_progress(self.console, "protecting", {change.id for change in found}) as happened:
-            formation.execute(happened)
+        if found := self._propose(formation, assembly, assembly.template):
+            with screen.show_progress(self.console, "protecting", {change.id for change in found}) as happened:
+                formation.execute(happened)
 
     def _refuse_losses(self, formation: Formation, found: list[ResourceChange], allowed: list[str]) -> None:
         losses = list(changes.find_refused(found, allowed))

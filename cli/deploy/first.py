@@ -23,7 +23,10 @@ def make_first_template(template: Mapping[str, Any], *, is_import: bool) -> dict
     for resource in changed["Resources"].values():
         if resource["Type"] == "AWS::DynamoDB::Table" and not is_import:
             resource["Properties"].pop("DeletionProtectionEnabled", None)
-        if resource["Type"] == "AWS::CloudWatch::Alarm" and resource["Properties"]["TreatMissingData"] == "breaching":
+        if (
+            resource["Type"] == "AWS::CloudWatch::Alarm"
+            and resource["Properties"].get("TreatMissingData") == "breaching"
+        ):
             resource["Properties"]["TreatMissingData"] = "notBreaching"
     return changed
 

@@ -96,14 +96,15 @@ class Formation:
             self.cloudformation.delete_stack(StackName=self.stack)
             self._wait_for(lambda: self.read_status() in ("", "DELETE_COMPLETE"), "the empty stack to go")
 
-    def execute(self, happened: Happened) -> None:
+    def execute(self, happened: Happened, *, is_import: bool = False) -> None:
         """Execute the change set and wait; raise DeployError with the first cause on failure.
 
-        What a failed change set has created is removed again, whatever its DeletionPolicy: nothing has used it.
+        What a failed change set has created is removed again, whatever its DeletionPolicy: nothing has used it. What
+        it has imported stays.
         """
         seen = self._seen()
         self.cloudformation.execute_change_set(
-            StackName=self.stack, ChangeSetName=CHANGE_SET, RetainExceptOnCreate=True
+            StackName=self.stack, ChangeSetName=CHANGE_SET, RetainExceptOnCreate=not is_import
         )
         self._follow(self.read_id(), seen, happened)
 
