@@ -1,7 +1,7 @@
 """Run the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
 Tests that deploy the template, or play a demo, mostly wait for an AWS on this machine, whose clock runs fast: they get
-a core first. All others fill the gaps, at a lower priority and five files at a time, since many wait for processes. The
+a core first. All others fill the gaps, at a lower priority and four files at a time, since many wait for processes. The
 clocks follow the speed measured first, with an allowance for what the other runs take.
 """
 
@@ -26,13 +26,13 @@ RUNS = {
     "deployed": ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (
         *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
-        *("-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
+        *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
     ),
 }
 
-# The runs that yield to the others.
+# The runs that yield to the others, but little: beside a busy program they must not starve.
 PATIENT_RUNS = ("unit",)
-NICE = ("nice", "-n", "10")
+NICE = ("nice", "-n", "3")
 FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
 FAILURE_LINES = 400
 
