@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: a third in `make test`, all in the long run of `make proof`."""
+"""The number of examples that Hypothesis draws: a third in `make test`, all in `make proof`."""
 
 import os
 

@@ -258,7 +258,7 @@ def test_the_open_onset_is_the_first_step_of_the_current_processes_trouble(label
 
 
 def test_an_operators_rollback_quarantines_all_after_the_step():
-    """Of the newest job that exists, and those before; an earlier onset stays, its time does not count any more."""
+    """It covers the newest existing job and earlier ones; an earlier onset is kept, without its time."""
     first = Attempt(1, "gpt", JobStatus.FAILED, created_at=MIDNIGHT)
     second = Attempt(
         2, "gpt-a002", JobStatus.IN_PROGRESS, created_at=MIDNIGHT, in_place_restarts=(order(1),), onset_at=MIDNIGHT
@@ -361,7 +361,7 @@ def test_the_checkpoint_that_an_attempt_could_not_load_is_quarantined():
     ],
 )
 def test_a_script_that_resumes_by_itself_took_the_newest_at_its_start(facts: dict, step: int | None):
-    """Of those that are whole and not quarantined; one that has trained further had loaded it."""
+    """Only complete checkpoints that are not quarantined count; an attempt that trained further had loaded its own."""
     saves = [
         save(300),
         save(400),

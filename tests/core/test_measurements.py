@@ -1,4 +1,4 @@
-"""What was measured in an account: read with bounds, used in estimates, and in nothing else."""
+"""Test the times measured in an account: they are read with bounds and used in estimates only."""
 
 import json
 from dataclasses import replace

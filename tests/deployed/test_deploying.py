@@ -89,7 +89,7 @@ def test_a_first_deployment_lists_what_it_grants_and_the_next_steps(first: dict[
     assert "rerail doctor --local" in first["said"]
 
 
-def test_a_first_deployment_ends_protected_and_watched_and_has_paged_nobody(first: dict[str, Any], empty: LocalAws):
+def test_a_first_deployment_ends_with_protection_and_without_an_alarm(first: dict[str, Any], empty: LocalAws):
     """The alarm on missing sweeps is in force only after the first one."""
     table = empty.client("dynamodb").describe_table(TableName=first["outputs"]["TableName"])["Table"]
     assert table["DeletionProtectionEnabled"] is True

@@ -109,7 +109,7 @@ def calls(account: Account) -> Mapping[str, Calls]:
 
 
 def allowed(account: Account) -> Mapping[str, Calls]:
-    """What the same roles may do, with other resources, tags or keys."""
+    """Calls that the same roles may make, with other resources, tags or keys."""
     table = account.aws.outputs["TableName"]
     watch = {"pk": {"S": "watch#forbidden"}, "sk": {"S": "x"}}
     return {

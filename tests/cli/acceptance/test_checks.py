@@ -1,4 +1,4 @@
-"""What confirms and what refutes each assumption that an account settles, on made observations."""
+"""Test each check of an acceptance with observations that confirm and that refute its assumption."""
 
 import json
 from collections.abc import Callable

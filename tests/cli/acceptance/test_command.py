@@ -1,4 +1,4 @@
-"""What the command stores for the deployment, and what it makes of messages that it did not expect."""
+"""Test what the command stores for the deployment, and how it reads unexpected messages."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the acceptance waits for after its last trial."""
+"""Test which messages the acceptance waits for after its last trial."""
 
 from datetime import UTC, datetime
 
