@@ -35,6 +35,7 @@ class SuperviseSettings(Settings):
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
     account: str  # that owns every bucket
+    reports: str = ""  # bucket of the incident reports
     quarantine_folders: str = "{}"  # JSON: the folders in which a role's checkpoints may be moved, by role ARN
 
 

@@ -47,6 +47,7 @@ NAMES = (
     "policiesFolder",
     "powertoolsLayerArn",
     "supervisorConcurrency",
+    "forwardRunEvents",
 )
 ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions", "organizationDelegated")
 ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
@@ -126,6 +127,8 @@ class DeploymentOptions:
     # CreateTrainingJob calls a second, and calls that wait for that throttle must leave others for the remaining runs.
     # Eight more of Rerail's functions may run beside them, and a new account runs ten at once: it needs 2 here.
     supervisor_concurrency: int = 8
+    # Whether the runs' events are also put on the account's default bus, where the rules of other teams are.
+    forward_run_events: bool = False
     # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
 
@@ -153,6 +156,7 @@ class DeploymentOptions:
             powertools_layer_arn=_layer(context, "powertoolsLayerArn"),
             sdk_layer=context["sdkLayer"] is None or _yes_or_no(context, "sdkLayer"),
             supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
+            forward_run_events=_yes_or_no(context, "forwardRunEvents"),
         )
 
 

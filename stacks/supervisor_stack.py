@@ -13,6 +13,7 @@ from stacks.parts.bus import RerailBus
 from stacks.parts.commands import CommandRule
 from stacks.parts.dashboard import Dashboard
 from stacks.parts.data_key import DataKey
+from stacks.parts.forwarded_events import ForwardedRunEvents
 from stacks.parts.functions import FunctionFactory
 from stacks.parts.hyperpod_events import HyperPodEvents
 from stacks.parts.job_events import JobEvents
@@ -113,6 +114,8 @@ class SupervisorStack(cdk.Stack):
             key=key,
             page=page,
         )
+        if options.forward_run_events:
+            ForwardedRunEvents(self, "ForwardedEvents", bus=bus, key=key, page=page)
         health = HealthAlarm(self, "Health", inform=topics.inform)  # after all that has an alarm
         Dashboard(
             self,

@@ -63,6 +63,7 @@ from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Notices, Policy
 from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.model.run_event import RunEvent
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import is_signed, sign
 from rerail.ports import ListedSaves, ReceivedHeartbeat, ReceivedHeartbeats
@@ -379,9 +380,10 @@ class FakePolicies:
 
 @dataclass
 class FakeBus:
-    """Keep the published notices; refuse the next `refusals`."""
+    """Keep the published notices and run events; refuse the next `refusals`."""
 
     notices: list[Notice] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
     refusals: int = 0
 
     def publish(self, notice: Notice) -> None:
@@ -389,6 +391,16 @@ class FakeBus:
             self.refusals -= 1
             raise Throttled("the bus is full")
         self.notices.append(notice)
+
+    def publish_change(self, event: RunEvent) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Throttled("the bus is full")
+        self.events.append(event)
+
+    def distinct_events(self) -> list[RunEvent]:
+        """Return the run events in their order, without repetitions."""
+        return sorted({event.id: event for event in self.events}.values(), key=lambda event: event.sequence)
 
 
 @dataclass

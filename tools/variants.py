@@ -14,6 +14,7 @@ EVERYTHING: dict[str, Any] = {
     "pagerDutySecret": "rerail/pagerduty",
     "webhookUrl": "https://hooks.example.com/rerail",
     "webhookSecret": "rerail/webhook",
+    "forwardRunEvents": True,
 }
 ORGANIZATION: dict[str, Any] = {
     "organizationId": "o-a1b2c3d4e5",

@@ -14,6 +14,7 @@ from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Mode, Policy
 from rerail.model.rate_limit import Admission
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.model.run_event import RunEvent
 
 
 class Runs(Protocol):
@@ -156,10 +157,13 @@ class RateLimit(Protocol):
 
 
 class Bus(Protocol):
-    """The event bus that notices are published on, for people and for users' own rules."""
+    """The event bus of notices and run events, for people and for users' own rules."""
 
     def publish(self, notice: Notice) -> None:
         """Publish a notice; raise an error if it was not accepted."""
+
+    def publish_change(self, event: RunEvent) -> None:
+        """Publish the event of a run's state change; raise an error if it was not accepted."""
 
 
 class ReceivedHeartbeat(NamedTuple):

@@ -50,6 +50,7 @@ def make_supervisor() -> Supervisor:
         clock=now,
         logs=CloudWatchLogs(),
         new_key=partial(token_hex, 32),
+        reports=settings.reports,
         quarantine_folders=read_quarantine_folders(settings.quarantine_folders),
     )
 

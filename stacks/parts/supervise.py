@@ -7,6 +7,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from rerail.incident_report.location import make_bucket_name
 from settings import SuperviseSettings
 from stacks.options import DeploymentOptions
 from stacks.parts.alarms import FunctionAlarms
@@ -62,6 +63,7 @@ class Supervise(Construct):
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
             account=Aws.ACCOUNT_ID,
+            reports=make_bucket_name(Aws.ACCOUNT_ID, Aws.REGION),
             quarantine_folders=json.dumps(options.quarantine_folders, separators=(",", ":")),
         )
         made = functions.make(

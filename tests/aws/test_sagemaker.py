@@ -125,6 +125,7 @@ def test_a_description_becomes_a_job(api):
         instance_count=2,
         billable_s=6960,
         max_runtime_s=432000,
+        artifacts="s3://bucket/out/gpt-7b/output/model.tar.gz",
     )
     assert answer["HyperParameters"]["epochs"] == "3"
 

@@ -35,6 +35,7 @@ from rerail.model.run import (
     Proposal,
     Run,
     RungTaken,
+    StateChange,
     TimelineEntry,
 )
 
@@ -168,6 +169,7 @@ for record in (Machines, WarmPool, Cluster, FileCopy, CreateJob, StopJob, Quaran
 for record in (PostCommand, CopyCheckpoint, InPlaceRestart, HealthLabel, RungTaken, Proposal, PlannedStop, OpenPage):
     build(record)
 build(Incident)
+build(StateChange)
 actions = st.from_type(Action | Notify)
 ledgers = build(Ledger)
 runs = build(Run, attempts=st.lists(build(Attempt), min_size=1, max_size=3).map(tuple))

@@ -16,4 +16,5 @@ def test_deferrals_come_before_pages_and_actions_are_recorded_last() -> None:
         "with_pages",
         "with_copies",
         "_with_actions_pending",
+        "_with_state_change",
     ]

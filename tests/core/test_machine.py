@@ -618,6 +618,17 @@ class SupervisedRun(RuleBasedStateMachine):
             assert f"{run.id}/held-{run.current.number}" in keys
 
     @invariant()
+    def no_state_change_is_lost(self) -> None:
+        """What was published and what is still to be is a chain from the adoption to the run's state."""
+        run = self.world.run()
+        events = [(e.sequence, e.previous_state, e.state) for e in self.world.bus.distinct_events()]
+        known = {sequence for sequence, *_ in events}
+        owed = [(c.version, c.before or "", c.after) for c in run.unpublished if c.version not in known]
+        chain = sorted([*events, *owed])
+        assert chain[0][1] == "" and chain[-1][2] == run.state
+        assert all(before[2] == after[1] for before, after in pairwise(chain))
+
+    @invariant()
     def an_all_clear_follows_its_page(self) -> None:
         paged = set()
         for notice in self.world.bus.notices:
@@ -650,7 +661,7 @@ class SupervisedRun(RuleBasedStateMachine):
             self.world.minutes(20, every=timedelta(minutes=10))
         run = self.world.run()
         assert run.state.is_end, f"the run never ended: {run.state}"
-        assert run.pending == ()
+        assert run.pending == () and run.unpublished == ()
         assert self._live() is None
 
 

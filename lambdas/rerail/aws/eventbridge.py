@@ -1,4 +1,4 @@
-"""Publish notices and commands on the bus `rerail`."""
+"""Publish notices, run events and commands on the bus `rerail`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,8 +6,9 @@ from typing import Any
 
 from rerail.aws.clients import client
 from rerail.aws.validation import truncate
-from rerail.messages.messages import COMMAND, NOTICE, OPERATOR, RERAIL
+from rerail.messages.messages import COMMAND, NOTICE, OPERATOR, RERAIL, RUN_STATE_CHANGE
 from rerail.model.notice import Notice
+from rerail.model.run_event import RunEvent, format_run_event
 from rerail.notices.notice import format_detail
 from rerail.notices.notifiers.links import Links
 
@@ -20,6 +21,11 @@ class EventBus:
 
     def publish(self, notice: Notice) -> None:
         self.put(NOTICE, format_detail(notice), of=notice)
+
+    def publish_change(self, event: RunEvent) -> None:
+        detail = json.dumps(format_run_event(event))
+        entry = {"Source": RERAIL, "DetailType": RUN_STATE_CHANGE, "Detail": detail, "Time": event.at}
+        self._put(entry, f"event {event.id}")
 
     def send_command(self, detail: Mapping[str, Any]) -> None:
         """Put an operator's command on the bus. Raises RuntimeError if the bus rejects it."""

@@ -161,6 +161,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
         cluster=read_cluster(description),
         pool=read_warm_pool(description),
         lacks_machines=_lacks_machines(description),
+        artifacts=description.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
         pending_ran_out=_pending_ran_out(description),
         repaired=count_repairs(
             description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))

@@ -20,7 +20,7 @@ from rerail.decisions.open_pages import with_pages
 from rerail.decisions.reconcile import on_outdated_record
 from rerail.model.actions import Notify
 from rerail.model.policy import Policy
-from rerail.model.run import Run
+from rerail.model.run import Run, make_state_change
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
@@ -91,11 +91,21 @@ def _with_actions_pending(before: Run, decision: Decision, signal: Signal, polic
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *dated)))
 
 
+def _with_state_change(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
+    """Record a change of state as unpublished until its event is reported as published."""
+    run = decision.run
+    if run.state is before.state:
+        return decision
+    change = make_state_change(run, before.state, at=signal.at, version=before.version + 1, reason=decision.reason)
+    return replace(decision, run=replace(run, unpublished=(*run.unpublished, change)))
+
+
 # Applied to every decision, in this order: what must wait is deferred, pages are repeated or cleared, files that were
-# saved are copied, and the actions that remain are recorded.
+# saved are copied, and the actions and the change of state that remain are recorded.
 PASSES: tuple[Callable[[Run, Decision, Signal, Policy], Decision], ...] = (
     with_deferrals,
     with_pages,
     with_copies,
     _with_actions_pending,
+    _with_state_change,
 )

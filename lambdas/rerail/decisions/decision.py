@@ -90,6 +90,7 @@ def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
         instance_count=job.instance_count,
         billable_s=job.billable_s if job.status.is_terminal else attempt.billable_s,
         pool=job.pool or attempt.pool,
+        artifacts=job.artifacts or attempt.artifacts,
     )
 
 

@@ -15,8 +15,12 @@ from rerail.model.signals import ActionsDone, CreateRefused, Refusal
 
 
 def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
-    """Return the run without the completed actions; a created job now exists, a released pool does not."""
-    run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
+    """Return the run without what was done; a created job now exists, a released pool does not."""
+    run = replace(
+        run,
+        pending=tuple(action for action in run.pending if action not in done.actions),
+        unpublished=tuple(change for change in run.unpublished if change.id not in done.published),
+    )
     released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
     run = replace(
         run,

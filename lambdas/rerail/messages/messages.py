@@ -28,6 +28,7 @@ COMMAND = "Rerail Command"
 SOURCES = (SAGEMAKER, ALARMS, MAILBOX, SWEEP, OPERATOR)
 FILED = "Object Created"
 NOTICE = "Rerail Notice"
+RUN_STATE_CHANGE = "Rerail Run State Change"
 WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500

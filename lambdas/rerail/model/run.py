@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
@@ -21,6 +21,8 @@ from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
 SUCCESSOR_SUFFIX_LENGTH = len("-a99999")
+# Characters of the reason that a run's event quotes; the timeline has all of it.
+CHANGE_REASON_LIMIT = 1_000
 
 
 class JobStatus(StrEnum):
@@ -119,6 +121,8 @@ class Job:
     billable_s: int | None = None
     # MaxRuntimeInSeconds.
     max_runtime_s: int | None = None
+    # Where the model is (ModelArtifacts.S3ModelArtifacts); empty until the job has uploaded one.
+    artifacts: str = ""
 
     @property
     def is_training(self) -> bool:
@@ -220,6 +224,8 @@ class Attempt(Record):
     onset_at: datetime | None = None
     # Why its files cannot be copied.
     copy_problem: str = ""
+    # Where the job's model is (ModelArtifacts.S3ModelArtifacts).
+    artifacts: str = ""
 
     @property
     def restart(self) -> int:
@@ -443,6 +449,23 @@ class OpenPage(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class StateChange(Record):
+    """A change of a run's state whose event is not known to be published."""
+
+    # The same for every publication of the event.
+    id: str
+    # None: the run was adopted.
+    before: RunState | None
+    after: RunState
+    at: datetime
+    # The version of the run's record that has the change; orders the events of a run.
+    version: int
+    # The number of the attempt that was the current one.
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Run(Record):
     """One training effort, in one or more SageMaker jobs."""
 
@@ -507,6 +530,8 @@ class Run(Record):
     policy_lost_at: datetime | None = None
     # The copies of files that its script overwrites in place.
     copies: tuple[FileCopy, ...] = ()
+    # The state changes whose events are not known to be published, oldest first.
+    unpublished: tuple[StateChange, ...] = ()
     # Incremented with every recorded decision.
     version: int = 0
 
@@ -546,9 +571,14 @@ class Run(Record):
         return 0 if attempt.number == 1 or any(known.agent for known in self.attempts) else None
 
     @property
+    def has_work(self) -> bool:
+        """Return whether recorded actions are not known to be done, or events not to be published."""
+        return bool(self.pending or self.unpublished)
+
+    @property
     def is_open(self) -> bool:
-        """Return whether the run has not ended, has pending actions, or has a job that may be live."""
-        return not self.state.is_end or bool(self.pending) or self.current.may_be_live
+        """Return whether the run has not ended, has work left, or has a job that may be live."""
+        return not self.state.is_end or self.has_work or self.current.may_be_live
 
     @property
     def is_swept(self) -> bool:
@@ -583,6 +613,22 @@ def make_run_id(job_name: str) -> str:
         return job_name
     digest = sha256(job_name.encode()).hexdigest()[:8]
     return f"{job_name[: limit - 9].rstrip('-')}-{digest}"
+
+
+def make_state_change(run: Run, before: RunState | None, *, at: datetime, version: int, reason: str) -> StateChange:
+    """Return the change that led to the run's state, for the record of this version.
+
+    A table restored from a backup repeats versions, so the id has the time too.
+    """
+    return StateChange(
+        id=f"{run.id}/{version}/{at.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}",
+        before=before,
+        after=run.state,
+        at=at,
+        version=version,
+        attempt=run.current.number,
+        reason=reason[:CHANGE_REASON_LIMIT],
+    )
 
 
 def make_job_name(run: str, attempt: int) -> str:

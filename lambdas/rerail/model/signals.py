@@ -110,10 +110,12 @@ class OperatorCommand:
 
 @dataclass(frozen=True, slots=True)
 class ActionsDone:
-    """Actions that were carried out; repeating them would change nothing."""
+    """Actions that were carried out and events that were published; repeating them would change nothing."""
 
     at: datetime
     actions: tuple[Action | Notify, ...]
+    # The ids of the state changes whose events were published.
+    published: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,11 +103,11 @@ def may_have_lost_job(run: Run) -> bool:
 
 
 def has_looked_since(run: Run, post: QueueMessage | None) -> bool:
-    """Return whether the run was observed after the message was sent, with nothing pending.
+    """Return whether the run was observed after the message was sent, with no work left.
 
     Where a thousand jobs end at once, messages wait in the queue for minutes, and most are repetitions.
     """
-    if post is None or run.looked_at is None or run.pending or not run.is_open:
+    if post is None or run.looked_at is None or run.has_work or not run.is_open:
         return False
     return run.looked_at >= post.sent_at + EVENT_VISIBLE_AFTER
 

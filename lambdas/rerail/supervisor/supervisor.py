@@ -69,7 +69,7 @@ from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.redaction import find_secrets
-from rerail.model.run import Job, Run, RunState, TimelineEntry, make_run_id
+from rerail.model.run import Job, Run, RunState, StateChange, TimelineEntry, make_run_id, make_state_change
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
@@ -106,6 +106,7 @@ from rerail.requests.relaunch import (
 )
 from rerail.supervisor.decision_metrics import RecordedDecision
 from rerail.supervisor.observe import has_looked_since, may_have_lost_job, observe, observe_policy
+from rerail.supervisor.run_events import make_run_event
 
 MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
@@ -139,6 +140,7 @@ class Supervisor:
     new_key: Callable[[], str] = str
     # the folders in which the checkpoints of a role's jobs may be moved, by role ARN
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reports: str = ""  # the bucket of the incident reports, for the runs' events
     failed: list[Exception] = field(default_factory=list, init=False)  # errors while handling the current message
     # the request that the current message makes of that of its run, if it is to be replaced
     changed: list[Mapping[str, Any]] = field(default_factory=list, init=False)
@@ -209,8 +211,8 @@ class Supervisor:
             return run
         for policy_read in observe_policy(run, self.policies, at=self.clock()):
             run = self._record_turn(run, policy_read)
-        if run.pending:
-            run = self._act(run, found=run.pending)
+        if run.has_work:
+            run = self._act(run, found=run)
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs)
@@ -433,6 +435,8 @@ class Supervisor:
         request = with_signing_key(request, own_key or self.new_key())
         key = read_signing_key(request)
         run = replace(adopted.run, version=1, signing_key=key, requires_signature=bool(own_key))
+        change = make_state_change(run, None, at=at, version=run.version, reason=adopted.reason)
+        run = replace(run, unpublished=(change,))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=adopted.reason, finding="adopted"
         )
@@ -459,14 +463,14 @@ class Supervisor:
                 run = self._load(run.id)
                 continue
             self.turns.append(RecordedDecision(run, decision))
-            return self._act(updated, found=run.pending)
+            return self._act(updated, found=run)
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
-    def _act(self, run: Run, *, found: Sequence[Action | Notify] = ()) -> Run:
-        """Carry out pending actions in order, and record the results.
+    def _act(self, run: Run, *, found: Run) -> Run:
+        """Carry out pending actions in order, publish state changes, and record the results.
 
-        An action that fails does not prevent the others. It stays pending, and its error is raised last. `found` are
-        those that were recorded before: perhaps by another function, which carries them out now.
+        An action that fails does not prevent the others. It stays pending, and its error is raised last. `found` is the
+        run as recorded before: its work is perhaps another function's, which does it now.
         """
         done: list[Action | Notify] = []
         refusals: list[CreateRefused | QuarantineRefused] = []
@@ -480,7 +484,7 @@ class Supervisor:
                 continue
             if isinstance(action, Notify) and any(a not in done for a in _list_earlier_notices(run, action)):
                 continue
-            if isinstance(action, Notify) and action in found and _is_fresh(action, self.clock()):
+            if isinstance(action, Notify) and action in found.pending and _is_fresh(action, self.clock()):
                 continue  # the sweep sends it if that function has ended
             try:
                 refusal = self._perform(run, action)
@@ -490,13 +494,35 @@ class Supervisor:
                 self.failed.append(error)
             else:
                 refusals.append(refusal) if refusal else done.append(action)
-        if done:
-            run = self._record_turn(run, ActionsDone(self.clock(), tuple(done)))
+        published = self._publish_changes(run, found)
+        if done or published:
+            run = self._record_turn(run, ActionsDone(self.clock(), tuple(done), published))
         for refused in refusals:
             run = self._record_turn(run, refused)
         if paused and any(isinstance(action, StopJob) for action in run.pending):
             run = self._record_turn(run, Paused(self.clock()))
         return run
+
+    def _publish_changes(self, run: Run, found: Run) -> tuple[str, ...]:
+        """Publish the events of the run's state changes, oldest first; return the ids of those that the bus has taken.
+
+        After a failure the rest waits for the next visit, so that the events leave in order.
+        """
+        published: list[str] = []
+        for change in run.unpublished:
+            if change in found.unpublished and _is_being_published(change, self.clock()):
+                break  # the sweep has it published if that function has ended
+            try:
+                self.bus.publish_change(
+                    make_run_event(run, change, at=self.clock(), policy=self._read_policy(run), reports=self.reports)
+                )
+            except Throttled:
+                break  # the sweep retries it within a minute
+            except Exception as error:  # raised after all other actions: see `handle`
+                self.failed.append(error)
+                break
+            published.append(change.id)
+        return tuple(published)
 
     def _act_in_background(self, run: Run) -> Run:
         """Carry out one action that nothing waits for, unless the run is being relaunched; the next visit continues."""
@@ -549,12 +575,15 @@ class Supervisor:
         return None
 
     def _make_notice(self, run: Run, notice: Notify) -> Notice:
-        """Return the notice for people; if the policy cannot be read, use the default prices."""
+        """Return the notice for people."""
+        return make_run_notice(notice, run, at=self.clock(), policy=self._read_policy(run))
+
+    def _read_policy(self, run: Run) -> Policy:
+        """Return the run's policy for its prices; the default one if it cannot be read."""
         try:
-            policy = policy_of(run, self.policies)
+            return policy_of(run, self.policies)
         except RerailError:
-            policy = Policy()
-        return make_run_notice(notice, run, at=self.clock(), policy=policy)
+            return Policy()
 
     def _read_thresholds(self, run: Run) -> Thresholds | None:
         """Return the thresholds of the run's policy; None if it cannot be read: the launch does not depend on it."""
@@ -681,6 +710,14 @@ def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:
 def _is_fresh(notice: Notify, at: datetime) -> bool:
     """Return whether the function that recorded the notice may still be about to send it."""
     return notice.decided_at is not None and at - notice.decided_at < NOTICE_LEASE
+
+
+def _is_being_published(change: StateChange, at: datetime) -> bool:
+    """Return whether the function that recorded the change may still be about to publish it.
+
+    An adoption is published by the visit that follows it.
+    """
+    return change.before is not None and at - change.at < NOTICE_LEASE
 
 
 def _has_intervention(findings: Sequence[Finding]) -> bool:

@@ -407,9 +407,9 @@ class Sweep:
             signals = (*observe_policy(run, self.policies, at=at), *signals)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
-            return RunCheck(name, True if run.pending else None, run=run, policy=policy)
+            return RunCheck(name, True if run.has_work else None, run=run, policy=policy)
         decisions = [decide(run, signal, policy) for signal in signals]
-        due = bool(run.pending) or any(decision.run != run for decision in decisions)
+        due = run.has_work or any(decision.run != run for decision in decisions)
         launch = make_launch(run, decisions, priority=policy.priority) if due else None
         return RunCheck(name, due or needs_listing, monitored, run, policy, launch, needs_listing=needs_listing)
 
