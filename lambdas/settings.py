@@ -87,3 +87,13 @@ class AnswerSettings(Settings):
     table: str
     bus: str
     answer_key: str  # KMS key that has signed the links
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestrateSettings(Settings):
+    """Settings of `orchestrate`, which answers the systems that wait for runs."""
+
+    table: str
+    bus: str
+    policy_prefix: str  # of the SSM parameters with the policies
+    reports: str = ""  # bucket of the incident reports

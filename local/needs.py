@@ -4,10 +4,12 @@ Most operations are an action of the same name. Those that are not (a listing of
 request passes on to another service, the customer's key behind a queue or a table) are said here one by one. An
 operation that is not listed here is an error, so that every call is compared."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+PARTITION = re.compile(r"pk = (:\w+)")
 Keys = tuple[tuple[str, str | tuple[str, ...]], ...]
 
 TRANSACTED = {
@@ -41,6 +43,8 @@ COPIES = ("CopyObject", "UploadPartCopy")
 OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "DeleteTrainingJob")
 OF_TAGS = ("AddTags", "DeleteTags")
 OF_TABLE = ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query", "Scan")
+OF_TOKEN = ("SendTaskSuccess", "SendTaskFailure", "SendTaskHeartbeat")
+OF_STEP = ("SendPipelineExecutionStepSuccess", "SendPipelineExecutionStepFailure")
 OF_TABLES = ("BatchGetItem", "BatchWriteItem")
 
 
@@ -113,6 +117,10 @@ def needs(call: AwsCall, place: CallPlace) -> Iterator[Need]:
         case "lambda" if call.operation == "Invoke":
             name = str(call.asked["FunctionName"])
             yield Need("lambda:InvokeFunction", name if ":" in name else place.arn("lambda", f"function:{name}"))
+        case "stepfunctions" if call.operation in OF_TOKEN:
+            yield Need(f"states:{call.operation}", "*")
+        case "stepfunctions" if call.operation == "DescribeExecution":
+            yield Need("states:DescribeExecution", str(call.asked["executionArn"]))
         case "cloudwatch" if call.operation == "GetMetricData":
             yield Need("cloudwatch:GetMetricData", "*")
         case "logs" if call.operation == "DescribeLogStreams":
@@ -151,11 +159,20 @@ def _of_dynamodb(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     elif call.operation in OF_TABLE:
         table = str(call.asked["TableName"])
         item = call.asked.get("Item") or call.asked.get("Key")
-        leading = [item["pk"]["S"]] if item else []
+        leading = [item["pk"]["S"]] if item else _queried(call)
         name = f"{table}/index/{call.asked['IndexName']}" if "IndexName" in call.asked else table
         yield from _table(f"dynamodb:{call.operation}", name, leading, place)
     else:
         raise ValueError(f"not known which permissions dynamodb:{call.operation} needs")
+
+
+def _queried(call: AwsCall) -> list[str]:
+    """Return the partition that a query of the table reads; an index has leading keys of its own."""
+    condition = str(call.asked.get("KeyConditionExpression", ""))
+    match = PARTITION.match(condition)
+    if not match or "IndexName" in call.asked:
+        return []
+    return [call.asked["ExpressionAttributeValues"][match[1]]["S"]]
 
 
 def _written(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -203,6 +220,8 @@ def _of_sagemaker(call: AwsCall, place: CallPlace) -> Iterator[Need]:
         job = str(call.asked["ResourceArn"]) if call.operation in OF_TAGS else _job(call, place)
         tags = tuple((f"aws:resourcetag/{name}".lower(), value) for name, value in sorted(place.tags_of(job).items()))
         yield Need(f"sagemaker:{call.operation}", job, tags)
+    elif call.operation in OF_STEP:
+        yield Need(f"sagemaker:{call.operation}", place.arn("sagemaker", "pipeline/of-the-token"))
     elif call.operation == "CreateTrainingJob":
         given = {tag["Key"]: tag["Value"] for tag in call.asked.get("Tags", [])}
         keys: Keys = tuple((f"aws:requesttag/{name}".lower(), value) for name, value in sorted(given.items()))

@@ -48,6 +48,7 @@ NAMES = (
     "powertoolsLayerArn",
     "supervisorConcurrency",
     "forwardRunEvents",
+    "orchestration",
 )
 ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions", "organizationDelegated")
 ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
@@ -129,6 +130,9 @@ class DeploymentOptions:
     supervisor_concurrency: int = 8
     # Whether the runs' events are also put on the account's default bus, where the rules of other teams are.
     forward_run_events: bool = False
+    # Whether state machines and SageMaker Pipelines can wait for runs: a function, a queue for callback steps, and the
+    # state machine TrainSupervised.
+    orchestration: bool = False
     # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
 
@@ -157,6 +161,7 @@ class DeploymentOptions:
             sdk_layer=context["sdkLayer"] is None or _yes_or_no(context, "sdkLayer"),
             supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
             forward_run_events=_yes_or_no(context, "forwardRunEvents"),
+            orchestration=_yes_or_no(context, "orchestration"),
         )
 
 

@@ -20,6 +20,7 @@ from stacks.parts.job_events import JobEvents
 from stacks.parts.kept import Kept
 from stacks.parts.mailbox import JobMailbox
 from stacks.parts.notices import NoticeDelivery
+from stacks.parts.orchestration import Orchestration
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
 from stacks.parts.policies import PREFIX, PolicyParameters
@@ -115,7 +116,22 @@ class SupervisorStack(cdk.Stack):
             page=page,
         )
         if options.forward_run_events:
-            ForwardedRunEvents(self, "ForwardedEvents", bus=bus, key=key, page=page)
+            ForwardedRunEvents(self, "Forward", bus=bus, key=key, page=page)
+        orchestration = (
+            Orchestration(
+                self,
+                "Waits",
+                functions=functions,
+                runs=runs,
+                bus=bus,
+                reports=reports,
+                options=options,
+                key=key,
+                page=page,
+            )
+            if options.orchestration
+            else None
+        )
         health = HealthAlarm(self, "Health", inform=topics.inform)  # after all that has an alarm
         Dashboard(
             self,
@@ -127,6 +143,7 @@ class SupervisorStack(cdk.Stack):
                 "notify": notices.function,
                 "report": report.function,
                 **({"answer": answers.function} if answers else {}),
+                **({"orchestrate": orchestration.function} if orchestration else {}),
             },
             signals={"oldest signal, s": signals.queue, "oldest report, s": filed.queue},
         )
@@ -152,6 +169,10 @@ class SupervisorStack(cdk.Stack):
             outputs["ChatInformTopicArn"] = topics.chat_inform.topic_arn
         if answers:
             outputs["AnswerUrl"] = answers.url
+        if orchestration:
+            outputs["OrchestrateFunctionName"] = orchestration.function.function_name
+            outputs["CallbackQueueUrl"] = orchestration.queue.queue_url
+            outputs["TrainSupervisedArn"] = orchestration.machine.attr_arn
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
         Kept(self, "Kept")

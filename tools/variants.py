@@ -15,6 +15,7 @@ EVERYTHING: dict[str, Any] = {
     "webhookUrl": "https://hooks.example.com/rerail",
     "webhookSecret": "rerail/webhook",
     "forwardRunEvents": True,
+    "orchestration": True,
 }
 ORGANIZATION: dict[str, Any] = {
     "organizationId": "o-a1b2c3d4e5",

@@ -15,6 +15,7 @@ from local.repairs import (
     schedules,
     start_errors,
     target_dead_letters,
+    task_heartbeats,
     template_properties,
     worker_limit,
 )
@@ -44,3 +45,4 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     alarms.apply(schedule_scale)
     schedules.apply(schedule_scale)
     start_errors.apply()
+    task_heartbeats.apply()

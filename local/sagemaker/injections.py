@@ -27,8 +27,11 @@ OPERATIONS = (
     "DeleteTags",
     "DeleteTrainingJob",
     "DescribeTrainingJob",
+    "ListPipelineExecutionSteps",
     "ListTags",
     "ListTrainingJobs",
+    "SendPipelineExecutionStepFailure",
+    "SendPipelineExecutionStepSuccess",
     "StopTrainingJob",
     "UpdateTrainingJob",
 )

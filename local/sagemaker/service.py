@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .callbacks import CallbackSteps
 from .errors import ServiceError, in_use, invalid, not_found
 from .events import Emit, EventFeed
 from .fleet import LocalFleet
@@ -59,6 +60,7 @@ class TrainingService:
         self._runs: dict[str, JobRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._injections = Injections(runs=self._runs, fleet=self._fleet, feed=self.events)
+        callbacks = CallbackSteps(f"arn:aws:sagemaker:{region}:{account_id}:pipeline/local/execution/local")
         self._operations: dict[str, Operation] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
@@ -69,6 +71,9 @@ class TrainingService:
             "AddTags": self._add_tags,
             "ListTags": self._list_tags,
             "DeleteTags": self._delete_tags,
+            "SendPipelineExecutionStepSuccess": callbacks.succeed,
+            "SendPipelineExecutionStepFailure": callbacks.fail,
+            "ListPipelineExecutionSteps": callbacks.list_steps,
         }
         assert set(self._operations) == set(OPERATIONS)
 

@@ -66,6 +66,14 @@ class RunsTable(Construct):
         allow(role, "dynamodb:BatchWriteItem", on=self.table.table_arn, where=own)
         use_key(role, self._key, *WRITE_ITEM, service="dynamodb")
 
+    def let_keep_waits(self, role: iam.Role) -> None:
+        """Read runs, and keep and delete the waits for them, nothing else."""
+        own = {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["waits"]}}
+        allow(role, "dynamodb:GetItem", on=self.table.table_arn)
+        waits = ("dynamodb:PutItem", "dynamodb:DeleteItem", "dynamodb:Query")
+        allow(role, *waits, on=self.table.table_arn, where=own)
+        use_key(role, self._key, *READ_ITEM, *WRITE_ITEM, service="dynamodb")
+
     def let_write(self, role: iam.Role) -> None:
         """A transaction needs the actions of its parts, and those only put. Nothing is ever deleted: `expires` does."""
         allow(role, "dynamodb:GetItem", "dynamodb:PutItem", on=self.table.table_arn)

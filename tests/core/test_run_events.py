@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from rerail.messages.messages import JobStateChanged
 from rerail.model.codec import dumps, loads
 from rerail.model.policy import Policy
@@ -60,6 +62,14 @@ def test_a_recovered_run_is_one_chain_of_events_with_one_end():
     assert (end.job, end.first_job, end.attempts, end.artifacts) == ("gpt-a002", "gpt", 2, MODEL)
     assert end.dollars == make_run_event(world.run(), _change(world), at=end.at, policy=Policy(), reports="").dollars
     assert end.dollars and end.dollars > 0
+
+
+@pytest.mark.parametrize("name", ["run_ended", "run_changed"])
+def test_the_stored_samples_have_the_published_form(name):
+    from jsonschema import validate
+
+    event = json.loads((SCHEMA.parents[1] / "tests" / "events" / f"{name}.json").read_text())
+    validate(event["detail"], json.loads(SCHEMA.read_text()))
 
 
 def _change(world: World) -> StateChange:

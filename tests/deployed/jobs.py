@@ -144,28 +144,42 @@ class Account:
     ) -> str:
         """Start a job as a researcher would, with the tag or without it, and with others."""
         asked = {**({POLICY_TAG: policy} if policy else {}), **(tags or {})}
-        self.sagemaker.create_training_job(
-            TrainingJobName=name,
-            RoleArn=ROLE,
-            AlgorithmSpecification={
+        request = self.make_request(name, steps=steps, script=script, machines=machines, tags=asked, **environment)
+        self.sagemaker.create_training_job(**request)
+        return name
+
+    def make_request(
+        self,
+        name: str,
+        *,
+        steps: int = 100,
+        script: Path = SCRIPT,
+        machines: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        **environment: str,
+    ) -> dict[str, Any]:
+        """Return the request of a job, which is not started."""
+        return {
+            "TrainingJobName": name,
+            "RoleArn": ROLE,
+            "AlgorithmSpecification": {
                 "TrainingImage": "rerail-training:test",
                 "TrainingInputMode": "File",
                 "ContainerEntrypoint": ["python", str(script)],
                 "MetricDefinitions": make_definitions(),
             },
-            ResourceConfig={**MACHINES, **(machines or {})},
-            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
-            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
-            StoppingCondition={"MaxRuntimeInSeconds": 86400},
-            Environment={
+            "ResourceConfig": {**MACHINES, **(machines or {})},
+            "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/{name}"},
+            "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/output/"},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+            "Environment": {
                 "STEPS": str(steps),
                 "SLOWDOWN": str(self.pace.slowdown),
                 VARIABLE: token_hex(32),
                 **environment,
             },
-            Tags=[{"Key": key, "Value": value} for key, value in asked.items()],
-        )
-        return name
+            "Tags": [{"Key": key, "Value": value} for key, value in (tags or {}).items()],
+        }
 
     def inject(self, fault: str, **fields: Any) -> None:
         inject(self.aws.endpoint_url, fault, **fields)

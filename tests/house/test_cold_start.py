@@ -14,7 +14,7 @@ from tests.house.sources import ROOT
 
 pytestmark = pytest.mark.slow
 
-HANDLERS = ("supervise", "sweep", "notify", "report", "answer")
+HANDLERS = ("supervise", "sweep", "notify", "report", "answer", "orchestrate")
 HEAVY = (
     "pydantic",
     "numpy",
@@ -37,6 +37,10 @@ OF_OTHERS = {
     ),
     "notify": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather", *DRAWING),
     "report": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.notices.notifiers.notifier"),
+    "orchestrate": (
+        *("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather"),
+        *("rerail.notices.notifiers.notifier", *DRAWING),
+    ),
     "answer": (
         *("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather"),
         *("rerail.notices.notifiers.notifier", *DRAWING),

@@ -21,6 +21,7 @@ LAYERS = (
     "rerail.incident_report",
     "rerail.supervisor",
     "rerail.sweep",
+    "rerail.orchestration",
 )
 
 

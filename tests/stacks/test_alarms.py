@@ -33,7 +33,7 @@ def asynchronous(template: Template) -> list[str]:
     targets = [t["Arn"] for rule in template.of("Events::Rule").values() for t in rule["Targets"]]
     targets += [schedule["Target"]["Arn"] for schedule in template.of("Scheduler::Schedule").values()]
     functions = template.of("Lambda::Function")
-    return sorted({target(arn) for arn in targets if not isinstance(arn, str)} & set(functions))
+    return sorted({target(arn) for arn in targets if "Fn::GetAtt" in arn} & set(functions))
 
 
 @pytest.mark.parametrize("metric", ["Errors", "Throttles"])

@@ -21,6 +21,7 @@ for receiver in NOTIFIERS:
 ACCOUNT = "111122223333"
 MAILBOX = mailbox.make_bucket_name(ACCOUNT, "eu-west-1")
 QUEUE, FUNCTION, ADDRESS = "SQS::Queue", "Lambda::Function", "Events::ApiDestination"
+BUS = "the default bus"  # every account has it, so it is no resource of the template
 # By the rule's name without its hash: how the files of the samples begin that are for it, and what it sends them to.
 # A notice goes to people, and makes the run's report be drawn, at once and later.
 RULES = {
@@ -31,6 +32,7 @@ RULES = {
     "HyperPodEventsRule": ("hyperpod", [QUEUE]),
     "NoticesRule": ("notice", [FUNCTION]),
     "ReportRule": ("notice", [QUEUE, QUEUE]),
+    "ForwardRule": ("run_", [BUS]),
 }
 RECEIVER_RULES = {
     f"Notices{receiver}{rule}": (samples, [ADDRESS])
@@ -38,7 +40,7 @@ RECEIVER_RULES = {
     for rule, samples in (("AlarmBegun", "own_alarm_begun"), ("AlarmOver", "own_alarm_over"))
 } | {"NoticesPagerDutyRule": ("to_PagerDuty", [ADDRESS]), "NoticesWebhookRule": ("to_webhook", [ADDRESS])}
 # Events on our bus come from this account: it has no policy that lets another in.
-OF_OUR_BUS = {"NoticesRule", "ReportRule", "NoticesPagerDutyRule", "NoticesWebhookRule"}
+OF_OUR_BUS = {"NoticesRule", "ReportRule", "ForwardRule", "NoticesPagerDutyRule", "NoticesWebhookRule"}
 
 
 def matches(template, rule, event, account=ACCOUNT):
@@ -54,6 +56,13 @@ def matches(template, rule, event, account=ACCOUNT):
     return event["source"].startswith(bus) and _matches_pattern(pattern, entry)
 
 
+def find_kind(template, arn):
+    """Return what kind of resource a rule sends to."""
+    if json.dumps(arn).endswith(':event-bus/default"]]}'):
+        return BUS
+    return template.resources[target(arn)]["Type"].removeprefix("AWS::")
+
+
 def rules_of(templates):
     """Yield each rule of every template: which it is, its name without the hash, its properties."""
     for variant, template in templates.items():
@@ -66,7 +75,7 @@ def test_each_rule_matches_the_events_it_is_for_and_no_other(templates):
     found, meant = {}, {}
     for which, name, template, rule in rules_of(templates):
         begins, kinds = (RULES | RECEIVER_RULES)[name]
-        reached = [template.resources[target(one["Arn"])]["Type"].removeprefix("AWS::") for one in rule["Targets"]]
+        reached = [find_kind(template, one["Arn"]) for one in rule["Targets"]]
         found[which] = ({sample for sample, event in SAMPLES.items() if matches(template, rule, event)}, reached)
         meant[which] = ({sample for sample in SAMPLES if sample.startswith(begins)}, kinds)
     assert found == meant

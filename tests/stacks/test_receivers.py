@@ -20,9 +20,14 @@ SECRETS = {name: EVERYTHING[name] for name in ("pagerDutySecret", "webhookSecret
 RESOLVED = {name: f"{{{{resolve:secretsmanager:{secret}:SecretString:::}}}}" for name, secret in SECRETS.items()}
 
 
+def is_receiver(template: Template, arn: object) -> bool:
+    """Return whether this is an API destination of the template."""
+    return json.dumps(arn).startswith('{"Fn::GetAtt"') and target(arn) in template.of("Events::ApiDestination")
+
+
 def receivers(template: Template) -> dict[str, dict]:
     """The rules that send to API destinations, by what they hear."""
-    rules = [r for r in template.of("Events::Rule").values() if "RoleArn" in r["Targets"][0]]
+    rules = [r for r in template.of("Events::Rule").values() if is_receiver(template, r["Targets"][0]["Arn"])]
     return {rule["EventPattern"]["detail-type"][0]: rule for rule in rules if "EventBusName" in rule}
 
 

@@ -1,0 +1,35 @@
+"""Lambda function: keep the waits of state machines and pipelines for runs, and answer each when its run has ended."""
+
+from typing import Any
+
+from loading import loaded
+
+# isort: split
+
+from observability import logger, metrics, traced
+from rerail.orchestration.waits import read_message, read_task
+from wiring import clients, now
+from wiring.orchestrate import make_orchestrator
+
+
+@logger.inject_lambda_context(clear_state=True)
+@metrics.log_metrics(raise_on_empty_metrics=False)
+@traced
+def handler(event: dict[str, Any], context: Any) -> None:
+    """Handle a state machine's request, or one message: a callback step's, or the schedule's.
+
+    An error fails the task, or returns the message to the queue.
+    """
+    orchestrator = make_orchestrator()
+    if "token" in event:
+        orchestrator.begin(read_task(event, at=now()))
+        return
+    for record in event["Records"]:
+        received = read_message(record["body"], at=now())
+        if received is None:
+            orchestrator.check_all()
+        else:
+            orchestrator.on_callback(received)
+
+
+loaded(make_orchestrator, clients("dynamodb", "ssm", "stepfunctions", "sagemaker", "events"))

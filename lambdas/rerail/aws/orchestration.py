@@ -1,0 +1,124 @@
+"""Store the waits for runs, and answer Step Functions and SageMaker Pipelines.
+
+The waits are items of the table of runs: `waits` with sort key `<job>#<digest of the token>`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.aws.records import record
+from rerail.aws.validation import validate
+from rerail.model.codec import dumps
+from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
+
+PARTITION = "waits"
+FAILURE_REASON_LIMIT = 256  # of SageMaker
+# What both systems answer for a token that nobody waits with.
+OVER = ("TaskDoesNotExist", "TaskTimedOut", "InvalidToken", "ExecutionDoesNotExist")
+NO_STEP = ("ResourceNotFound", "ValidationException", "ConflictException")
+CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
+
+
+class DynamoWaits:
+    """The port `RunWaits` on one table."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def keep(self, wait: RunWait) -> None:
+        client("dynamodb").put_item(TableName=self._table, Item={**_key(wait), "doc": {"S": dumps(wait)}})
+
+    def forget(self, wait: RunWait) -> None:
+        client("dynamodb").delete_item(TableName=self._table, Key=_key(wait))
+
+    def list_waits(self) -> Iterator[RunWait]:
+        pages = (
+            client("dynamodb")
+            .get_paginator("query")
+            .paginate(
+                TableName=self._table,
+                KeyConditionExpression="pk = :waits",
+                ExpressionAttributeValues={":waits": {"S": PARTITION}},
+                ConsistentRead=True,
+            )
+        )
+        for page in pages:
+            with validate("Query"):
+                items = page["Items"]
+            yield from (record(RunWait, item) for item in items)
+
+
+class AwsCallers:
+    """The port `Callers` on Step Functions and SageMaker."""
+
+    def find_state(self, wait: RunWait) -> CallerState:
+        if wait.caller is Caller.PIPELINE:
+            return CallerState.WAITS  # a pipeline that was stopped sends a message, and waits on
+        try:
+            with validate("DescribeExecution"):
+                status = client("stepfunctions").describe_execution(executionArn=wait.execution)["status"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] in OVER:
+                return CallerState.OVER
+            raise
+        if status == CANCELLED:
+            return CallerState.CANCELLED
+        return CallerState.WAITS if status in RUNNING else CallerState.OVER
+
+    def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
+        with _answering(wait):
+            if wait.caller is Caller.STEP_FUNCTIONS:
+                client("stepfunctions").send_task_success(taskToken=wait.token, output=json.dumps(output))
+            else:
+                client("sagemaker").send_pipeline_execution_step_success(
+                    CallbackToken=wait.token, OutputParameters=_format_parameters(output), ClientRequestToken=_id(wait)
+                )
+
+    def fail(self, wait: RunWait, error: str, cause: str) -> None:
+        with _answering(wait):
+            if wait.caller is Caller.STEP_FUNCTIONS:
+                client("stepfunctions").send_task_failure(taskToken=wait.token, error=error, cause=cause)
+            else:
+                client("sagemaker").send_pipeline_execution_step_failure(
+                    CallbackToken=wait.token,
+                    FailureReason=f"{error}: {cause}"[:FAILURE_REASON_LIMIT],
+                    ClientRequestToken=_id(wait),
+                )
+
+    def send_heartbeat(self, wait: RunWait) -> None:
+        if wait.caller is Caller.STEP_FUNCTIONS:
+            with _answering(wait):
+                client("stepfunctions").send_task_heartbeat(taskToken=wait.token)
+
+
+@contextmanager
+def _answering(wait: RunWait) -> Iterator[None]:
+    """Raise WaitIsOver if the system knows no such token."""
+    over = OVER if wait.caller is Caller.STEP_FUNCTIONS else NO_STEP
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] in over:
+            raise WaitIsOver(str(error)) from error
+        raise
+
+
+def _format_parameters(output: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the output as a callback step takes it: texts, and no parameter without a value."""
+    named = {name: value for name, value in output.items() if value not in (None, "")}
+    return [{"Name": name, "Value": str(value)} for name, value in named.items()]
+
+
+def _key(wait: RunWait) -> dict[str, Any]:
+    return {"pk": {"S": PARTITION}, "sk": {"S": f"{wait.job}#{_id(wait)}"}}
+
+
+def _id(wait: RunWait) -> str:
+    """Return 32 characters that stand for the token, in keys and as the token of an idempotent call."""
+    return sha256(wait.token.encode()).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""Answers to the systems that wait for runs."""

@@ -1,0 +1,156 @@
+"""Answer the systems that wait for runs, by the state of the run now.
+
+All waits are checked each minute, so that no answer depends on an event, and an execution whose heartbeats have ended
+knows that Rerail itself is gone.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from rerail.incident_report.location import make_page_key
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Policy
+from rerail.model.run import Run, RunState
+from rerail.model.signals import OperatorVerb
+from rerail.notices.answering import CommandSender
+from rerail.notices.notice import find_cost
+from rerail.orchestration.waits import (
+    CallbackReceived,
+    Callers,
+    CallerState,
+    RunWait,
+    RunWaits,
+    WaitIsOver,
+    find_problem,
+)
+from rerail.ports import Policies, Runs
+
+# A tagged job becomes a run with its first event, or with the next sweep.
+ADOPTED_WITHIN = timedelta(minutes=10)
+# The limit of both systems is larger.
+CAUSE_LIMIT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestrator:
+    """The waits over their ports."""
+
+    waits: RunWaits
+    callers: Callers
+    runs: Runs
+    policies: Policies  # for the prices
+    commands: CommandSender
+    clock: Callable[[], datetime]
+    reports: str = ""  # the bucket of the incident reports
+
+    def begin(self, wait: RunWait) -> None:
+        """Keep a new wait, and answer it if its run has ended already; fail one that names no job."""
+        if problem := find_problem(wait):
+            self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
+            return
+        self.waits.keep(wait)
+        self.check(wait)
+
+    def on_callback(self, received: CallbackReceived) -> None:
+        """Begin the wait of a callback step, or stop the run whose pipeline was stopped.
+
+        A pipeline that stops waits for the answer of its step: it gets it when the run has stopped.
+        """
+        if not received.is_stopping:
+            self.begin(received.wait)
+            return
+        for wait in self.waits.list_waits():
+            if wait.token == received.wait.token:
+                self._stop_run(wait)
+
+    def check_all(self) -> None:
+        """Check every wait; an error with one does not prevent the others, and is raised last."""
+        errors = []
+        for wait in self.waits.list_waits():
+            try:
+                self.check(wait)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def check(self, wait: RunWait) -> None:
+        """Answer the wait if its run has ended, stop the run if the execution was cancelled, or send a heartbeat."""
+        run = self._load(wait.job)
+        match self.callers.find_state(wait):
+            case CallerState.OVER:
+                self.waits.forget(wait)
+                return
+            case CallerState.CANCELLED:
+                # A job that is no run yet becomes one within minutes.
+                if run is None and not self._is_too_late(wait):
+                    return
+                self._stop_run(wait)
+                self.waits.forget(wait)
+                return
+        if run is None and self._is_too_late(wait):
+            cause = f"{wait.job} is not supervised: no run begins with it; ask `rerail doctor --job {wait.job}`"
+            self._answer(wait, lambda: self.callers.fail(wait, "Rerail.NotSupervised", cause))
+        elif run is not None and run.state is RunState.COMPLETED:
+            self._answer(wait, lambda: self.callers.succeed(wait, self._describe(run)))
+        elif run is not None and run.state.is_end and not (run.state is RunState.HELD and wait.goes_on_while_held):
+            self._answer(wait, lambda: self.callers.fail(wait, *_describe_failure(run)))
+        else:
+            self._send_heartbeat(wait)
+
+    def _load(self, job: str) -> Run | None:
+        run_id = self.runs.run_of(job)
+        return self.runs.load(run_id) if run_id else None
+
+    def _is_too_late(self, wait: RunWait) -> bool:
+        return self.clock() - wait.since > ADOPTED_WITHIN
+
+    def _answer(self, wait: RunWait, send: Callable[[], None]) -> None:
+        """Send the answer, then forget the wait; if the function ends in between, the repetition finds nobody."""
+        with suppress(WaitIsOver):  # it was answered before, or its execution has ended
+            send()
+        self.waits.forget(wait)
+
+    def _send_heartbeat(self, wait: RunWait) -> None:
+        try:
+            self.callers.send_heartbeat(wait)
+        except WaitIsOver:
+            self.waits.forget(wait)
+
+    def _stop_run(self, wait: RunWait) -> None:
+        """Command the supervisor to stop the run; one that has ended ignores it."""
+        run_id = self.runs.run_of(wait.job)
+        if run_id is None:
+            return
+        why = f"its execution was stopped: {wait.execution}"
+        command = {"run": run_id, "verb": OperatorVerb.STOP.value, "who": wait.caller.value, "why": why[:400]}
+        self.commands.send_command(command)
+
+    def _describe(self, run: Run) -> Mapping[str, Any]:
+        """Return the output of the step: the run, and what its successful attempt has left."""
+        attempt = run.current
+        return {
+            "run": run.id,
+            "state": run.state.value,
+            "job": attempt.job_name,
+            "attempts": len(run.attempts),
+            "artifacts": attempt.artifacts,
+            "dollars": find_cost(run, self.clock(), self._read_policy(run)),
+            "report": f"s3://{self.reports}/{make_page_key(run.id)}" if self.reports else "",
+        }
+
+    def _read_policy(self, run: Run) -> Policy:
+        try:
+            return self.policies.get(run.policy)
+        except PolicyError:
+            return run.last_policy or Policy()
+
+
+def _describe_failure(run: Run) -> tuple[str, str]:
+    """Return error and cause of a step whose run was stopped or is held."""
+    name = "Rerail.RunHeld" if run.state is RunState.HELD else "Rerail.RunStopped"
+    cause = f"run {run.id} is {run.state.value} after {len(run.attempts)} attempts. {run.hold_text}".strip()
+    return name, cause[:CAUSE_LIMIT]

@@ -1,0 +1,148 @@
+"""The waits for runs: who waits, with which token, and how a wait is requested."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from rerail.messages.messages import JOB_NAME
+from rerail.model.errors import BadMessage, RerailError
+from rerail.model.record import Record
+
+# The longest tokens are those of Step Functions: 2,048 characters.
+TOKEN_LIMIT, ARN_LIMIT = 2_048, 2_048
+
+
+class Caller(StrEnum):
+    """The system that waits."""
+
+    STEP_FUNCTIONS = "step_functions"  # a task with .waitForTaskToken
+    PIPELINE = "pipeline"  # a callback step of SageMaker Pipelines
+
+
+class CallerState(StrEnum):
+    """What the execution that waits is doing."""
+
+    WAITS = "waits"
+    # Somebody has stopped it.
+    CANCELLED = "cancelled"
+    # It has ended otherwise: nobody waits for an answer.
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait(Record):
+    """One wait for a run; it is kept until it was answered."""
+
+    token: str
+    caller: Caller
+    # The training job that the run begins with.
+    job: str
+    since: datetime
+    # The ARN of the execution that waits.
+    execution: str = ""
+    # A held run is waited for until it is released or stopped; otherwise a hold is answered as a failure.
+    goes_on_while_held: bool = False
+
+
+class WaitIsOver(RerailError):
+    """Nobody waits with this token any more."""
+
+
+class RunWaits(Protocol):
+    """The store of the waits."""
+
+    def keep(self, wait: RunWait) -> None:
+        """Store the wait; one that is stored already is replaced."""
+
+    def forget(self, wait: RunWait) -> None:
+        """Delete the wait; one that was deleted already counts as deleted."""
+
+    def list_waits(self) -> Iterable[RunWait]:
+        """Return all waits."""
+
+
+class Callers(Protocol):
+    """The systems that wait; each method raises WaitIsOver if nobody waits with that token."""
+
+    def find_state(self, wait: RunWait) -> CallerState:
+        """Return what the execution is doing, if its system has an API for that."""
+
+    def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
+        """Let the execution go on with this output."""
+
+    def fail(self, wait: RunWait, error: str, cause: str) -> None:
+        """Let the step fail."""
+
+    def send_heartbeat(self, wait: RunWait) -> None:
+        """Reset the heartbeat timeout of the task, if it has one."""
+
+
+def read_task(event: Mapping[str, Any], *, at: datetime) -> RunWait:
+    """Return the wait that a state machine requests, with the job still unchecked. Raises BadMessage."""
+    return RunWait(
+        token=_read_text(event, "token", TOKEN_LIMIT),
+        caller=Caller.STEP_FUNCTIONS,
+        job=_read_job(event),
+        since=at,
+        execution=_read_text(event, "execution", ARN_LIMIT),
+        goes_on_while_held=event.get("onHold") == "wait",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackReceived:
+    """A message of a callback step; `is_stopping`: somebody has stopped the pipeline."""
+
+    wait: RunWait
+    is_stopping: bool
+
+
+def read_message(body: str, *, at: datetime) -> CallbackReceived | None:
+    """Return what a callback step has sent, with the job still unchecked; None for the schedule's message.
+
+    Raises BadMessage.
+    """
+    message = _read_object(body)
+    if "check" in message and "token" not in message:
+        return None
+    inputs = message.get("arguments")
+    inputs = inputs if isinstance(inputs, dict) else {}
+    wait = RunWait(
+        token=_read_text(message, "token", TOKEN_LIMIT),
+        caller=Caller.PIPELINE,
+        job=_read_job(inputs),
+        since=at,
+        execution=str(message.get("pipelineExecutionArn") or "")[:ARN_LIMIT],
+        goes_on_while_held=inputs.get("on_hold") == "wait",
+    )
+    return CallbackReceived(wait, message.get("status") == "Stopping")
+
+
+def find_problem(wait: RunWait) -> str:
+    """Return why the wait cannot be kept, with the remedy; "" if it names a job."""
+    return "" if JOB_NAME.fullmatch(wait.job) else f"job {wait.job!r:.100}: name the training job that was started"
+
+
+def _read_object(body: str) -> Mapping[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"the message is not JSON: {error!s:.200}") from error
+    if not isinstance(message, dict):
+        raise BadMessage("the message is not a JSON object")
+    return message
+
+
+def _read_job(table: Mapping[str, Any]) -> str:
+    value = table.get("job")
+    return value if isinstance(value, str) else ""
+
+
+def _read_text(table: Mapping[str, Any], name: str, limit: int) -> str:
+    value = table.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= limit:
+        raise BadMessage(f"{name}: must be a text of 1 to {limit} characters")
+    return value

@@ -1,0 +1,104 @@
+"""Waits survive in the table, and answers have the form of each system; its refusals mean that nobody waits."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from botocore.stub import ANY, Stubber
+
+from rerail.aws import orchestration
+from rerail.aws.clients import client
+from rerail.aws.orchestration import AwsCallers, DynamoWaits
+from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+ARN = "arn:aws:states:eu-west-1:123456789012:execution:TrainSupervised:gpt"
+TASK = RunWait("t" * 700, Caller.STEP_FUNCTIONS, "gpt", NOON, ARN)
+STEP = RunWait("AbCdE12345", Caller.PIPELINE, "gpt", NOON)
+OUTPUT = {"job": "gpt-a002", "attempts": 2, "dollars": None, "artifacts": ""}
+
+
+@pytest.fixture
+def states(monkeypatch):
+    with Stubber(client("stepfunctions")) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def sagemaker(monkeypatch):
+    with Stubber(client("sagemaker")) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+def test_waits_are_kept_by_job_and_token_and_forgotten(table):
+    waits = DynamoWaits(table)
+    other = replace(STEP, job="gpt-2", goes_on_while_held=True)
+    for wait in (TASK, STEP, other, TASK):
+        waits.keep(wait)
+    assert sorted(waits.list_waits(), key=str) == sorted([TASK, STEP, other], key=str)
+    waits.forget(TASK)
+    waits.forget(TASK)
+    assert sorted(waits.list_waits(), key=str) == sorted([STEP, other], key=str)
+
+
+def test_a_task_gets_output_failure_and_heartbeat(states):
+    output = '{"job": "gpt-a002", "attempts": 2, "dollars": null, "artifacts": ""}'
+    states.add_response("send_task_success", {}, {"taskToken": TASK.token, "output": output})
+    states.add_response("send_task_failure", {}, {"taskToken": TASK.token, "error": "Rerail.RunHeld", "cause": "why"})
+    states.add_response("send_task_heartbeat", {}, {"taskToken": TASK.token})
+    callers = AwsCallers()
+    callers.succeed(TASK, OUTPUT)
+    callers.fail(TASK, "Rerail.RunHeld", "why")
+    callers.send_heartbeat(TASK)
+
+
+def test_a_callback_step_gets_texts_within_sagemakers_limits(sagemaker):
+    """A repetition has the same request token; a callback step has no heartbeat and no state that could be read."""
+    parameters = [{"Name": "job", "Value": "gpt-a002"}, {"Name": "attempts", "Value": "2"}]
+    expected = {
+        "CallbackToken": STEP.token,
+        "OutputParameters": parameters,
+        "ClientRequestToken": orchestration._id(STEP),
+    }
+    sagemaker.add_response("send_pipeline_execution_step_success", {}, expected)
+    reason = ("Rerail.RunHeld: " + "x" * 300)[:256]
+    failed = {"CallbackToken": STEP.token, "FailureReason": reason, "ClientRequestToken": ANY}
+    sagemaker.add_response("send_pipeline_execution_step_failure", {}, failed)
+    callers = AwsCallers()
+    callers.succeed(STEP, OUTPUT)
+    callers.fail(STEP, "Rerail.RunHeld", "x" * 300)
+    callers.send_heartbeat(STEP)
+    assert callers.find_state(STEP) is CallerState.WAITS
+
+
+@pytest.mark.parametrize("code", ["TaskDoesNotExist", "TaskTimedOut", "InvalidToken"])
+def test_a_token_that_nobody_waits_with_is_over(states, code):
+    states.add_client_error("send_task_heartbeat", code)
+    with pytest.raises(WaitIsOver):
+        AwsCallers().send_heartbeat(TASK)
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("RUNNING", CallerState.WAITS),
+        ("PENDING_REDRIVE", CallerState.WAITS),
+        ("ABORTED", CallerState.CANCELLED),
+        ("TIMED_OUT", CallerState.OVER),
+        ("FAILED", CallerState.OVER),
+    ],
+)
+def test_only_an_aborted_execution_was_cancelled(states, status, state):
+    described = {"executionArn": ARN, "stateMachineArn": ARN, "status": status, "startDate": NOON}
+    states.add_response("describe_execution", described, {"executionArn": ARN})
+    assert AwsCallers().find_state(TASK) is state
+
+
+def test_an_execution_that_does_not_exist_is_over_and_other_errors_are_raised(states):
+    states.add_client_error("describe_execution", "ExecutionDoesNotExist")
+    assert AwsCallers().find_state(TASK) is CallerState.OVER
+    states.add_client_error("describe_execution", "AccessDeniedException")
+    with pytest.raises(Exception, match="AccessDenied"):
+        AwsCallers().find_state(TASK)

@@ -1,0 +1,223 @@
+"""Who waits for a run is answered once, by its end; only a stop by a person reaches the run."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rerail.messages.messages import JobStateChanged
+from rerail.model.codec import dumps, loads
+from rerail.model.errors import BadMessage
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb
+from rerail.orchestration.orchestrator import ADOPTED_WITHIN, Orchestrator
+from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message, read_task
+from stacks.parts.orchestration import CHECK
+from tests.core.failures import NODE_LOST
+from tests.fakes import MIDNIGHT, World
+
+MODEL = "s3://bucket/gpt/output/model.tar.gz"
+WAIT = RunWait("token", Caller.STEP_FUNCTIONS, "gpt", MIDNIGHT, "arn:execution")
+
+
+@dataclass
+class FakeWaits:
+    """Waits as text, by token."""
+
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def keep(self, wait: RunWait) -> None:
+        self.kept[wait.token] = dumps(wait)
+
+    def forget(self, wait: RunWait) -> None:
+        self.kept.pop(wait.token, None)
+
+    def list_waits(self) -> Iterable[RunWait]:
+        return [loads(RunWait, text) for text in self.kept.values()]
+
+
+@dataclass
+class FakeCallers:
+    """Executions that take one answer each; `broken` are tokens with which every call fails."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    heartbeats: list[str] = field(default_factory=list)
+    states: dict[str, CallerState] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+
+    def find_state(self, wait: RunWait) -> CallerState:
+        if wait.token in self.broken:
+            raise RuntimeError("Step Functions does not answer")
+        return self.states.get(wait.token, CallerState.WAITS)
+
+    def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
+        self._answer(wait, json.loads(json.dumps(output)))
+
+    def fail(self, wait: RunWait, error: str, cause: str) -> None:
+        self._answer(wait, (error, cause))
+
+    def send_heartbeat(self, wait: RunWait) -> None:
+        if wait.token in self.answers:
+            raise WaitIsOver("TaskDoesNotExist")
+        self.heartbeats.append(wait.token)
+
+    def _answer(self, wait: RunWait, answer: Any) -> None:
+        if wait.token in self.answers:
+            raise WaitIsOver("TaskDoesNotExist")
+        self.answers[wait.token] = answer
+
+
+class Waiting:
+    """A world with a run `gpt`, and what waits for it."""
+
+    def __init__(self, *, adopted: bool = True) -> None:
+        self.world, self.waits, self.callers = World(), FakeWaits(), FakeCallers()
+        self.commands: list[Mapping[str, Any]] = []
+        self.orchestrator = Orchestrator(
+            self.waits, self.callers, self.world.runs, self.world.policies, self, self.world.clock, "pages"
+        )
+        self.world.sagemaker.submit("gpt")
+        if adopted:
+            self.world.supervisor().handle(JobStateChanged("gpt"))
+
+    def send_command(self, detail: Mapping[str, Any]) -> None:
+        self.commands.append(detail)
+
+    def complete(self, job: str = "gpt") -> None:
+        self.world.sagemaker.end(job, JobStatus.COMPLETED, artifacts=MODEL)
+        self.world.minutes(1)
+
+
+def test_a_wait_goes_on_over_a_relaunch_with_heartbeats_and_has_one_answer():
+    waiting = Waiting()
+    waiting.orchestrator.begin(WAIT)
+    waiting.world.sagemaker.fail("gpt", NODE_LOST)
+    waiting.world.minutes(6)
+    waiting.orchestrator.check_all()
+    assert waiting.callers.heartbeats == ["token", "token"] and not waiting.callers.answers
+    waiting.complete("gpt-a002")
+    waiting.orchestrator.check_all()
+    waiting.orchestrator.check_all()
+    answer = waiting.callers.answers["token"]
+    assert (answer["job"], answer["attempts"], answer["artifacts"]) == ("gpt-a002", 2, MODEL)
+    assert answer["report"] == "s3://pages/runs/gpt/report.html"
+    assert not waiting.waits.kept and not waiting.commands
+
+
+def test_a_run_that_has_ended_before_is_answered_at_once():
+    waiting = Waiting()
+    waiting.complete()
+    waiting.orchestrator.begin(WAIT)
+    assert waiting.callers.answers["token"]["state"] == "completed" and not waiting.waits.kept
+
+
+def test_an_answer_that_was_given_and_not_recorded_is_not_given_again():
+    """The function has ended between answer and record."""
+    waiting = Waiting()
+    waiting.orchestrator.begin(WAIT)
+    waiting.callers.answers["token"] = "given"
+    waiting.complete()
+    waiting.orchestrator.check_all()
+    assert waiting.callers.answers["token"] == "given" and not waiting.waits.kept
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_hold_is_a_failure_or_waited_out_as_asked(goes_on):
+    waiting = Waiting()
+    waiting.orchestrator.begin(replace(WAIT, goes_on_while_held=goes_on))
+    waiting.world.send_command(OperatorVerb.HOLD, 1)
+    assert waiting.world.run().state is RunState.HELD
+    waiting.orchestrator.check_all()
+    if goes_on:
+        assert not waiting.callers.answers and waiting.waits.kept
+        waiting.world.send_command(OperatorVerb.RELEASE, 2)
+        waiting.complete()
+        waiting.orchestrator.check_all()
+        assert waiting.callers.answers["token"]["state"] == "completed"
+    else:
+        error, cause = waiting.callers.answers["token"]
+        assert error == "Rerail.RunHeld" and "run gpt is held after 1 attempts. ada" in cause
+
+
+def test_a_person_who_stops_the_job_fails_the_step():
+    waiting = Waiting()
+    waiting.orchestrator.begin(WAIT)
+    waiting.world.sagemaker.end("gpt", JobStatus.STOPPED)
+    waiting.world.minutes(1)
+    waiting.orchestrator.check_all()
+    assert waiting.callers.answers["token"][0] == "Rerail.RunStopped"
+
+
+def test_a_cancelled_execution_stops_its_run_and_one_that_timed_out_does_not():
+    """It may have timed out because Rerail itself was gone: that stops no healthy job."""
+    waiting = Waiting()
+    for token, state in (("cancelled", CallerState.CANCELLED), ("timed out", CallerState.OVER)):
+        waiting.orchestrator.begin(replace(WAIT, token=token))
+        waiting.callers.states[token] = state
+        waiting.orchestrator.check_all()
+        assert not waiting.waits.kept
+    (command,) = waiting.commands
+    assert (command["run"], command["verb"], command["who"]) == ("gpt", "stop", "step_functions")
+
+
+def test_a_job_that_never_becomes_a_run_fails_its_step_and_a_cancelled_one_is_stopped_once_it_is_a_run():
+    waiting = Waiting(adopted=False)
+    waiting.orchestrator.begin(WAIT)
+    waiting.orchestrator.begin(replace(WAIT, token="cancelled"))
+    waiting.callers.states["cancelled"] = CallerState.CANCELLED
+    waiting.orchestrator.check_all()
+    assert set(waiting.waits.kept) == {"token", "cancelled"} and not waiting.commands
+    waiting.world.clock.pass_by(ADOPTED_WITHIN + timedelta(minutes=1))
+    waiting.orchestrator.check(WAIT)
+    assert waiting.callers.answers["token"][0] == "Rerail.NotSupervised"
+    waiting.world.supervisor().handle(JobStateChanged("gpt"))
+    waiting.orchestrator.check_all()
+    assert len(waiting.commands) == 1 and not waiting.waits.kept
+
+
+def test_a_wait_that_cannot_be_checked_does_not_hold_up_the_others():
+    waiting = Waiting()
+    waiting.orchestrator.begin(WAIT)
+    waiting.waits.keep(replace(WAIT, token="broken"))
+    waiting.waits.keep(replace(WAIT, token="later"))
+    waiting.callers.broken = {"broken"}
+    with pytest.raises(RuntimeError, match="does not answer"):
+        waiting.orchestrator.check_all()
+    assert waiting.callers.heartbeats == ["token", "token", "later"]
+
+
+def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone():
+    waiting = Waiting()
+    message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
+    executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)
+    waiting.orchestrator.on_callback(executing)
+    assert executing.wait.goes_on_while_held
+    waiting.orchestrator.on_callback(
+        read_message(json.dumps({**message, "token": "t2", "status": "Stopping"}), at=MIDNIGHT)
+    )
+    assert not waiting.commands
+    waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": "Stopping"}), at=MIDNIGHT))
+    assert [command["verb"] for command in waiting.commands] == ["stop"] and "t1" in waiting.waits.kept
+
+
+@pytest.mark.parametrize("job", ["", "no_job", "a" * 64, None, 7, "gpt#other"])
+def test_a_request_without_a_job_fails_its_step_with_the_remedy(job):
+    waiting = Waiting()
+    waiting.orchestrator.begin(read_task({"token": "token", "execution": "arn", "job": job}, at=MIDNIGHT))
+    error, cause = waiting.callers.answers["token"]
+    assert error == "Rerail.BadRequest" and "name the training job that was started" in cause
+    assert not waiting.waits.kept
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"token": 7}', '{"token": ""}', json.dumps({"token": "x" * 2049})])
+def test_a_message_without_a_token_is_refused_by_name(body):
+    with pytest.raises(BadMessage, match="token|JSON"):
+        read_message(body, at=MIDNIGHT)
+
+
+def test_the_schedules_message_is_none_of_a_callback_step():
+    assert read_message(CHECK, at=MIDNIGHT) is None
+    assert read_message('{"check": "all", "token": "t1"}', at=MIDNIGHT) is not None

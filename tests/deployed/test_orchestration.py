@@ -1,0 +1,163 @@
+"""State machines and pipelines that wait for a run of the deployed template: over a crash, and when stopped."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aws_cdk import Duration
+
+from local import deploy
+from local.pace import Pace
+from local.stack import ROOT
+from rerail.requests.supervised import supervised
+from stacks.parts.train_supervised import make_definition
+from tests.deployed.conftest import ASSEMBLIES
+from tests.deployed.jobs import BUCKET, HALT_AT, SCHEDULE, Account, apart
+from tests.iam.calls import instrument
+from tests.iam.permissions import refusals
+
+pytestmark = pytest.mark.slow
+CONTEXT = {"orchestration": True}
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Account]:
+    """A deployment for which others wait."""
+    folder = tmp_path_factory.mktemp("waiting")
+    with apart(folder, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
+        assembly = deploy.synthesize(ROOT, ASSEMBLIES, context=CONTEXT | deploy.LOCAL_SCOPE)
+        aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
+        account = Account(aws, pace)
+        account.set_up_for_tests()
+        instrument(aws, folder / "calls.jsonl")
+        yield account
+        assert not refusals(aws, folder / "calls.jsonl")
+        assert account.dead_letters() == []
+
+
+def start(account: Account, name: str, machine: str = "", **environment: str) -> str:
+    """Start an execution for a job of this name; return its ARN."""
+    request = supervised(account.make_request(name, **environment))
+    machine = machine or account.aws.outputs["TrainSupervisedArn"]
+    states = account.aws.client("stepfunctions")
+    answer = states.start_execution(stateMachineArn=machine, name=name, input=json.dumps({"Request": request}))
+    return str(answer["executionArn"])
+
+
+def find_end(account: Account, execution: str) -> dict[str, Any]:
+    """Return the execution once it has ended."""
+    states = account.aws.client("stepfunctions")
+
+    def look() -> dict[str, Any] | None:
+        described = states.describe_execution(executionArn=execution)
+        return described if described["status"] != "RUNNING" else None
+
+    return account.wait(f"the end of {execution}", look)
+
+
+def list_waits(account: Account) -> list[Any]:
+    """Return what the table has of waits."""
+    answer = account.aws.client("dynamodb").query(
+        TableName=account.aws.outputs["TableName"],
+        KeyConditionExpression="pk = :waits",
+        ExpressionAttributeValues={":waits": {"S": "waits"}},
+    )
+    return list(answer["Items"])
+
+
+def test_an_execution_goes_on_over_a_crash_of_its_job(waiting: Account):
+    """Its output is that of the attempt that succeeded."""
+    account, name = waiting, "in-a-machine"
+    account.inject_at_step(name, "internal_error", at_step=HALT_AT)
+    execution = start(account, name, STEPS=str(HALT_AT + 10), HALT_AT=str(HALT_AT))
+    described = find_end(account, execution)
+    assert described["status"] == "SUCCEEDED", described
+    output = json.loads(described["output"])
+    assert (output["run"], output["state"], output["job"], output["attempts"]) == (name, "completed", f"{name}-a002", 2)
+    assert output["artifacts"] == f"s3://{BUCKET}/output/{name}-a002/output/model.tar.gz"
+    assert account.jobs(name) == [name, f"{name}-a002"]
+    account.wait("the wait to be forgotten", lambda: not list_waits(account))
+
+
+def test_a_held_run_fails_its_execution_with_what_to_do(waiting: Account):
+    account, name = waiting, "held-in-a-machine"
+    described = find_end(account, start(account, name, BUG_AT="20"))
+    assert (described["status"], described["error"]) == ("FAILED", "Rerail.RunHeld")
+    assert f"run {name} is held" in described["cause"] and "To do:" in described["cause"]
+
+
+def test_stopping_an_execution_stops_its_run(waiting: Account):
+    """Step Functions tells no task that its execution was stopped: the next check finds out."""
+    account, name = waiting, "cancelled-in-a-machine"
+    execution = start(account, name, STEPS="10000")
+    account.run_in(name, "watching")
+    account.wait("the wait", lambda: list_waits(account))
+    account.aws.client("stepfunctions").stop_execution(executionArn=execution)
+    account.run_in(name, "stopped")
+    assert account.jobs(name) == [name]
+    account.wait("the wait to be forgotten", lambda: not list_waits(account))
+
+
+def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipeline(waiting: Account):
+    """The messages are those of a pipeline's callback step; the second pipeline is stopped."""
+    account, sqs = waiting, waiting.aws.client("sqs")
+
+    def send(token: str, status: str, job: str) -> None:
+        arn = "arn:aws:sagemaker:us-east-1:000000000000:pipeline/nightly/execution/abc123"
+        message = {"token": token, "pipelineExecutionArn": arn, "arguments": {"job": job}, "status": status}
+        sqs.send_message(QueueUrl=account.aws.outputs["CallbackQueueUrl"], MessageBody=json.dumps(message))
+
+    def find_step(token: str) -> dict[str, Any] | None:
+        listed = account.sagemaker.list_pipeline_execution_steps()["PipelineExecutionSteps"]
+        return next((step for step in listed if step["StepName"] == token), None)
+
+    first = account.submit_struck("in-a-pipeline", "internal_error")
+    send("AbCdE12345", "Executing", first)
+    other = account.submit("stopped-with-its-pipeline", steps=10_000)
+    send("FgHiJ67890", "Executing", other)
+    send("KlMnO13579", "Executing", "no_job")
+    account.run_in(other, "watching")
+    account.wait("both waits", lambda: len(list_waits(account)) == 2 or find_step("AbCdE12345"))
+    send("FgHiJ67890", "Stopping", other)
+
+    step = account.wait("the first answer", lambda: find_step("AbCdE12345"))
+    outputs = {pair["Name"]: pair["Value"] for pair in step["Metadata"]["Callback"]["OutputParameters"]}
+    assert (step["StepStatus"], outputs["job"], outputs["attempts"]) == ("Succeeded", f"{first}-a002", "2")
+    assert outputs["artifacts"] == f"s3://{BUCKET}/output/{first}-a002/output/model.tar.gz"
+    stopped = account.wait("the second answer", lambda: find_step("FgHiJ67890"))
+    assert stopped["StepStatus"] == "Failed" and stopped["FailureReason"].startswith("Rerail.RunStopped: ")
+    refused = account.wait("the third answer", lambda: find_step("KlMnO13579"))
+    assert refused["FailureReason"] == "Rerail.BadRequest: job 'no_job': name the training job that was started"
+
+
+def test_heartbeats_end_only_with_rerail(waiting: Account):
+    """The machine's heartbeat is short: the task lives while the waits are checked, and fails once nobody does."""
+    account, name = waiting, "without-rerail"
+    states, scheduler = account.aws.client("stepfunctions"), account.aws.client("scheduler")
+    answer = account.aws.client("lambda").get_function(FunctionName=account.aws.outputs["OrchestrateFunctionName"])
+    arn = answer["Configuration"]["FunctionArn"]
+    queue = account.aws.outputs["CallbackQueueUrl"].rpartition("/")[2]
+    period_s = max(10, int(account.pace.real(10)))
+    definition = make_definition(arn, heartbeat=Duration.seconds(period_s))
+    role = states.describe_state_machine(stateMachineArn=account.aws.outputs["TrainSupervisedArn"])["roleArn"]
+    machine = states.create_state_machine(name="Hasty", definition=json.dumps(definition), roleArn=role)
+    began = time.monotonic()
+    execution = start(account, name, machine["stateMachineArn"], STEPS="10000")
+    account.run_in(name, "watching")
+    account.wait("more than one period", lambda: time.monotonic() - began > 2 * period_s)
+    assert states.describe_execution(executionArn=execution)["status"] == "RUNNING"
+
+    found = [scheduler.get_schedule(Name=schedule["Name"]) for schedule in scheduler.list_schedules()["Schedules"]]
+    (schedule,) = [found_one for found_one in found if found_one["Target"]["Arn"].endswith(f":{queue}")]
+    kept = {field: schedule[field] for field in SCHEDULE if field in schedule}
+    scheduler.update_schedule(**kept, State="DISABLED")
+    try:
+        assert find_end(account, execution)["error"] == "States.HeartbeatTimeout"
+    finally:
+        scheduler.update_schedule(**kept, State="ENABLED")
+    account.wait("the wait to be forgotten", lambda: not list_waits(account))
+    assert account.run_in(name, "watching"), "Rerail's own absence stops no run"
+    account.sagemaker.stop_training_job(TrainingJobName=name)
+    account.run_in(name, "stopped")
