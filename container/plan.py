@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from choices import VOCABULARY, Choices, Parallel, Precision, TrainingPlan, add_options, count_shard_ranks
+from choices import VOCABULARY, Choices, Parallel, Precision, Schedule, TrainingPlan, add_options, count_shard_ranks
 from instances import INSTANCES
 from job import TrainingCluster
 from memory import count_parameters, estimate, fits, usable_gib
@@ -54,6 +54,7 @@ def raise_errors(findings: Iterable[PlanFinding]) -> None:
 def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[PlanFinding]:
     """Return what these ranks cannot do, whatever the model."""
     findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
+    findings = findings or list(_check_pipeline(choices, ranks))
     return findings or list(_check_shards(choices, ranks, ranks_per_node))
 
 
@@ -73,6 +74,25 @@ def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) ->
         yield PlanFinding(PlanLevel.ERROR, what, why, remedy)
 
 
+def _check_pipeline(choices: Choices, ranks: int) -> Iterator[PlanFinding]:
+    stages, parts, schedule = choices.pipeline_parallel, choices.microbatches, choices.pipeline_schedule
+    what = f"microbatches={parts}"
+    if stages < 1 or ranks % (stages * max(1, choices.tensor_parallel)):
+        why = f"does not divide the {ranks} rank(s), with tensor_parallel={choices.tensor_parallel}"
+        degrees = [str(degree) for degree in range(1, ranks + 1) if ranks % (degree * choices.tensor_parallel) == 0]
+        remedy = f"choose one of {', '.join(degrees)}" if degrees else "lower tensor_parallel too"
+        yield PlanFinding(PlanLevel.ERROR, f"pipeline_parallel={stages}", why, remedy)
+    elif stages == 1 and parts != 1:
+        why = "is for a pipeline, and this has one stage"
+        yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or choose pipeline_parallel of 2 or more")
+    elif parts < 1 or (stages > parts and schedule is not Schedule.GPIPE and stages > 1):
+        why = f"{schedule} keeps {stages} ranks busy with a microbatch each"
+        yield PlanFinding(PlanLevel.ERROR, what, why, f"choose at least {stages}, better {4 * stages}")
+    elif schedule.stages_per_rank > 1 and schedule is not Schedule.ZBV and parts % max(1, parts // stages):
+        why = f"{schedule} takes them in {parts // stages} equal rounds"
+        yield PlanFinding(PlanLevel.ERROR, what, why, f"choose {parts // stages * stages}")
+
+
 def list_degrees(ranks_per_node: int) -> list[int]:
     """Return the degrees of tensor parallelism that a machine can have."""
     return [1 << power for power in range(ranks_per_node.bit_length()) if ranks_per_node % (1 << power) == 0]
@@ -80,7 +100,7 @@ def list_degrees(ranks_per_node: int) -> list[int]:
 
 def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[PlanFinding]:
     what = f"shard_size={choices.shard_size}"
-    across = ranks // choices.tensor_parallel
+    across = ranks // choices.model_ranks
     if choices.shard_size and choices.parallel is not Parallel.HYBRID:
         why = f"is for parallel=hybrid, and this is {choices.parallel}"
         yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or choose parallel=hybrid")
@@ -132,7 +152,7 @@ def make_plan(
 
 def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
     errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
-    errors = errors or [*_check_heads(plan), *_check_batch(plan)]
+    errors = errors or [*_check_heads(plan), *_check_stages(plan), *_check_batch(plan)]
     if errors:  # what follows computes with these numbers
         return errors
     rest = [
@@ -151,11 +171,22 @@ def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
         )
 
 
+def _check_stages(plan: TrainingPlan) -> Iterator[PlanFinding]:
+    degree, each = plan.choices.pipeline_parallel, plan.choices.pipeline_schedule.stages_per_rank
+    if degree > 1 and degree * each > plan.size.layers:
+        why = f"{plan.choices.pipeline_schedule} has {degree * each} stages, and the model {plan.size.layers} layers"
+        yield PlanFinding(
+            PlanLevel.ERROR, f"pipeline_parallel={degree}", why, f"choose at most {plan.size.layers // each}"
+        )
+
+
 def _check_batch(plan: TrainingPlan) -> Iterator[PlanFinding]:
-    if plan.batch_size % plan.data_ranks or not plan.batch_size:
-        below = plan.batch_size // plan.data_ranks * plan.data_ranks
-        choices = [str(number) for number in (below, below + plan.data_ranks) if number]
-        why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to"
+    unit = plan.data_ranks * plan.choices.microbatches
+    if plan.batch_size % unit or not plan.batch_size:
+        below = plan.batch_size // unit * unit
+        choices = [str(number) for number in (below, below + unit) if number]
+        parts = f" and their {plan.choices.microbatches} microbatches" if plan.choices.microbatches > 1 else ""
+        why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to{parts}"
         yield PlanFinding(PlanLevel.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
 
 

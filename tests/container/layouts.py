@@ -31,6 +31,13 @@ OFF = {"activation_offload": True}
 FSDP, HYBRID, BF16 = {"parallel": "fsdp"}, {"parallel": "hybrid", "shard_size": 2}, {"precision": "bf16"}
 TWO, FOUR, CUT = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"shard_optimizer": True}
 DROPOUT = {"dropout": 0.2}
+# A stage has a layer at least, and some schedules have two stages on each rank.
+DEEP = {"layers": 4}
+
+
+def piped(schedule: str, ranks: int, microbatches: int = 2) -> dict[str, Any]:
+    return DEEP | {"pipeline_parallel": ranks, "pipeline_schedule": schedule, "microbatches": microbatches}
+
 
 Options = dict[str, Any]
 
@@ -53,7 +60,7 @@ class Run:
 def runs(ranks: int) -> list[Run]:
     """What is trained with this many ranks, in this order."""
     if ranks == 1:
-        return [Run("one"), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
+        return [Run("one"), Run("one pipeline", DEEP), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
     if ranks == 2:
         return [
             Run("ddp checkpointing", AGAIN),
@@ -63,7 +70,14 @@ def runs(ranks: int) -> list[Run]:
             Run("fsdp from ddp of 4", FSDP, resumes="ddp"),
             Run("tensor from hybrid of 4", TWO, resumes="hybrid"),
         ]
+    if ranks == 8:
+        return [Run("ddp x pipeline x tensor", piped("1f1b", 2) | TWO)]
     return [
+        Run("pipeline gpipe", piped("gpipe", 4)),
+        Run("pipeline 1f1b x ddp", piped("1f1b", 2), saves=True),
+        Run("pipeline interleaved x fsdp", piped("interleaved", 2) | FSDP),
+        Run("pipeline zero_bubble x tensor", piped("zero_bubble", 2) | TWO),
+        Run("pipeline zbv x fsdp", piped("zbv", 2) | FSDP),
         Run("ddp", {}, saves=True),
         Run("fsdp", FSDP),
         Run("hybrid", HYBRID, saves=True),
@@ -91,17 +105,17 @@ class Trainer:
     def __init__(self, run: Run, world: parallel.DistributedWorld) -> None:
         self.layout = parallel.ParallelLayout.of(argparse.Namespace(**run.options), world)
         torch.manual_seed(1)
-        self.model = GPT(replace(SIZE, dropout=run.options.get("dropout", 0.0)))
+        self.model = GPT(replace(SIZE, **{name: run.options[name] for name in DROPOUT | DEEP if name in run.options}))
         self.replica, self.optimizer = self.layout.apply(self.model, adamw, example=batch(0, 0, BATCH))
-        torch.manual_seed(2 + self.layout.data_rank)
+        torch.manual_seed(2 + self.layout.random_rank)
 
     def step(self, step: int) -> tuple[float, float]:
-        loss = self.replica(*batch(step, self.layout.data_rank, self.layout.data_size))
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        samples = batch(step, self.layout.data_rank, self.layout.data_size)
+        loss = self.layout.compute_gradients(self.replica, *samples)
         norm = self.layout.clip(self.model, 0.5)
         self.optimizer.step()
-        return float(loss.detach()), float(norm)
+        return float(loss), float(norm)
 
     def state(self) -> dict[str, Any]:
         """With the random numbers of every rank, each under a name of its own."""
@@ -171,7 +185,7 @@ def become(rank: int, ranks: int, port: str, folder: Path) -> None:
 
 def main() -> int:
     codes = []
-    for ranks in (4, 2, 1):
+    for ranks in (8, 4, 2, 1):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import plan
-from choices import Choices, Parallel, Precision, TrainingPlan, parse_bool
+from choices import Choices, Parallel, Precision, Schedule, TrainingPlan, parse_bool
 from job import TrainingCluster
 from memory import GIB, count_parameters, estimate, fits, usable_gib
 from model import GPT, SIZES, ModelSize
@@ -46,6 +46,13 @@ def findings(of: TrainingPlan, level: PlanLevel) -> list[PlanFinding]:
         (asked(shard_size=4), "shard_size=4", "leave it out, or choose parallel=hybrid"),
         (asked(batch=60), "batch_size=60", "choose 56 or 64"),
         (asked(batch=4), "batch_size=4", "choose 8"),
+        (asked(pipeline_parallel=3), "pipeline_parallel=3", "choose one of 1, 2, 4, 8"),
+        (asked(pipeline_parallel=2, microbatches=3), "batch_size=64", "choose 60 or 72"),
+        (
+            asked(pipeline_parallel=8, microbatches=8, pipeline_schedule=Schedule.ZBV),
+            "pipeline_parallel=8",
+            "choose at most 6",
+        ),
         (asked(activation_offload=True), "activation_offload=true", "add activation_checkpointing=true"),
     ],
 )
