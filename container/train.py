@@ -27,8 +27,8 @@ import preflight
 import random_state
 from job import TrainingCluster, TrainingJob, find_base_folder, find_failure_file
 from memory import count_parameters
-from model import GPT, SIZES
-from options import read_options
+from model import GPT
+from options import find_size, read_options
 from replay import Replay, fingerprint
 from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
@@ -126,7 +126,7 @@ def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Po
 
 def check(options: argparse.Namespace, job: TrainingJob, world: parallel.DistributedWorld) -> None:
     """Check before anything is built whether it can work; raise all errors, and log warnings."""
-    cluster, size = TrainingCluster.read(job.base), SIZES[options.model_size]
+    cluster, size = TrainingCluster.read(job.base), find_size(options)
     findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
     plan.raise_errors(findings)
     for finding in findings if world.is_first else ():
@@ -145,7 +145,7 @@ def build(
     snapshots: Snapshots,
 ) -> TrainingRun:
     """Make everything as before the first step of the run."""
-    size = SIZES[options.model_size]
+    size = find_size(options)
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
     model = GPT(size)
     replica, optimizer = layout.apply(
@@ -167,7 +167,7 @@ def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) 
     """Train step after step, until the last one or until a rank was asked to stop."""
     options, guard = run.options, run.guard
     tokens = options.batch_size * run.corpus.context
-    meter = FlopsMeter.on(run.layout, SIZES[options.model_size], tokens=tokens)
+    meter = FlopsMeter.on(run.layout, find_size(options), tokens=tokens)
     while run.step < options.steps and not guard.should_stop:
         step = position.step = run.step + 1
         started = time.perf_counter()

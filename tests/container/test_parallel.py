@@ -23,7 +23,7 @@ from tests.container.hosts import IMPORT_PATH
 
 # Sums in another order: the last bits of numbers around 5.5. In bfloat16 a layer has three digits.
 FP32, BF16 = 1e-5, 5e-3
-Results = dict[tuple[int, str], dict[str, Any]]
+Results = dict[tuple[int | str, str], dict[str, Any]]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,9 +31,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Every run of layouts.py, by number of ranks and name."""
+    return run_layouts(tmp_path_factory.mktemp("layouts"))
+
+
+def run_layouts(*arguments: str | Path) -> Results:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, layouts.__file__, str(tmp_path_factory.mktemp("layouts"))],
+        [sys.executable, layouts.__file__, *arguments],
         env={**scrubbed, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
@@ -60,6 +64,21 @@ def test_a_layout_trains_as_one_process_does(trained: Results, ranks: int, name:
     assert other["losses"] == pytest.approx(one["losses"][-count:], abs=tolerance)
     assert other["norms"] == pytest.approx(one["norms"][-count:], rel=tolerance)
     assert other["weights"] == pytest.approx(one["weights"], rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
+@pytest.mark.parametrize("pairs", ["ring", pytest.param("matrix", marks=pytest.mark.rehearsal)])
+def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path, pairs: str) -> None:
+    """With another number of ranks too: the losses, norms and weights are those of one process that went on."""
+    results = run_layouts(tmp_path, pairs)
+    one = results.pop((1, "one"))
+    wanted = [(f"{source} to", target) for source, target in layouts.list_resumes(all_pairs=pairs == "matrix")]
+    assert sorted(results) == sorted(wanted)
+    for pair, resumed in results.items():
+        assert resumed["losses"] == pytest.approx(one["losses"][layouts.HALF :], abs=FP32), pair
+        assert resumed["norms"] == pytest.approx(one["norms"][layouts.HALF :], rel=FP32), pair
+        assert resumed["weights"] == pytest.approx(one["weights"], rel=FP32), pair
 
 
 @pytest.mark.slow
