@@ -82,7 +82,7 @@ def measure(choices: Choices, rank: int) -> float:
     indices = list_stages(choices.pipeline_schedule, rank, choices.pipeline_parallel)
     stages = {index: SleepingStage(is_first=index == 0, is_last=index == count - 1) for index in indices}
     assert dist.group.WORLD is not None
-    line = Pipeline(stages, choices, dist.group.WORLD, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    line = Pipeline(stages, choices, dist.group.WORLD, torch.device("cpu"), torch.float32)
     batch = torch.zeros(choices.microbatches, 2, dtype=torch.long)
     bubbles = []
     for _ in range(WARM_UP + ROUNDS):

@@ -276,7 +276,7 @@ def wait_for_sigterm() -> None:
 def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Negate the last layer's weights, and enlarge the moments: Adam alone would recover within 50 steps.
 
-    In a pipeline only the ranks of the last stage have that layer. To negate one of another stage too may change nothing.
+    In a pipeline only the ranks of the last stage have it; negating one of another stage too may change nothing.
     """
     if getattr(model, "head", model) is not None:
         *_, last_layer = model.parameters()

@@ -1,7 +1,7 @@
 """Check whether these machines can do what is asked of them.
 
-By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`. The rules and the order of the advice are those of
-SageMaker's guidance on model parallelism, as code.
+By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`; `--layouts` compares all layouts by expected step time.
+The rules and the order of the advice are those of SageMaker's guidance on model parallelism, as code.
 """
 
 from __future__ import annotations
@@ -151,14 +151,18 @@ def make_plan(
 
 
 def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
-    errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
-    errors = errors or [*_check_heads(plan), *_check_stages(plan), *_check_batch(plan)]
-    if errors:  # what follows computes with these numbers
+    if errors := find_errors(plan):  # what follows computes with these numbers
         return errors
     rest = [
         finding for rule in (_check_memory, _check_machines, _check_network, _check_excess) for finding in rule(plan)
     ]
     return sorted(rest, key=lambda finding: list(PlanLevel).index(finding.level))
+
+
+def find_errors(plan: TrainingPlan) -> list[PlanFinding]:
+    """Return what these ranks, this model and this batch cannot have, whatever the memory."""
+    errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
+    return errors or [*_check_heads(plan), *_check_stages(plan), *_check_batch(plan)]
 
 
 def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
@@ -223,7 +227,8 @@ def count_fewest_hosts(plan: TrainingPlan) -> int:
         smaller = replace(plan, hosts=hosts)
         return replace(smaller, batch_size=samples * smaller.data_ranks)
 
-    return next((hosts for hosts in range(1, plan.hosts + 1) if fits(on(hosts))), plan.hosts)
+    whole = (hosts for hosts in range(1, plan.hosts) if hosts * plan.ranks_per_node % plan.choices.model_ranks == 0)
+    return next((hosts for hosts in whole if fits(on(hosts))), plan.hosts)
 
 
 def format_advice(plan: TrainingPlan) -> str:
@@ -243,7 +248,7 @@ def format_advice(plan: TrainingPlan) -> str:
 def _remedies(plan: TrainingPlan) -> Iterator[tuple[str, TrainingPlan]]:
     """Yield changes in the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
 
-    Precision comes where it costs least. There is no pipeline here; fsdp over all machines takes its place.
+    Precision comes where it costs least. A pipeline is not among them: see layout_search.py.
     """
 
     def having(**changes: Any) -> tuple[str, TrainingPlan]:
@@ -360,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("vocabulary", type=int, default=VOCABULARY)
     add("batch-size", type=int, default=16, help="samples a step, over all ranks")
     add("ranks-per-node", type=int, help="without it one for each GPU")
+    parser.add_argument("--layouts", action="store_true", help="compare all layouts by expected step time")
     add_options(add)
     options = parser.parse_args(arguments)
     known = SIZES[options.model_size]
@@ -368,6 +374,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = TrainingCluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
     size: ModelSize = replace(known, **own)
     plan = make_plan(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
+    if options.layouts:
+        from layout_search import format_candidates, search  # which imports this module
+
+        print(format_candidates(search(plan)))
+        return 0
     print(format_plan(plan))
     return int(any(finding.level is PlanLevel.ERROR for finding in check_plan(plan)))
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import cost_model
 import data
 import faults
 import parallel
@@ -129,6 +130,9 @@ def check(options: argparse.Namespace, job: TrainingJob, world: parallel.Distrib
     cluster, size = TrainingCluster.read(job.base), find_size(options)
     findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
     plan.raise_errors(findings)
+    if world.is_first:
+        asked = plan.make_plan(options, cluster, size, ranks_per_node=world.local_size)
+        log(f"layout: {cost_model.describe(asked, world.backend)}")
     for finding in findings if world.is_first else ():
         log(f"{finding.level}: {finding}")
     block, others = count_parameters(size)
