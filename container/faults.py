@@ -274,10 +274,14 @@ def wait_for_sigterm() -> None:
 
 
 def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Negate the last layer's weights, and enlarge the moments: Adam alone would recover within 50 steps."""
-    *_, last_layer = model.parameters()
-    with torch.no_grad():
-        get_local_part(last_layer).neg_()
+    """Negate the last layer's weights, and enlarge the moments: Adam alone would recover within 50 steps.
+
+    In a pipeline only the ranks of the last stage have it; negating one of another stage too may change nothing.
+    """
+    if getattr(model, "head", model) is not None:
+        *_, last_layer = model.parameters()
+        with torch.no_grad():
+            get_local_part(last_layer).neg_()
     for moments in optimizer.state.values():
         # Updates become a million times smaller; with beta2=0.95 this lasts 540 steps.
         get_local_part(moments["exp_avg_sq"]).mul_(1e12)

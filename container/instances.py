@@ -76,8 +76,13 @@ EFA = {
 EFA_RDMA = {"ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.trn1.32xlarge"}
 
 
+def has_efa(instance_type: str) -> bool:
+    return instance_type in EFA or instance_type.startswith(("ml.p5e", "ml.p6"))
+
+
 def make_network_settings(instance_type: str) -> dict[str, str]:
     """Return the environment that makes NCCL use EFA; empty where there is none."""
-    efa = instance_type in EFA or instance_type.startswith(("ml.p5e", "ml.p6"))
     rdma = instance_type in EFA_RDMA or instance_type.startswith("ml.p6e-")
-    return ({"FI_PROVIDER": "efa"} if efa else {}) | ({"FI_EFA_USE_DEVICE_RDMA": "1"} if rdma else {})
+    return ({"FI_PROVIDER": "efa"} if has_efa(instance_type) else {}) | (
+        {"FI_EFA_USE_DEVICE_RDMA": "1"} if rdma else {}
+    )

@@ -49,7 +49,7 @@ def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         "RERAIL_INSTANCE_TYPE": cluster.instance_type,
         "RERAIL_SNAPSHOT_STEPS": read_setting("RERAIL_SNAPSHOT_STEPS", hyperparameters) or "0",
     }
-    processes = count_processes(hyperparameters)
+    processes = count_processes(hyperparameters, cluster.instance_type)
     arguments = make_arguments(hyperparameters)
     script = [sys.executable, str(TRAIN), *arguments]
     if choose_launcher(hyperparameters) == "mpirun":
@@ -119,14 +119,20 @@ def read_setting(name: str, hyperparameters: Mapping[str, str]) -> str | None:
     return os.environ.get(name) or hyperparameters.get(name)
 
 
-def count_processes(hyperparameters: Mapping[str, str]) -> int:
+def count_processes(hyperparameters: Mapping[str, str], instance_type: str = "") -> int:
+    """Return the processes of this machine: one for each GPU, or as asked: `8`, or by type `8,ml.m5.xlarge=4`."""
     name = "RERAIL_PROCESSES_PER_NODE"
     asked = read_setting(name, hyperparameters)
     if asked is None:
         return max(1, count_gpus())
-    if not asked.isdigit() or int(asked) < 1:
-        raise ValueError(f"{name}={asked!r}: must be a whole number from 1; leave it out for one process per GPU")
-    return int(asked)
+    by_type = dict(part.strip().rpartition("=")[::2] for part in asked.split(","))
+    count = by_type.get(instance_type, by_type.get("", ""))
+    if not count.isdigit() or int(count) < 1:
+        raise ValueError(
+            f"{name}={asked!r}: must have a whole number from 1 for {instance_type or 'this machine'}, as in 8 or"
+            " 8,ml.m5.xlarge=4; leave it out for one process per GPU"
+        )
+    return int(count)
 
 
 def count_gpus() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from choices import VOCABULARY, Parallel, Precision, TrainingPlan
+from choices import VOCABULARY, Choices, Parallel, Precision, Schedule, TrainingPlan
 
 if TYPE_CHECKING:  # model.py imports torch, which is not needed for numbers
     from model import ModelSize
@@ -38,20 +38,46 @@ def count_parameters(size: ModelSize, vocabulary: int = VOCABULARY) -> tuple[int
     return 12 * size.width**2 + 4 * size.width, (2 * vocabulary + size.context + 2) * size.width
 
 
+def count_layers(plan: TrainingPlan) -> int:
+    """Return the layers of the rank that has the most."""
+    return -(-plan.size.layers // plan.choices.pipeline_parallel)
+
+
+def count_ends(plan: TrainingPlan) -> int:
+    """Return the parameters outside the blocks, of the rank that has the most: a pipeline divides them."""
+    size = plan.size
+    if plan.choices.pipeline_parallel == 1:
+        return count_parameters(size, plan.vocabulary)[1]
+    return (plan.vocabulary + max(size.context, 2)) * size.width
+
+
+def count_parts_at_once(choices: Choices) -> float:
+    """Return of how many microbatches a rank keeps activations at the same time, in layers of the whole rank."""
+    ranks, parts = choices.pipeline_parallel, choices.microbatches
+    if choices.pipeline_schedule is Schedule.GPIPE or ranks == 1:
+        return parts
+    # Interleaved ranks start some microbatches more in their first stage before the last stage returns the first one.
+    more = (ranks - 1) / ranks if choices.pipeline_schedule.stages_per_rank > 1 else 0
+    return min(parts, ranks * (1 + more))
+
+
 def estimate(plan: TrainingPlan) -> Memory:
     """Estimate for AdamW on fp32 weights: 4 bytes for a parameter, 4 for its gradient, 8 for its moments."""
     choices, size = plan.choices, plan.size
-    block, others = count_parameters(size, plan.vocabulary)
+    layers, others = count_layers(plan), count_ends(plan)
     degree = choices.tensor_parallel
     # Tensor parallelism cuts up linear layers of blocks; norms, embeddings and the head are whole on every rank.
     own_block = 12 * size.width**2 // degree + 4 * size.width
-    own = size.layers * own_block + others
+    own = layers * own_block + others
     width = 2 if choices.precision is Precision.BF16 else 4
     held = own / plan.shards
     if choices.is_whole:
         at_work = 2.0 * own if width == 2 else 0.0  # in bf16 autocast keeps its copies for a step
     elif plan.data_ranks == 1:
         at_work = 0.0  # nothing to gather
+    elif choices.pipeline_parallel > 1:
+        # Layers and their gradients stay whole until the last microbatch; one rank alone has no second copy in fp32.
+        at_work = (width if plan.shards > 1 or width == 2 else 0) * own + 4.0 * own
     elif choices.parallel is Parallel.DDP:
         at_work = width * own + 4 * own_block
     else:
@@ -69,7 +95,8 @@ def estimate(plan: TrainingPlan) -> Memory:
 
 
 def _tokens(plan: TrainingPlan) -> float:
-    return plan.batch_size / plan.data_ranks * plan.size.context
+    """Return the tokens that a rank works on at a time: those of a microbatch."""
+    return plan.batch_size / plan.data_ranks / plan.choices.microbatches * plan.size.context
 
 
 def _activations(plan: TrainingPlan, width: int) -> float:
@@ -82,9 +109,10 @@ def _activations(plan: TrainingPlan, width: int) -> float:
     choices, size = plan.choices, plan.size
     entry = _tokens(plan) * size.width
     block = entry * ((4 + 13 / choices.tensor_parallel) * width + 2 * bool(size.dropout))
+    layers, parts = count_layers(plan), count_parts_at_once(choices)
     if not choices.activation_checkpointing:
-        return size.layers * block
-    return block + entry * width * (1 if choices.activation_offload else size.layers)
+        return layers * parts * block
+    return block + entry * width * (1 if choices.activation_offload else layers * parts)
 
 
 def usable_gib(plan: TrainingPlan) -> float:

@@ -3,6 +3,7 @@
 # mypy: allow-subclassing-any
 # mypy does not read torch (see pyproject.toml), so nn.Module is Any to it.
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -77,11 +78,51 @@ class GPT(nn.Module):
         self.apply(_initialise)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1], device=inputs.device))
+        x = embed(self.tokens, self.places, inputs)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x)).float()  # of bfloat16 numbers the loss would keep three digits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return compute_loss(self.head(self.norm(x)).float(), targets)
+
+    def keep(self, layers: Collection[int], *, first: bool, last: bool) -> None:
+        """Remove all other layers, and the ends of the model that are not kept; the names of the rest stay."""
+        for layer in range(len(self.blocks)):
+            if layer not in layers:
+                self.blocks[layer] = nn.Identity()
+        if not first:
+            self.tokens = self.places = None
+        if not last:
+            self.norm = self.head = None
+
+
+class Stage(nn.Module):
+    """Consecutive layers of a GPT: from token ids or the stage before, to the stage after or to logits."""
+
+    def __init__(self, model: GPT, layers: Collection[int], *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.is_first, self.is_last = is_first, is_last
+        self.blocks = nn.ModuleList(model.blocks[layer] for layer in layers)
+        self.width = self.blocks[0].norm_1.normalized_shape[0]
+        self.vocabulary = VOCABULARY
+        if is_first:
+            self.tokens, self.places = model.tokens, model.places
+        if is_last:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            x = embed(self.tokens, self.places, x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).float() if self.is_last else x
+
+
+def embed(tokens: nn.Embedding, places: nn.Embedding, inputs: torch.Tensor) -> torch.Tensor:
+    return tokens(inputs) + places(torch.arange(inputs.shape[1], device=inputs.device))
+
+
+def compute_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute the mean cross-entropy of logits in float32: of bfloat16 numbers it would keep three digits."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:

@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import choices
-from model import SIZES
+from model import SIZES, ModelSize
 from update_filter import SkipMode
 
 
@@ -38,6 +39,7 @@ def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("seed", type=int, default=1)
     add("model-size", choices=SIZES, default="demo")
+    add("dropout", type=float, help="in place of the model size's")
     choices.add_options(add)
     add("checkpoint-every", type=int, default=50, help="steps between checkpoints")
     add("keep", type=int, default=3, help="checkpoints to keep, beside ever fewer of the older ones")
@@ -48,4 +50,12 @@ def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("steps", "batch_size", "checkpoint_every", "keep", "log_every"):
         if getattr(chosen, name) < 1:
             options.error(f"{name} must be at least 1")
+    if not 0 <= (chosen.dropout or 0.0) < 1:
+        options.error(f"dropout={chosen.dropout}: must be at least 0 and less than 1")
     return chosen
+
+
+def find_size(options: argparse.Namespace) -> ModelSize:
+    """Return the size of the model that the options ask for."""
+    size = SIZES[options.model_size]
+    return size if options.dropout is None else replace(size, dropout=options.dropout)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+import pipeline
 import plan
 from choices import Choices, Parallel, Precision, count_shard_ranks
 from job import TrainingCluster, find_base_folder
@@ -86,8 +87,8 @@ class DistributedWorld:
 class ParallelLayout:
     """The distribution of a model over the ranks, by the names of the options in choices.py.
 
-    Ranks with the same `data_rank` share every layer (tensor parallelism): they read the same samples and must draw the
-    same dropout, so seed by `data_rank` and deal out the batch over `data_size`.
+    Ranks with the same `data_rank` compute the same samples together: deal out the batch over `data_size`. Those that
+    share every layer (tensor parallelism) must draw the same dropout: seed by `random_rank`.
 
     | | parameters | gradients, optimizer state | made with |
     |---|---|---|---|
@@ -96,6 +97,7 @@ class ParallelLayout:
     | fsdp | whole one layer at a time | cut up over all ranks | fully_shard |
     | hybrid | whole one layer at a time | cut up within shard_size ranks | fully_shard on replicas x shards |
     | tensor_parallel | linear layers cut up, always | as the parameters | parallelize_module, then the above |
+    | pipeline_parallel | some of the layers | as the parameters | pipeline.py, then the above for each stage |
 
     Why shard_optimizer is not torch's ZeroRedundancyOptimizer: the state of that one lies with whichever rank owns a
     parameter, and no other number of ranks can read it from a checkpoint. fully_shard's DTensors can be resharded, cost
@@ -118,18 +120,37 @@ class ParallelLayout:
             )
         choices = replace(choices, shard_size=count_shard_ranks(choices, world.size, world.local_size))
         sharded = world.size > 1 and not choices.is_whole
-        if sharded and choices.tensor_parallel < world.size:
+        if sharded and choices.model_ranks < world.size:
             require_fully_shard(world.device)
         return cls(choices, world, make_mesh(choices, world) if sharded else None)
 
     @property
     def data_rank(self) -> int:
-        return self.world.rank // self.choices.tensor_parallel
+        return self.world.rank // self.choices.tensor_parallel % self.data_size
 
     @property
     def data_size(self) -> int:
         """Return the number of ranks over which a batch is dealt out."""
-        return self.world.size // self.choices.tensor_parallel
+        return self.world.size // self.choices.model_ranks
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.world.rank // (self.choices.tensor_parallel * self.data_size)
+
+    @property
+    def random_rank(self) -> int:
+        """Return a number that ranks have in common if they share every layer, and so draw the same random numbers."""
+        return self.world.rank // self.choices.tensor_parallel
+
+    @property
+    def random_key(self) -> str:
+        """Return the name of this rank's random numbers in a checkpoint."""
+        stages = f"-stage-{self.pipeline_rank}-of-{self.choices.pipeline_parallel}" if self.is_pipelined else ""
+        return f"{self.data_rank}-of-{self.data_size}{stages}"
+
+    @property
+    def is_pipelined(self) -> bool:
+        return self.choices.pipeline_parallel > 1
 
     @property
     def is_replicated(self) -> bool:
@@ -142,26 +163,42 @@ class ParallelLayout:
         make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         *,
         example: tuple[torch.Tensor, ...],
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return the model to call in a step, and its optimizer; `model` itself stays the one to save.
+    ) -> tuple[Any, torch.optim.Optimizer]:
+        """Return what computes a step's gradients, and the optimizer; `model` itself stays the one to save.
 
         `model` may be on the CPU, where a large one has room: layers move to the device as they are cut up. It needs
         `blocks`, the layers that are cut up and checkpointed one by one. `example` is an input for a first pass.
         """
+        stages = pipeline.cut(model, self.choices, self.pipeline_rank) if self.is_pipelined else {}
         if self.choices.activation_checkpointing:
             checkpoint_activations(model, offload=self.choices.activation_offload)
         if self.choices.tensor_parallel > 1:
             split_layers(model, self._dimensions("tensor"))
         if self._is_fully_sharded:
-            self._shard(model)
+            self._shard(model, list(stages.values()) or [model])
         model.to(self.world.device)
         if self._computes_in_autocast:
-            # Around forward itself, so that callers of the model need not know of it.
-            model.forward = torch.autocast(self.world.device.type, torch.bfloat16)(model.forward)
-        replica = self.world.wrap(model, example) if self.is_replicated else model
+            for part in stages.values() or [model]:
+                # Around forward itself, so that callers of the model need not know of it.
+                part.forward = torch.autocast(self.world.device.type, torch.bfloat16)(part.forward)
+        replica: Any = self.world.wrap(model, example) if self.is_replicated else model
+        if self.mesh is not None and stages:
+            halves = self.choices.precision is Precision.BF16 and self._is_fully_sharded
+            passed = torch.bfloat16 if halves else torch.float32
+            group = self.mesh.get_group("pipeline")
+            replica = pipeline.Pipeline(stages, self.choices, group, self.world.device, passed)
         optimizer = make_optimizer(model.parameters())
         initialize_optimizer(optimizer)
         return replica, optimizer
+
+    def compute_gradients(self, replica: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute the gradients of this rank's samples with what `apply` has returned; return their mean loss."""
+        inputs, targets = inputs.to(self.world.device), targets.to(self.world.device)
+        if self.is_pipelined:
+            return replica.step(inputs, targets)
+        loss = replica(inputs, targets)
+        loss.backward()
+        return loss.detach()
 
     @property
     def _is_fully_sharded(self) -> bool:
@@ -175,7 +212,7 @@ class ParallelLayout:
         assert self.mesh is not None
         return self.mesh if self.mesh.mesh_dim_names == names else self.mesh[names]
 
-    def _shard(self, model: nn.Module) -> None:
+    def _shard(self, model: nn.Module, roots: Sequence[nn.Module]) -> None:
         assert self.mesh is not None
         used = [name for name in ("replicas", "shards") if name in self.mesh.mesh_dim_names]
         # Gradients are summed in fp32: bfloat16 would lose the contributions of many ranks.
@@ -183,17 +220,21 @@ class ParallelLayout:
         settings = {
             "mesh": self._dimensions(*used),
             "mp_policy": bf16 if self.choices.precision is Precision.BF16 else MixedPrecisionPolicy(),
-            "reshard_after_forward": self.choices.parallel is not Parallel.DDP,
+            # A pipeline would gather every layer again for each of its microbatches.
+            "reshard_after_forward": self.choices.parallel is not Parallel.DDP and not self.is_pipelined,
         }
-        for block in model.blocks:
+        for block in list_blocks(model):
             fully_shard(block, **settings)
-        fully_shard(model, **settings)
+        for root in roots:
+            fully_shard(root, **settings)
 
     def clip(self, model: nn.Module, limit: float) -> torch.Tensor:
         """Scale the gradients to a norm of at most `limit`, over all ranks; return the norm before."""
         if self.is_replicated:
             return nn.utils.clip_grad_norm_(model.parameters(), limit)
-        return clip_sharded([parameter.grad for parameter in model.parameters() if parameter.grad is not None], limit)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        others = self.mesh.get_group("pipeline") if self.mesh is not None and self.is_pipelined else None
+        return clip_sharded(gradients, limit, others)
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what a checkpoint holds: tensors, DTensors and plain values by the names of the parameters.
@@ -202,14 +243,24 @@ class ParallelLayout:
         the rest. The names do not depend on the layout, so that any layout can load what another has saved.
         """
         weights, moments = get_state_dict(model, optimizer)
+        for group in moments["param_groups"] if self.is_pipelined else ():
+            group["params"] = []  # no rank knows those of all stages, and restore() needs none
         return {"model": weights, "optimizer": moments}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Apply a state that a checkpoint was loaded into."""
+        """Apply a state that a checkpoint was loaded into; the parameters of a group are those of this rank's model."""
+        _, own = get_state_dict(model, optimizer)
+        for group, mine in zip(state["optimizer"]["param_groups"], own["param_groups"], strict=True):
+            group["params"] = mine["params"]
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def gather_weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Return all weights as plain tensors on the CPU, on rank 0 (empty elsewhere). Collective."""
+        if self.mesh is not None and self.is_pipelined:
+            held = model.state_dict().items()
+            part = {name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu() for name, value in held}
+            whole = pipeline.gather_to_first(part, self.mesh.get_group("pipeline"))
+            return whole if self.world.is_first else {}
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
         return weights if self.world.is_first else {}
@@ -218,10 +269,13 @@ class ParallelLayout:
 def make_mesh(choices: Choices, world: DistributedWorld) -> DeviceMesh:
     """Arrange ranks in rows, the last dimension running fastest: tensor-parallel ranks are neighbours, on one machine.
 
-    Only used dimensions are in the mesh: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
+    The stages of a pipeline are farthest apart: they exchange the least, and only with the next. Only used dimensions
+    are in the mesh: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
     """
-    across = world.size // choices.tensor_parallel
+    across = world.size // choices.model_ranks
     shape: dict[str, int] = {}
+    if choices.pipeline_parallel > 1:
+        shape["pipeline"] = choices.pipeline_parallel
     if choices.shard_size < across:
         shape["replicas"] = across // choices.shard_size
     if across > 1:
@@ -241,13 +295,18 @@ def require_fully_shard(device: torch.device) -> None:
         )
 
 
+def list_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model that this rank has; pipeline.py has put an nn.Identity in place of the others."""
+    return [block for block in model.blocks if not isinstance(block, nn.Identity)]
+
+
 def checkpoint_activations(model: nn.Module, *, offload: bool) -> None:
     """Keep only the input of every block, and compute the rest again in the backward pass.
 
     `offload` keeps the input on the CPU. The function replaces `forward`, within the hooks that the block gets later,
     and without another name in the checkpoint as torch's checkpoint_wrapper would have.
     """
-    for block in model.blocks:
+    for block in list_blocks(model):
         block.forward = functools.partial(_run_again, block.forward, offload)
 
 
@@ -279,15 +338,22 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split attention by heads and the feed-forward layer by width; one all-reduce ends each of the two."""
     first, second = ColwiseParallel(), RowwiseParallel()
     pairs = {"queries_keys_values": first, "projection": second, "up": first, "down": second}
-    for block in model.blocks:
+    for block in list_blocks(model):
         parallelize_module(block, mesh, {**pairs, "norm_1": Replicated(), "norm_2": Replicated()})
-    parallelize_module(model, mesh, {name: Replicated() for name in ("tokens", "places", "norm", "head")})
+    ends = [name for name in ("tokens", "places", "norm", "head") if getattr(model, name) is not None]
+    parallelize_module(model, mesh, {name: Replicated() for name in ends})
 
 
-def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
-    """Clip as torch's clip_grad_norm_, but with one or two collectives for all gradients instead of one for each."""
-    parts: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = {}
+def clip_sharded(gradients: list[torch.Tensor], limit: float, others: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Clip as torch's clip_grad_norm_, but with a few collectives for all gradients instead of one for each.
+
+    `others` are the ranks that have the other layers, in a pipeline.
+    """
+    parts: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[torch.Tensor]] = {}
     for gradient in gradients:
+        if not isinstance(gradient, DTensor):
+            parts.setdefault((None, ()), []).append(gradient)
+            continue
         cut = tuple(i for i, placement in enumerate(gradient.placements) if not placement.is_replicate())
         parts.setdefault((gradient.device_mesh, cut), []).append(gradient.to_local())
     squares = []
@@ -297,7 +363,10 @@ def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
         for dimension in cut:
             dist.all_reduce(square, group=mesh.get_group(dimension))
         squares.append(square)
-    norm = torch.stack(squares).sum().sqrt()
+    total = torch.stack(squares).sum()
+    if others is not None:
+        dist.all_reduce(total, group=others)
+    norm = total.sqrt()
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch does it
     for tensors in parts.values():
         torch._foreach_mul_(tensors, scale)

@@ -1,7 +1,7 @@
 """Check whether these machines can do what is asked of them.
 
-By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`. The rules and the order of the advice are those of
-SageMaker's guidance on model parallelism, as code.
+By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`; `--layouts` compares all layouts by expected step time.
+The rules and the order of the advice are those of SageMaker's guidance on model parallelism, as code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from choices import VOCABULARY, Choices, Parallel, Precision, TrainingPlan, add_options, count_shard_ranks
+from choices import VOCABULARY, Choices, Parallel, Precision, Schedule, TrainingPlan, add_options, count_shard_ranks
 from instances import INSTANCES
 from job import TrainingCluster
 from memory import count_parameters, estimate, fits, usable_gib
@@ -54,6 +54,7 @@ def raise_errors(findings: Iterable[PlanFinding]) -> None:
 def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[PlanFinding]:
     """Return what these ranks cannot do, whatever the model."""
     findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
+    findings = findings or list(_check_pipeline(choices, ranks))
     return findings or list(_check_shards(choices, ranks, ranks_per_node))
 
 
@@ -73,6 +74,25 @@ def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) ->
         yield PlanFinding(PlanLevel.ERROR, what, why, remedy)
 
 
+def _check_pipeline(choices: Choices, ranks: int) -> Iterator[PlanFinding]:
+    stages, parts, schedule = choices.pipeline_parallel, choices.microbatches, choices.pipeline_schedule
+    what = f"microbatches={parts}"
+    if stages < 1 or ranks % (stages * max(1, choices.tensor_parallel)):
+        why = f"does not divide the {ranks} rank(s), with tensor_parallel={choices.tensor_parallel}"
+        degrees = [str(degree) for degree in range(1, ranks + 1) if ranks % (degree * choices.tensor_parallel) == 0]
+        remedy = f"choose one of {', '.join(degrees)}" if degrees else "lower tensor_parallel too"
+        yield PlanFinding(PlanLevel.ERROR, f"pipeline_parallel={stages}", why, remedy)
+    elif stages == 1 and parts != 1:
+        why = "is for a pipeline, and this has one stage"
+        yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or choose pipeline_parallel of 2 or more")
+    elif parts < 1 or (stages > parts and schedule is not Schedule.GPIPE and stages > 1):
+        why = f"{schedule} keeps {stages} ranks busy with a microbatch each"
+        yield PlanFinding(PlanLevel.ERROR, what, why, f"choose at least {stages}, better {4 * stages}")
+    elif schedule.stages_per_rank > 1 and schedule is not Schedule.ZBV and parts % max(1, parts // stages):
+        why = f"{schedule} takes them in {parts // stages} equal rounds"
+        yield PlanFinding(PlanLevel.ERROR, what, why, f"choose {parts // stages * stages}")
+
+
 def list_degrees(ranks_per_node: int) -> list[int]:
     """Return the degrees of tensor parallelism that a machine can have."""
     return [1 << power for power in range(ranks_per_node.bit_length()) if ranks_per_node % (1 << power) == 0]
@@ -80,7 +100,7 @@ def list_degrees(ranks_per_node: int) -> list[int]:
 
 def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[PlanFinding]:
     what = f"shard_size={choices.shard_size}"
-    across = ranks // choices.tensor_parallel
+    across = ranks // choices.model_ranks
     if choices.shard_size and choices.parallel is not Parallel.HYBRID:
         why = f"is for parallel=hybrid, and this is {choices.parallel}"
         yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or choose parallel=hybrid")
@@ -131,14 +151,18 @@ def make_plan(
 
 
 def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
-    errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
-    errors = errors or [*_check_heads(plan), *_check_batch(plan)]
-    if errors:  # what follows computes with these numbers
+    if errors := find_errors(plan):  # what follows computes with these numbers
         return errors
     rest = [
         finding for rule in (_check_memory, _check_machines, _check_network, _check_excess) for finding in rule(plan)
     ]
     return sorted(rest, key=lambda finding: list(PlanLevel).index(finding.level))
+
+
+def find_errors(plan: TrainingPlan) -> list[PlanFinding]:
+    """Return what these ranks, this model and this batch cannot have, whatever the memory."""
+    errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
+    return errors or [*_check_heads(plan), *_check_stages(plan), *_check_batch(plan)]
 
 
 def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
@@ -151,11 +175,22 @@ def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
         )
 
 
+def _check_stages(plan: TrainingPlan) -> Iterator[PlanFinding]:
+    degree, each = plan.choices.pipeline_parallel, plan.choices.pipeline_schedule.stages_per_rank
+    if degree > 1 and degree * each > plan.size.layers:
+        why = f"{plan.choices.pipeline_schedule} has {degree * each} stages, and the model {plan.size.layers} layers"
+        yield PlanFinding(
+            PlanLevel.ERROR, f"pipeline_parallel={degree}", why, f"choose at most {plan.size.layers // each}"
+        )
+
+
 def _check_batch(plan: TrainingPlan) -> Iterator[PlanFinding]:
-    if plan.batch_size % plan.data_ranks or not plan.batch_size:
-        below = plan.batch_size // plan.data_ranks * plan.data_ranks
-        choices = [str(number) for number in (below, below + plan.data_ranks) if number]
-        why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to"
+    unit = plan.data_ranks * plan.choices.microbatches
+    if plan.batch_size % unit or not plan.batch_size:
+        below = plan.batch_size // unit * unit
+        choices = [str(number) for number in (below, below + unit) if number]
+        parts = f" and their {plan.choices.microbatches} microbatches" if plan.choices.microbatches > 1 else ""
+        why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to{parts}"
         yield PlanFinding(PlanLevel.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
 
 
@@ -192,7 +227,8 @@ def count_fewest_hosts(plan: TrainingPlan) -> int:
         smaller = replace(plan, hosts=hosts)
         return replace(smaller, batch_size=samples * smaller.data_ranks)
 
-    return next((hosts for hosts in range(1, plan.hosts + 1) if fits(on(hosts))), plan.hosts)
+    whole = (hosts for hosts in range(1, plan.hosts) if hosts * plan.ranks_per_node % plan.choices.model_ranks == 0)
+    return next((hosts for hosts in whole if fits(on(hosts))), plan.hosts)
 
 
 def format_advice(plan: TrainingPlan) -> str:
@@ -212,7 +248,7 @@ def format_advice(plan: TrainingPlan) -> str:
 def _remedies(plan: TrainingPlan) -> Iterator[tuple[str, TrainingPlan]]:
     """Yield changes in the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
 
-    Precision comes where it costs least. There is no pipeline here; fsdp over all machines takes its place.
+    Precision comes where it costs least. A pipeline is not among them: see layout_search.py.
     """
 
     def having(**changes: Any) -> tuple[str, TrainingPlan]:
@@ -329,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("vocabulary", type=int, default=VOCABULARY)
     add("batch-size", type=int, default=16, help="samples a step, over all ranks")
     add("ranks-per-node", type=int, help="without it one for each GPU")
+    parser.add_argument("--layouts", action="store_true", help="compare all layouts by expected step time")
     add_options(add)
     options = parser.parse_args(arguments)
     known = SIZES[options.model_size]
@@ -337,6 +374,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = TrainingCluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
     size: ModelSize = replace(known, **own)
     plan = make_plan(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
+    if options.layouts:
+        from layout_search import format_candidates, search  # which imports this module
+
+        print(format_candidates(search(plan)))
+        return 0
     print(format_plan(plan))
     return int(any(finding.level is PlanLevel.ERROR for finding in check_plan(plan)))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from choices import Precision
-from model import ModelSize
+from model import GPT, ModelSize
 from parallel import ParallelLayout
 
 # Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by a word of the name that the driver gives; the first match counts.
@@ -58,9 +58,11 @@ class FlopsMeter:
     since: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def on(cls, layout: ParallelLayout, model: nn.Module, size: ModelSize, *, tokens: int) -> "FlopsMeter":
+    def on(cls, layout: ParallelLayout, size: ModelSize, *, tokens: int) -> "FlopsMeter":
         """Make a meter for `tokens` a step over all ranks; only bfloat16 has known peaks."""
         peak = find_peak_flops(layout.world.device) if layout.choices.precision is Precision.BF16 else None
+        with torch.device("meta"):  # the whole model, of which a rank may have a part
+            model = GPT(size)
         return cls(count_flops_per_token(model, size) * tokens, None if peak is None else peak * layout.world.size)
 
     def measure(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import cost_model
 import data
 import faults
 import parallel
@@ -27,8 +28,8 @@ import preflight
 import random_state
 from job import TrainingCluster, TrainingJob, find_base_folder, find_failure_file
 from memory import count_parameters
-from model import GPT, SIZES
-from options import read_options
+from model import GPT
+from options import find_size, read_options
 from replay import Replay, fingerprint
 from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
@@ -54,8 +55,8 @@ class TrainingRun:
     replay: Replay
     # The one to save.
     model: nn.Module
-    # The one to call: its gradients are averaged over the ranks.
-    replica: nn.Module
+    # The one that computes gradients, averaged over the ranks.
+    replica: Any
     optimizer: torch.optim.Optimizer
     update_filter: UpdateFilter
     step: int = 0
@@ -70,15 +71,10 @@ class TrainingRun:
         """Return what goes into a checkpoint; the manifest has the step and the data position."""
         return {
             **self.layout.state(self.model, self.optimizer),
-            "random": {self.random_key: random_state.capture()},
+            "random": {self.layout.random_key: random_state.capture()},
             "sieve": self.update_filter.state_dict(),
             "guard": self.guard.state_dict(),
         }
-
-    @property
-    def random_key(self) -> str:
-        """Return the key of this rank's random numbers: ranks that share every layer draw the same ones."""
-        return f"{self.layout.data_rank}-of-{self.layout.data_size}"
 
 
 def main() -> None:
@@ -131,9 +127,12 @@ def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Po
 
 def check(options: argparse.Namespace, job: TrainingJob, world: parallel.DistributedWorld) -> None:
     """Check before anything is built whether it can work; raise all errors, and log warnings."""
-    cluster, size = TrainingCluster.read(job.base), SIZES[options.model_size]
+    cluster, size = TrainingCluster.read(job.base), find_size(options)
     findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
     plan.raise_errors(findings)
+    if world.is_first:
+        asked = plan.make_plan(options, cluster, size, ranks_per_node=world.local_size)
+        log(f"layout: {cost_model.describe(asked, world.backend)}")
     for finding in findings if world.is_first else ():
         log(f"{finding.level}: {finding}")
     block, others = count_parameters(size)
@@ -150,7 +149,7 @@ def build(
     snapshots: Snapshots,
 ) -> TrainingRun:
     """Make everything as before the first step of the run."""
-    size = SIZES[options.model_size]
+    size = find_size(options)
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
     model = GPT(size)
     replica, optimizer = layout.apply(
@@ -160,9 +159,7 @@ def build(
         ),
         example=corpus.batch(range(1)),
     )
-    random_state.seed_everything(
-        options.seed + 1 + layout.data_rank
-    )  # from here on each data rank draws its own dropout
+    random_state.seed_everything(options.seed + 1 + layout.random_rank)  # from here on each draws its own dropout
     replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate)
     update_filter = UpdateFilter(options.skip_bad_updates)
     return TrainingRun(
@@ -174,7 +171,7 @@ def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) 
     """Train step after step, until the last one or until a rank was asked to stop."""
     options, guard = run.options, run.guard
     tokens = options.batch_size * run.corpus.context
-    meter = FlopsMeter.on(run.layout, run.model, SIZES[options.model_size], tokens=tokens)
+    meter = FlopsMeter.on(run.layout, find_size(options), tokens=tokens)
     while run.step < options.steps and not guard.should_stop:
         step = position.step = run.step + 1
         started = time.perf_counter()
@@ -215,15 +212,14 @@ def take_step(run: TrainingRun, ids: Sequence[int], *, learning_rate: float, wro
     """
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
-    layout, device = run.layout, run.layout.world.device
+    layout = run.layout
     inputs, targets = run.corpus.batch(data.select_for_rank(ids, rank=layout.data_rank, world_size=layout.data_size))
     if wrong_labels:
         targets = faults.mislabel(targets, wrong_labels, step=run.step + 1)
-    loss = run.replica(inputs.to(device), targets.to(device))
     run.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    loss = layout.compute_gradients(run.replica, inputs, targets)
     grad_norm = layout.clip(run.model, run.options.clip)
-    run.loss = run.guard.reduce(loss.detach())
+    run.loss = run.guard.reduce(loss)
     # Both numbers are the same on every rank, so all make the update or none does.
     if run.update_filter.accepts(run.loss, grad_norm) and not wrong_labels:
         run.optimizer.step()
@@ -249,7 +245,7 @@ def resume(run: TrainingRun) -> None:
         # In quarantine it neither prevents this attempt's saves nor is resumed from after a later crash.
         run.saver.quarantine(after=job.resume_at_most, tainted=job.must_quarantine)
     state = run.state()
-    state["random"][run.random_key] = None  # stays so where the checkpoint has no such key
+    state["random"][run.layout.random_key] = None  # stays so where the checkpoint has no such key
     # A suspect one is used if there is no other: it may be sound, and a start from scratch loses everything.
     try:
         found = (
@@ -280,7 +276,7 @@ def restore(run: TrainingRun, manifest: Manifest, state: dict[str, Any]) -> None
     run.guard.load_state_dict(state["guard"])
     run.step, run.consumed_samples = manifest.step, manifest.consumed_samples
     run.loss = math.nan if manifest.loss is None else manifest.loss
-    if (saved := state["random"][run.random_key]) is not None:
+    if (saved := state["random"][run.layout.random_key]) is not None:
         random_state.restore(saved)
     else:  # not the random numbers of the run's start
         random_state.seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)

@@ -1,7 +1,7 @@
 """The faults that the demo can cause, and how each run must end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,7 @@ class Name(StrEnum):
     INPLACE = "inplace"
     APPROVE = "approve"
     STORM = "storm"
+    PARALLEL = "parallel"
 
 
 # What the demo's jobs ask for; processes of this machine, whatever the type.
@@ -108,6 +109,12 @@ class Scenario:
     approves: bool = False
     # How many other runs train beside it, for which the account's limit on relaunches must hold.
     other_runs: int = 0
+    # Hyperparameters of the job that its reference run, which is one process, does not have.
+    layout: Mapping[str, str] = field(default_factory=dict)
+    # Hyperparameters of both.
+    options: Mapping[str, str] = field(default_factory=dict)
+    # The largest difference from the reference run's losses, if they need not be equal to the last bit.
+    tolerance: float = 0.0
     # The last step, the step of the fault, and the seconds that a step takes.
     steps: int = 160
     fault_step: int = 85
@@ -321,6 +328,25 @@ SCENARIOS: Mapping[Name, Scenario] = {
         causes=("infrastructure", "capacity"),
         faults=lose_the_node_and_all_like_it,
         fallbacks=(NEXT_BEST_TYPE,),
+    ),
+    Name.PARALLEL: Scenario(
+        "a model spread 2 x 2 x 2 over 8 processes loses its node: resumed as 2 x 1 x 2 on a machine for 4",
+        ends=RunState.COMPLETED,
+        causes=("infrastructure", "capacity"),
+        faults=lose_the_node_and_all_like_it,
+        fallbacks=(NEXT_BEST_TYPE,),
+        layout={
+            "pipeline-parallel": "2",
+            "tensor-parallel": "2",
+            "microbatches": "2",
+            "parallel": "fsdp",
+            "RERAIL_PROCESSES_PER_NODE": f"8,{NEXT_BEST_TYPE}=4",
+        },
+        # Without dropout the losses do not depend on the layout, but for the order of sums.
+        options={"model-size": "demo", "dropout": "0"},
+        tolerance=1e-3,
+        steps=90,
+        fault_step=60,
     ),
     Name.APPROVE: Scenario(
         "the node is lost, and the policy asks first: a human reads the page, says yes, and the run goes on",

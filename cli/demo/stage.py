@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 from cli.demo.other_runs import OtherRuns
@@ -184,7 +185,8 @@ class Stage:
         watched = make_agent_environment(policy.detection) if self.scenario.agent else self._alone()
         tags = [{"Key": POLICY_TAG, "Value": "default"}]
         environment = {**self.scenario.environment, **watched}
-        self._submit(self.run_id, environment, tags=tags, keep_alive=self.scenario.keep_alive)
+        layout = self.scenario.layout
+        self._submit(self.run_id, environment, tags=tags, keep_alive=self.scenario.keep_alive, layout=layout)
         self._submit(REFERENCE, self._alone(), tags=[])
         for other in self.fleet.names:
             self._submit(other, environment, tags=tags)
@@ -203,7 +205,13 @@ class Stage:
         return NO_AGENT if self.scenario.knows_rerail else {}
 
     def _submit(
-        self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]], keep_alive: int = 0
+        self,
+        name: str,
+        environment: dict[str, str],
+        *,
+        tags: list[dict[str, str]],
+        keep_alive: int = 0,
+        layout: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         scenario, spot = self.scenario, self.scenario.spot
         machines = {"InstanceType": OWN_TYPE, "InstanceCount": 1, "VolumeSizeInGB": 30}
@@ -222,7 +230,7 @@ class Stage:
                 "TrainingInputMode": "File",
                 **of_script["AlgorithmSpecification"],
             },
-            HyperParameters=of_script.get("HyperParameters", {}),
+            HyperParameters={**of_script.get("HyperParameters", {}), **scenario.options, **layout},
             ResourceConfig=machines | kept,
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},

@@ -1,15 +1,17 @@
 """Trains a tiny model in every layout, with ranks forked from one process; run: `python layouts.py <folder>`.
 
-A line of JSON for each run goes to stdout, written by rank 0. The folder holds the checkpoints.
+A line of JSON for each run goes to stdout, written by rank 0. The folder holds the checkpoints. With `ring` or `matrix`
+as a second argument, each layout saves with the agent's Saver, and resumes what the next one or every one has saved.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch.distributed import checkpoint as dcp
 
 import parallel
 from model import GPT, VOCABULARY, ModelSize
+from rerail_agent.checkpoints import Manifest, Saver, open_store
 
 SIZE = ModelSize(layers=2, heads=4, width=32, context=8, dropout=0.0)
 STEPS = 4
@@ -31,6 +34,13 @@ OFF = {"activation_offload": True}
 FSDP, HYBRID, BF16 = {"parallel": "fsdp"}, {"parallel": "hybrid", "shard_size": 2}, {"precision": "bf16"}
 TWO, FOUR, CUT = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"shard_optimizer": True}
 DROPOUT = {"dropout": 0.2}
+# A stage has a layer at least, and some schedules have two stages on each rank.
+DEEP = {"layers": 4}
+
+
+def piped(schedule: str, ranks: int, microbatches: int = 2) -> dict[str, Any]:
+    return DEEP | {"pipeline_parallel": ranks, "pipeline_schedule": schedule, "microbatches": microbatches}
+
 
 Options = dict[str, Any]
 
@@ -53,7 +63,7 @@ class Run:
 def runs(ranks: int) -> list[Run]:
     """What is trained with this many ranks, in this order."""
     if ranks == 1:
-        return [Run("one"), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
+        return [Run("one"), Run("one pipeline", DEEP), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
     if ranks == 2:
         return [
             Run("ddp checkpointing", AGAIN),
@@ -63,7 +73,14 @@ def runs(ranks: int) -> list[Run]:
             Run("fsdp from ddp of 4", FSDP, resumes="ddp"),
             Run("tensor from hybrid of 4", TWO, resumes="hybrid"),
         ]
+    if ranks == 8:
+        return [Run("ddp x pipeline x tensor", piped("1f1b", 2) | TWO)]
     return [
+        Run("pipeline gpipe", piped("gpipe", 4)),
+        Run("pipeline 1f1b x ddp", piped("1f1b", 2), saves=True),
+        Run("pipeline interleaved x fsdp", piped("interleaved", 2) | FSDP),
+        Run("pipeline zero_bubble x tensor", piped("zero_bubble", 2) | TWO),
+        Run("pipeline zbv x fsdp", piped("zbv", 2) | FSDP),
         Run("ddp", {}, saves=True),
         Run("fsdp", FSDP),
         Run("hybrid", HYBRID, saves=True),
@@ -85,28 +102,83 @@ def runs(ranks: int) -> list[Run]:
     ]
 
 
+# Every strategy, each with the ranks that it takes.
+RESUMED: dict[str, tuple[int, Options]] = {
+    name: (ranks, DEEP | options)
+    for name, ranks, options in (
+        ("one", 1, {}),
+        ("pipeline x ddp x tensor", 8, piped("1f1b", 2) | TWO),
+        ("ddp", 2, {}),
+        ("interleaved x fsdp", 4, piped("interleaved", 2) | FSDP),
+        ("shard_optimizer", 2, CUT),
+        ("zbv x tensor", 4, piped("zbv", 2) | TWO),
+        ("fsdp", 4, FSDP),
+        ("gpipe", 2, piped("gpipe", 2)),
+        ("tensor", 2, TWO),
+        ("hybrid", 4, HYBRID),
+        ("fsdp x tensor", 4, TWO | FSDP),
+    )
+}
+
+
+def list_resumes(*, all_pairs: bool) -> list[tuple[str, str]]:
+    """Who saves and who resumes: every pair, or each layout with the next one, so that each does both once."""
+    names = list(RESUMED)
+    if all_pairs:
+        return [(source, target) for source in names for target in names]
+    return list(zip(names, [*names[1:], names[0]], strict=True))
+
+
 class Trainer:
     """A run's model in its layout, and the steps of its training."""
 
     def __init__(self, run: Run, world: parallel.DistributedWorld) -> None:
         self.layout = parallel.ParallelLayout.of(argparse.Namespace(**run.options), world)
         torch.manual_seed(1)
-        self.model = GPT(replace(SIZE, dropout=run.options.get("dropout", 0.0)))
+        self.model = GPT(replace(SIZE, **{name: run.options[name] for name in DROPOUT | DEEP if name in run.options}))
         self.replica, self.optimizer = self.layout.apply(self.model, adamw, example=batch(0, 0, BATCH))
-        torch.manual_seed(2 + self.layout.data_rank)
+        torch.manual_seed(2 + self.layout.random_rank)
 
     def step(self, step: int) -> tuple[float, float]:
-        loss = self.replica(*batch(step, self.layout.data_rank, self.layout.data_size))
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        samples = batch(step, self.layout.data_rank, self.layout.data_size)
+        loss = self.layout.compute_gradients(self.replica, *samples)
         norm = self.layout.clip(self.model, 0.5)
         self.optimizer.step()
-        return float(loss.detach()), float(norm)
+        return float(loss), float(norm)
 
     def state(self) -> dict[str, Any]:
         """With the random numbers of every rank, each under a name of its own."""
         randoms = self.layout.world.gather(torch.get_rng_state())
         return self.layout.state(self.model, self.optimizer) | {"random": dict(enumerate(randoms))}
+
+    def use_saver(self, folder: Path) -> Saver:
+        world = self.layout.world
+        return Saver(
+            open_store(folder), rank=world.rank, world_size=world.size, log=lambda line: print(line, file=sys.stderr)
+        )
+
+    def save_with_agent(self, folder: Path) -> None:
+        """As train.py does, with random numbers under the layout's key."""
+        with contextlib.closing(self.use_saver(folder)) as saver:
+            ranks = saver.world_size
+            manifest = Manifest(
+                run="layouts", attempt=1, step=HALF, consumed_samples=0, world_size=ranks, loss=None, reason="periodic"
+            )
+            saver.save(self.full_state(), manifest)
+            assert [result.error for result in saver.wait()] == [None]
+
+    def full_state(self) -> dict[str, Any]:
+        randoms = {self.layout.random_key: torch.get_rng_state().tolist()}
+        return self.layout.state(self.model, self.optimizer) | {"random": randoms}
+
+    def restore_with_agent(self, folder: Path) -> None:
+        with contextlib.closing(self.use_saver(folder)) as saver:
+            state = self.full_state()
+            found = saver.restore(state)
+            assert found is not None
+            assert found.step == HALF
+            self.layout.restore(self.model, self.optimizer, state)
 
     def load(self, folder: Path, *, alike: bool) -> None:
         """`alike`: saved by as many ranks, so that their random numbers are there too."""
@@ -140,6 +212,10 @@ def train(run: Run, world: parallel.DistributedWorld, folder: Path) -> dict[str,
         if run.saves and step == HALF:
             dcp.save(trainer.state(), checkpoint_id=folder / run.name)
         pairs.append(trainer.step(step))
+    return summarize(trainer, pairs, world)
+
+
+def summarize(trainer: Trainer, pairs: list[tuple[float, float]], world: parallel.DistributedWorld) -> dict[str, Any]:
     whole = trainer.layout.gather_weights(trainer.model)
     by_rank = world.gather([loss for loss, _ in pairs])
     return {
@@ -152,16 +228,13 @@ def train(run: Run, world: parallel.DistributedWorld, folder: Path) -> dict[str,
     }
 
 
-def become(rank: int, ranks: int, port: str, folder: Path) -> None:
+def become(rank: int, ranks: int, port: str, work: Callable[[parallel.DistributedWorld], None]) -> None:
     """One rank, through all runs of its number of ranks."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     try:
         torch.set_num_threads(1)
         world = parallel.join(timeout=timedelta(seconds=180))
-        for run in runs(ranks):
-            results = train(run, world, folder) if run.can_run else {}
-            if world.is_first:
-                print(json.dumps({"ranks": ranks, "run": run.name, **results}), flush=True)
+        work(world)
         world.wait_for_all()
     except BaseException:
         traceback.print_exc()
@@ -169,20 +242,56 @@ def become(rank: int, ranks: int, port: str, folder: Path) -> None:
     parallel.leave(0)
 
 
+def run_all(world: parallel.DistributedWorld) -> None:
+    for run in runs(world.size):
+        results = train(run, world, Path(sys.argv[1])) if run.can_run else {}
+        if world.is_first:
+            print(json.dumps({"ranks": world.size, "run": run.name, **results}), flush=True)
+
+
+def save_all(world: parallel.DistributedWorld) -> None:
+    """Train each layout of this many ranks for half of the steps, and save it."""
+    for name, (ranks, options) in RESUMED.items():
+        if ranks == world.size:
+            trainer = Trainer(Run(name, options), world)
+            for step in range(HALF):
+                trainer.step(step)
+            trainer.save_with_agent(Path(sys.argv[1]) / name)
+
+
+def resume_all(world: parallel.DistributedWorld) -> None:
+    """Resume in each layout of this many ranks what others have saved, and train on to the end."""
+    for source, target in list_resumes(all_pairs=sys.argv[2] == "matrix"):
+        ranks, options = RESUMED[target]
+        if ranks == world.size:
+            trainer = Trainer(Run(target, options), world)
+            trainer.restore_with_agent(Path(sys.argv[1]) / source)
+            pairs = [trainer.step(step) for step in range(HALF, STEPS)]
+            results = summarize(trainer, pairs, world)
+            if world.is_first:
+                print(json.dumps({"ranks": f"{source} to", "run": target, **results}), flush=True)
+
+
+def fork(ranks: int, work: Callable[[parallel.DistributedWorld], None]) -> bool:
+    """Do the work as this many ranks; return whether one failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if not pid:
+            become(rank, ranks, port, work)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return any(codes)
+
+
 def main() -> int:
-    codes = []
-    for ranks in (4, 2, 1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        pids = []
-        for rank in range(ranks):
-            pid = os.fork()
-            if not pid:
-                become(rank, ranks, port, Path(sys.argv[1]))
-            pids.append(pid)
-        codes += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    return int(any(codes))
+    phases = [save_all, resume_all] if len(sys.argv) > 2 else [run_all]
+    if sys.argv[2:]:
+        fork(1, lambda world: print(json.dumps({"ranks": 1, "run": "one", **train(Run("", DEEP), world, Path())})))
+    return int(any(fork(ranks, phase) for phase in phases for ranks in (8, 4, 2, 1)))
 
 
 if __name__ == "__main__":

@@ -146,6 +146,8 @@ def test_a_host_without_gpus_runs_one_process(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert launch.count_processes({}) == 3
     assert launch.count_processes({"RERAIL_PROCESSES_PER_NODE": "2"}) == 2
+    monkeypatch.setenv("RERAIL_PROCESSES_PER_NODE", "8, ml.m5.xlarge=4")
+    assert (launch.count_processes({}, "ml.m5.large"), launch.count_processes({}, "ml.m5.xlarge")) == (8, 4)
     monkeypatch.setenv("RERAIL_PROCESSES_PER_NODE", "zero")
     with pytest.raises(ValueError, match="RERAIL_PROCESSES_PER_NODE='zero'"):
         launch.count_processes({})

@@ -15,14 +15,15 @@ import torch
 
 import instances
 import parallel
-from choices import Choices
-from model import GPT
+import pipeline
+from choices import Choices, Schedule
+from model import GPT, Stage
 from tests.container import layouts
 from tests.container.hosts import IMPORT_PATH
 
 # Sums in another order: the last bits of numbers around 5.5. In bfloat16 a layer has three digits.
 FP32, BF16 = 1e-5, 5e-3
-Results = dict[tuple[int, str], dict[str, Any]]
+Results = dict[tuple[int | str, str], dict[str, Any]]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -30,9 +31,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Every run of layouts.py, by number of ranks and name."""
+    return run_layouts(tmp_path_factory.mktemp("layouts"))
+
+
+def run_layouts(*arguments: str | Path) -> Results:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, layouts.__file__, str(tmp_path_factory.mktemp("layouts"))],
+        [sys.executable, layouts.__file__, *arguments],
         env={**scrubbed, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
@@ -44,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def names(*, dropout: bool) -> list[tuple[int, str]]:
-    every = [(ranks, run) for ranks in (4, 2, 1) for run in layouts.runs(ranks) if run.can_run]
+    every = [(ranks, run) for ranks in (8, 4, 2, 1) for run in layouts.runs(ranks) if run.can_run]
     return [(ranks, run.name) for ranks, run in every if ("dropout" in run.name) == dropout]
 
 
@@ -52,13 +57,28 @@ def names(*, dropout: bool) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(("ranks", "name"), names(dropout=False))
 def test_a_layout_trains_as_one_process_does(trained: Results, ranks: int, name: str) -> None:
     """Losses, norms of gradients and final weights, also after a checkpoint of another layout was loaded."""
-    one, other = trained[1, "one"], trained[ranks, name]
+    one, other = trained[1, "one pipeline" if "pipeline" in name else "one"], trained[ranks, name]
     tolerance = BF16 if "bf16" in name else FP32
     count = len(other["losses"])
     assert count == (layouts.HALF if " from " in name else layouts.STEPS)
     assert other["losses"] == pytest.approx(one["losses"][-count:], abs=tolerance)
     assert other["norms"] == pytest.approx(one["norms"][-count:], rel=tolerance)
     assert other["weights"] == pytest.approx(one["weights"], rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
+@pytest.mark.parametrize("pairs", ["ring", pytest.param("matrix", marks=pytest.mark.rehearsal)])
+def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path, pairs: str) -> None:
+    """With another number of ranks too: the losses, norms and weights are those of one process that went on."""
+    results = run_layouts(tmp_path, pairs)
+    one = results.pop((1, "one"))
+    wanted = [(f"{source} to", target) for source, target in layouts.list_resumes(all_pairs=pairs == "matrix")]
+    assert sorted(results) == sorted(wanted)
+    for pair, resumed in results.items():
+        assert resumed["losses"] == pytest.approx(one["losses"][layouts.HALF :], abs=FP32), pair
+        assert resumed["norms"] == pytest.approx(one["norms"][layouts.HALF :], rel=FP32), pair
+        assert resumed["weights"] == pytest.approx(one["weights"], rel=FP32), pair
 
 
 @pytest.mark.slow
@@ -83,9 +103,9 @@ def test_ranks_that_share_layers_draw_the_same_dropout(trained: Results) -> None
 @pytest.mark.slow
 def test_names_in_a_checkpoint_do_not_depend_on_the_layout(trained: Results) -> None:
     """Those of the bare model, as plain tensors: no wrapper's prefix, no DTensor in the finished model."""
-    model = sorted(GPT(layouts.SIZE).state_dict())
+    names_by_depth = {depth: sorted(GPT(replace(layouts.SIZE, layers=depth)).state_dict()) for depth in (2, 4)}
     for ranks, name in names(dropout=False) + names(dropout=True):
-        assert trained[ranks, name]["names"] == model, (ranks, name)
+        assert trained[ranks, name]["names"] == names_by_depth[4 if "pipeline" in name else 2], (ranks, name)
         assert trained[ranks, name]["kinds"] == ["Tensor"], (ranks, name)
 
 
@@ -103,6 +123,16 @@ def layout(world: parallel.DistributedWorld = ALONE, **options: Any) -> parallel
         ({"tensor_parallel": 16}, 16, 8, "tensor_parallel=16: a machine has 8 rank.*choose one of 1, 2, 4, 8"),
         ({"tensor_parallel": 4}, 12, 6, "tensor_parallel=4: does not divide the 6 ranks of a machine"),
         ({"tensor_parallel": 0}, 4, 4, "tensor_parallel=0: must be a power of two"),
+        ({"pipeline_parallel": 3}, 8, 8, "pipeline_parallel=3: does not divide the 8.*choose one of 1, 2, 4, 8"),
+        ({"microbatches": 4}, 8, 8, "microbatches=4: is for a pipeline.*leave it out"),
+        ({"pipeline_parallel": 4, "microbatches": 2}, 8, 8, "microbatches=2: 1f1b keeps 4 ranks busy.*at least 4"),
+        (
+            {"pipeline_parallel": 2, "microbatches": 5, "pipeline_schedule": "interleaved"},
+            8,
+            8,
+            "microbatches=5: interleaved takes them in 2 equal rounds.*choose 4",
+        ),
+        ({"pipeline_schedule": "2f2b"}, 8, 8, "pipeline_schedule=2f2b: must be one of gpipe, 1f1b"),
         ({"shard_size": 2}, 4, 4, "shard_size=2: is for parallel=hybrid, and this is ddp"),
         ({"parallel": "hybrid", "shard_size": 3}, 8, 8, "shard_size=3: does not divide the 8.*choose a divisor of 8"),
         ({"activation_offload": True}, 2, 2, "activation_offload=true.*add activation_checkpointing=true"),
@@ -130,6 +160,43 @@ def test_a_torch_release_that_cannot_shard_on_a_cpu_is_refused(monkeypatch: pyte
         layout(replace(ALONE, size=2, local_size=2), parallel="fsdp")
 
 
+def test_a_schedule_that_this_torch_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero-bubble schedules came one after the other; the message names those that are there."""
+    monkeypatch.delattr(pipeline.schedules, "ScheduleZBVZeroBubble", raising=False)
+    with pytest.raises(ValueError, match=r"pipeline_schedule=zbv: torch .* does not have it; use gpipe, 1f1b"):
+        pipeline.find_schedule(Schedule.ZBV)
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize(("layers", "ranks"), [(4, 2), (9, 2), (11, 4)])
+def test_each_layer_is_in_one_stage(schedule: Schedule, layers: int, ranks: int) -> None:
+    """Whatever divides them; the first has the embeddings, the last the head."""
+    choices = Choices(pipeline_parallel=ranks, pipeline_schedule=schedule)
+    parts: dict[int, Stage] = {}
+    for rank in range(ranks):
+        model = GPT(replace(layouts.SIZE, layers=layers))
+        stages = pipeline.cut(model, choices, rank)
+        held = {name for index in stages for name in name_parameters(stages[index], index, layers, choices)}
+        assert set(model.state_dict()) == held
+        parts |= stages
+    assert sorted(parts) == list(range(ranks * schedule.stages_per_rank))
+    assert [index for index in parts if parts[index].is_first] == [0]
+    assert [index for index in parts if parts[index].is_last] == [max(parts)]
+
+
+def name_parameters(stage: Stage, index: int, layers: int, choices: Choices) -> set[str]:
+    """Return the names that a stage's parameters have in the whole model."""
+    count = choices.pipeline_parallel * choices.pipeline_schedule.stages_per_rank
+    first = pipeline.assign_layers(layers, count)[index].start
+
+    def rename(name: str) -> str:
+        head, _, rest = name.partition(".")
+        number, _, end = rest.partition(".")
+        return f"{head}.{first + int(number)}.{end}" if head == "blocks" else name
+
+    return {rename(name) for name in stage.state_dict()}
+
+
 def test_smddp_gives_way_to_nccl_where_groups_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "is_smddp_installed", lambda: True)
     chosen = {
@@ -139,9 +206,10 @@ def test_smddp_gives_way_to_nccl_where_groups_are_needed(monkeypatch: pytest.Mon
             "fsdp": argparse.Namespace(parallel="fsdp"),
             "hybrid": argparse.Namespace(parallel="hybrid"),
             "tensor": argparse.Namespace(tensor_parallel=2),
+            "pipeline": argparse.Namespace(pipeline_parallel=2),
         }.items()
     }
-    assert chosen == {"ddp": "smddp", "fsdp": "smddp", "hybrid": "nccl", "tensor": "nccl"}
+    assert chosen == {"ddp": "smddp", "fsdp": "smddp", "hybrid": "nccl", "tensor": "nccl", "pipeline": "nccl"}
 
 
 def step_once(**options: Any) -> torch.nn.Module:

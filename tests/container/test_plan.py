@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import cost_model
 import plan
-from choices import Choices, Parallel, Precision, TrainingPlan, parse_bool
+from choices import Choices, Parallel, Precision, Schedule, TrainingPlan, parse_bool
+from cost_model import compute_bubble
 from job import TrainingCluster
+from layout_search import search
 from memory import GIB, count_parameters, estimate, fits, usable_gib
 from model import GPT, SIZES, ModelSize
 from plan import PlanFinding, PlanLevel
@@ -46,6 +49,13 @@ def findings(of: TrainingPlan, level: PlanLevel) -> list[PlanFinding]:
         (asked(shard_size=4), "shard_size=4", "leave it out, or choose parallel=hybrid"),
         (asked(batch=60), "batch_size=60", "choose 56 or 64"),
         (asked(batch=4), "batch_size=4", "choose 8"),
+        (asked(pipeline_parallel=3), "pipeline_parallel=3", "choose one of 1, 2, 4, 8"),
+        (asked(pipeline_parallel=2, microbatches=3), "batch_size=64", "choose 60 or 72"),
+        (
+            asked(pipeline_parallel=8, microbatches=8, pipeline_schedule=Schedule.ZBV),
+            "pipeline_parallel=8",
+            "choose at most 6",
+        ),
         (asked(activation_offload=True), "activation_offload=true", "add activation_checkpointing=true"),
     ],
 )
@@ -264,9 +274,93 @@ def test_a_plan_that_fits_has_a_short_report(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.endswith("nothing to object to\n")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "parts", "expected"),
+    [("gpipe", 4, 8, 3 / 11), ("1f1b", 4, 8, 3 / 11), ("interleaved", 4, 8, 3 / 19), ("1f1b", 1, 1, 0.0)],
+)
+def test_the_bubble_is_that_of_the_formula(schedule: str, ranks: int, parts: int, expected: float) -> None:
+    """(p-1)/(m+p-1), its fill time halved by two stages on each rank; bench.bubbles measures it."""
+    choices = Choices(pipeline_parallel=ranks, microbatches=parts, pipeline_schedule=Schedule(schedule))
+    assert compute_bubble(choices) == pytest.approx(expected)
+    assert compute_bubble(replace(choices, pipeline_schedule=Schedule.ZERO_BUBBLE)) <= compute_bubble(choices)
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        (
+            {"tensor_parallel": 8, "pipeline_parallel": 2, "microbatches": 8},
+            "ddp, tensor 8 within a machine, replicas 2 across machines, pipeline 2 across machines"
+            " (1f1b, 8 microbatches, bubble 11%)",
+        ),
+        ({"parallel": Parallel.HYBRID}, "hybrid, shards 8 within a machine, replicas 4 across machines"),
+        (
+            {"parallel": Parallel.FSDP, "tensor_parallel": 2},
+            "fsdp, tensor 2 within a machine, shards 16 across machines",
+        ),
+    ],
+)
+def test_the_topology_is_described(choices: dict[str, Any], expected: str) -> None:
+    """Tensor parallelism stays within machines, which are those of resourceconfig.json; the rest goes across."""
+    assert cost_model.describe(asked(hosts=4, **choices), "nccl") == f"4 x {P4D}, 32 rank(s), nccl: {expected}"
+
+
+def test_the_search_explains_every_layout() -> None:
+    """Each that is not excluded fits and can start; the others have a reason; the first is the fastest."""
+    size = replace(THIRTY_BILLION, heads=64)
+    found = search(asked(size, hosts=4, batch=96, precision=Precision.BF16))
+    usable = [candidate for candidate in found if candidate.cost]
+    assert len(usable) > 10
+    assert all(fits(candidate.plan) and not plan.find_errors(candidate.plan) for candidate in usable)
+    assert all(candidate.excluded for candidate in found[len(usable) :])
+    assert {"needs", "batch_size=96"} <= {candidate.excluded.split()[0] for candidate in found if candidate.excluded}
+    times = [candidate.cost.total for candidate in usable if candidate.cost]
+    assert times == sorted(times)
+    assert len({candidate.plan.choices for candidate in found}) == len(found)
+
+
+def test_a_slower_network_favours_what_sends_less_over_it() -> None:
+    """With a hundredth of the bandwidth the best layout sends fewer bytes between machines."""
+    wanted = asked(TEN_BILLION, hosts=4, batch=512, precision=Precision.BF16)
+    fast = cost_model.find_machines(wanted)
+    slow = replace(fast, across=replace(fast.across, bandwidth=fast.across.bandwidth / 100))
+    chosen = [search(wanted, machines)[0].plan for machines in (fast, slow)]
+    crossing = []
+    for best in chosen:
+        cost = cost_model.estimate_step(best, slow)
+        crossing.append(cost.links[slow.across.name])
+    assert crossing[1] < crossing[0]
+
+
+def test_the_sixty_billion_reference_fits_with_half_of_its_batch() -> None:
+    """32 P4d, two stages, tensors over eight; torch keeps a stage's gradients whole until the last microbatch."""
+    reference = asked(
+        ModelSize(layers=60, heads=72, width=9216, context=512),
+        hosts=32,
+        batch=28 * 16,
+        tensor_parallel=8,
+        pipeline_parallel=2,
+        microbatches=4,
+        parallel=Parallel.FSDP,
+        activation_checkpointing=True,
+        precision=Precision.BF16,
+    )
+    assert not plan.find_errors(reference)
+    assert fits(reference), estimate(reference)
+    assert not fits(replace(reference, batch_size=56 * 16))
+    assert not fits(replace(reference, choices=replace(reference.choices, activation_checkpointing=False)))
+
+
+def test_layouts_are_listed_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--instance", P4D, "--count", "2", "--layouts", "--batch-size", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "| layout | GiB | step s | ratio | computes | bubble | NVLink s | EFA s |" in out
+    assert re.search(r"\d+ layouts can be used, \d+ cannot:\n  \d+ for \w+, such as ddp", out)
+
+
 @pytest.mark.slow
 def test_rules_need_no_torch() -> None:
     """So that anything may ask them, not only a training image."""
     folder = str(Path(plan.__file__).parent)
-    code = "import sys; import plan; assert 'torch' not in sys.modules"
+    code = "import sys; import plan, layout_search; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)

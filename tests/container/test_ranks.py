@@ -21,13 +21,20 @@ RunForked = Callable[..., list[int]]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunForked, parallel: str) -> None:
+PIPELINE = {"model_size": "demo", "pipeline_parallel": "2", "microbatches": "2"}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"parallel": "ddp"}, {"parallel": "fsdp"}, PIPELINE],
+    ids=lambda layout: layout.get("parallel", "pipeline"),
+)
+def test_two_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunForked, layout: dict[str, str]) -> None:
     """A spike in the (sharded) weights and a crash; the next attempt has the losses and weights of an undisturbed run.
 
     It finds out by itself that it has, with the first three losses.
     """
-    options = {"steps": "64", "checkpoint_every": "20", "parallel": parallel}
+    options = {"steps": "64", "checkpoint_every": "20", **layout}
     whole, broken = new_host("whole", **options), new_host("broken", **options)
     run_forked(whole, ranks=2)
     run_forked(broken, ranks=2, RERAIL_DRILL="spike:step=44;bug:step=47:rank=1")
@@ -96,9 +103,12 @@ def await_step(host: Host, step: int, codes: "Future[list[int]]") -> None:
         time.sleep(0.02)
 
 
-def test_a_command_saves_at_one_step_and_training_goes_on(new_host: NewHost, run_forked: RunForked) -> None:
+@pytest.mark.parametrize("layout", [{}, PIPELINE], ids=["ddp", "pipeline"])
+def test_a_command_saves_at_one_step_and_training_goes_on(
+    new_host: NewHost, run_forked: RunForked, layout: dict[str, str]
+) -> None:
     """The supervisor asks for a checkpoint and gets a report of it; a SIGTERM to one rank then ends both."""
-    host = new_host(steps="100000", checkpoint_every="100000", step_seconds="0.01")
+    host = new_host(steps="100000", checkpoint_every="100000", step_seconds="0.01", **layout)
     with serving(Bucket()) as bucket:
         bucket.command(command())
         with going_on(run_forked, host, **environment_of(bucket, base=host.base)) as codes:

@@ -212,6 +212,17 @@ def test_without_machines_the_run_goes_to_the_policys_next_best(play):
 
 
 @rehearsal
+def test_a_layout_of_three_dimensions_is_resumed_as_a_smaller_one(play):
+    """Eight processes, then four: pipeline and tensor parallelism stay, and the losses are those of one process."""
+    facts, _ = play("parallel")
+    first, _, last = facts["attempts"]
+    assert (first["instance_type"], last["instance_type"]) == ("ml.m5.large", "ml.m5.xlarge")
+    assert first["last_step"] == 59
+    assert (last["resumed_from_step"], last["last_step"]) == (50, facts["final_step"])
+    assert facts["reference_max_abs_loss_difference"] < 1e-3
+
+
+@rehearsal
 @pytest.mark.parametrize("scenario", ["heal", "nan", "stall", "blind", "approve", "storm"])
 def test_every_other_scenario_ends_as_it_must(play, scenario):
     """The demo itself says what is not as it must be, and fails."""

@@ -39,14 +39,15 @@ class InPlacePlanner(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
         leaf.holder[leaf.name] = load_value(value, leaf.key)
 
 
-def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str], partial: bool) -> None:
+def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str]) -> None:
     """Fill a state from a torch.distributed.checkpoint reader, without a collective; raises UnfitState.
 
-    A key below one of `per_rank` (`random.3`) that the checkpoint lacks is left as it is: there were fewer ranks.
+    What the checkpoint has beyond the state is not read (see require_placed). A key below one of `per_rank`
+    (`random.3`) that the checkpoint lacks is left as it is: there were fewer ranks.
     """
     metadata: Metadata = reader.read_metadata()
     leaves = [leaf for leaf in flatten(state) if _is_wanted(leaf.key, metadata, per_rank)]
-    _compare({leaf.key: leaf for leaf in leaves}, metadata, per_rank=per_rank, partial=partial)
+    _compare({leaf.key: leaf for leaf in leaves}, metadata)
     planner = InPlacePlanner(leaves)
     planner.set_up_planner({leaf.key: leaf.value for leaf in leaves}, metadata, True)
     planner.state_dict = {leaf.key: leaf.value for leaf in leaves}
@@ -60,17 +61,27 @@ def _is_wanted(key: str, metadata: Metadata, per_rank: Sequence[str]) -> bool:
     return key in metadata.state_dict_metadata or key.split(".")[0] not in per_rank
 
 
-def _compare(leaves: Mapping[str, Leaf], metadata: Metadata, *, per_rank: Sequence[str], partial: bool) -> None:
+def list_unplaced(state: dict[str, Any], metadata: Metadata, per_rank: Sequence[str]) -> set[str]:
+    """Return the keys of the checkpoint that this rank's state has no place for."""
+    held = {leaf.key for leaf in flatten(state)}
+    return {key for key in metadata.state_dict_metadata if key not in held and key.split(".")[0] not in per_rank}
+
+
+def require_placed(unplaced: Sequence[set[str]]) -> None:
+    """Raise UnfitState if no rank has a place for a key; with a pipeline each has one for its own layers only."""
+    nowhere = sorted(set.intersection(*unplaced))
+    if nowhere:
+        raise UnfitState(
+            f"the state has no place for {_format_keys(nowhere)} of the checkpoint; an optimizer's state, for one,"
+            " has to exist before it can be loaded (get_optimizer_state_dict makes it), or pass partial=True"
+        )
+
+
+def _compare(leaves: Mapping[str, Leaf], metadata: Metadata) -> None:
     saved = metadata.state_dict_metadata
     lacking = [key for key in leaves if key not in saved]
     if lacking:
         raise UnfitState(f"the checkpoint has nothing for {_format_keys(lacking)} of the state")
-    unplaced = [key for key in saved if key not in leaves and key.split(".")[0] not in per_rank]
-    if unplaced and not partial:
-        raise UnfitState(
-            f"the state has no place for {_format_keys(unplaced)} of the checkpoint; an optimizer's state, for one,"
-            " has to exist before it can be loaded (get_optimizer_state_dict makes it), or pass partial=True"
-        )
     for key, leaf in leaves.items():
         there = saved[key]
         if isinstance(there, BytesStorageMetadata) == leaf.is_tensor:

@@ -15,7 +15,7 @@ from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, Pen
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
 from rerail_agent.checkpoints.rank_exchange import RankExchange
-from rerail_agent.checkpoints.restore import UnfitState, load_into
+from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
 from rerail_agent.checkpoints.safe_load import UnsafeValue, find_unsafe_value
 from rerail_agent.checkpoints.staging_memory import Arena
@@ -180,6 +180,8 @@ class Saver:
     def load(self, state: dict[str, Any], step: int, *, partial: bool = False) -> Manifest:
         """Fill the state in place from a checkpoint that newest() has found; plain values are replaced in it.
 
+        The states of all ranks together must have a place for everything in the checkpoint, unless `partial`.
+
         Raises UnfitState when the state has another shape, on every rank. Any other failure means that the checkpoint
         is damaged after all: DamagedCheckpoint on every rank. The state is then part old and part new, and newest()
         passes that step over from then on.
@@ -188,22 +190,28 @@ class Saver:
         self._restoring = step
         problem: Exception | None = None
         manifest: Manifest | None = None
+        unplaced: set[str] = set()
         try:
             manifest = self.place.manifest(step)
             if manifest is None or (self._chosen and self._chosen.step == step and manifest != self._chosen):
                 raise DamagedCheckpoint("its manifest has changed since it was chosen")
-            load_into(state, self.place.reader(manifest), per_rank=self.per_rank, partial=partial)
+            reader = self.place.reader(manifest)
+            if not partial:
+                unplaced = list_unplaced(state, reader.read_metadata(), self.per_rank)
+            load_into(state, reader, per_rank=self.per_rank)
         except (UnfitState, UnsafeValue) as error:
             problem = error if isinstance(error, UnfitState) else UnfitState(str(error))
         except Exception as error:  # a damaged file may cause any error in the readers
             problem = DamagedCheckpoint(f"rank {self.rank} cannot load it: {type(error).__name__}: {error}")
-        problems = self.exchange.all_gather(problem)
+        everyone: list[tuple[Exception | None, set[str]]] = self.exchange.all_gather((problem, unplaced))
+        problems = [problem for problem, _ in everyone]
         self._restoring = 0
         worst = next((error for error in problems if isinstance(error, UnfitState)), next(filter(None, problems), None))
         if worst is not None:
             if not isinstance(worst, UnfitState):
                 self._unloadable.add(step)
             raise worst
+        require_placed([unplaced for _, unplaced in everyone])
         assert manifest is not None
         return manifest
 

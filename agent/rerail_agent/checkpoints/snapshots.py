@@ -30,7 +30,7 @@ from rerail_agent.checkpoints.mapped_reader import (
 )
 from rerail_agent.checkpoints.plan import SavePlan, Spot
 from rerail_agent.checkpoints.rank_exchange import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, RankExchange
-from rerail_agent.checkpoints.restore import UnfitState, load_into
+from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
 from rerail_agent.checkpoints.ring import Ring, SnapshotHistory, SnapshotMove, choose_slot
 from rerail_agent.checkpoints.saver import Saver
 from rerail_agent.checkpoints.snapshot_choice import ChoiceResult, KeptShare, SnapshotChoice, choose_snapshot
@@ -313,14 +313,17 @@ class Snapshots:
         catalogue = SnapshotIndex.of([texts[rank] for rank in range(len(choice.holders))])
         survey = ShareSurvey(catalogue)
         unfit: UnfitState | None = None
+        unplaced: set[str] = set()
         try:
-            load_into(state, survey, per_rank=self.saver.per_rank, partial=False)
+            load_into(state, survey, per_rank=self.saver.per_rank)
+            unplaced = list_unplaced(state, survey.read_metadata(), self.saver.per_rank)
         except UnfitState as error:
             unfit = error
-        everyone = self._exchange.all_gather((sorted(survey.ranks), unfit))
-        for _, problem in everyone:
+        everyone = self._exchange.all_gather((sorted(survey.ranks), unfit, unplaced))
+        for _, problem, _ in everyone:
             if problem is not None:
                 raise problem
+        require_placed([keys for *_, keys in everyone])
         wanted = {needed for rank in self._ring.nodes[self._node] for needed in everyone[rank][0]}
         wanted |= {rank for rank in self._ring.list_kept_ranks(self._node) if rank < len(choice.holders)}
         if self._merge(self._fetch_shares(choice, sorted(wanted)), damaged) is None:
@@ -382,7 +385,7 @@ class Snapshots:
             for rank in ranks:
                 shares[rank] = self._open_share(rank, choice.snapshot)
             reader = MappedReader(catalogue, {rank: share.view for rank, share in shares.items()})
-            load_into(state, reader, per_rank=self.saver.per_rank, partial=False)
+            load_into(state, reader, per_rank=self.saver.per_rank)
         except Exception as error:  # of any kind: the other ranks must not continue from a snapshot that this one lacks
             problem = f"rank {self.rank}: {type(error).__name__}: {error}"
         problems = [text for text in self._exchange.all_gather(problem) if text]
