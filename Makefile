@@ -103,6 +103,7 @@ bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills
 	$(BIN)/python -m bench.saving
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
+	$(BIN)/python -m bench.stragglers
 	$(BIN)/python -m bench.exactness
 	$(BIN)/python -m bench.signals
 	$(BIN)/python -m bench.killing

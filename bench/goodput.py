@@ -1,7 +1,8 @@
 """Goodput: how fast the core decides, and what share of its time a simulated run trains; `make bench-goodput`.
 
-The goals: Rerail loses at most a quarter of what SageMaker's own means lose; on 16,384 GPUs it trains 0.95 of the time
-with relaunches, and 0.98 with restarts in the job. A missed goal is reported, with the bound that the assumptions set.
+The goals: Rerail loses at most a quarter of what SageMaker's own means lose. On 16,384 GPUs the default policy trains
+0.90 of the time, 0.95 with a warm pool, and 0.98 with restarts in the job. A missed goal is reported, with the bound
+that the assumptions set.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.command import WIDTH, Maker
 from cli.simulate.months import read_policy
-from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_IN_PLACE, ReportRow
+from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_DEFAULT, GOAL_IN_PLACE, ReportRow
 from cli.simulate.supervised import Supervised
 from cli.simulate.sweeps import SWEEPS
-from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
+from cli.simulate.ways import DEFAULT, SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
 from cli.simulate.world import SimulatedRun
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
@@ -76,7 +77,7 @@ def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[GoodputVerd
     """Return the goals in order."""
     largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
     found = [GoodputVerdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
-    for way, goal in ((WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):
+    for way, goal in ((DEFAULT, GOAL_DEFAULT), (WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):
         row = largest[way.key]
         what = f"ETTR on {FEWEST_GPUS:,} GPUs, {way.key} (bound {bound(row):.4f})"
         found.append(GoodputVerdict(what, goal, row.ettr, row.ettr >= goal))

@@ -33,6 +33,7 @@ SECTION = re.compile(r"\[(\w+)\]\s*(?:#\s*(.*))?")
 FIELD = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\[[^\]]*\]|[^#]*?)\s*(?:#\s*(.*))?")
 # What no module of its own asks: the words of the enumeration's other members.
 ASKED_ELSEWHERE = {
+    Kind.STRAGGLER: "Detect ranks that are slower than their peers, and name host and GPU.",
     Kind.ALARM: "Report that a CloudWatch alarm of your own on the job fired.",
     Kind.RESUME_MISMATCH: "Detect losses after a resume that differ from those after the same checkpoint before.",
 }

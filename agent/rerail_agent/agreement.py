@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-COMMAND, SIGTERM, WARNING, FENCED = range(4)
-FLAGS = 4
+COMMAND, SIGTERM, WARNING, INTERVAL, FENCED, COMPARE = range(6)  # those that want a checkpoint come first
+FLAGS = 6
 # Without reduce(): often enough that a SIGTERM, 120 s before the kill, leaves time for the save.
 MAX_INTERVAL_S = 10.0
 CALL_TIMEOUT = timedelta(seconds=120)
 CPU = torch.device("cpu")
 CPU_BACKENDS = ("gloo", "mpi")  # a backend registered from outside, such as SMDDP, claims the CPU but cannot use it
+PLACE = "rerail/place/"
 CALLED, ALL_CALLED = "rerail/called", "rerail/all_called"
 
 Raised = tuple[bool, ...]
@@ -93,6 +94,28 @@ class Agreement:
             return NONE
         agreed, self._agreed = self._agreed, set()
         return tuple(flag in agreed for flag in range(FLAGS))
+
+    def gather(self, numbers: list[float], place: str) -> list[list[float]]:
+        """Return the numbers of every rank, by rank, in single precision. Collective.
+
+        `place` says where this rank runs. The table is a sum of vectors that are zero elsewhere, because every backend
+        can do that.
+        """
+        store = _get_store()
+        if store is not None:
+            store.set(f"{PLACE}{self.rank}", place)
+        count = len(numbers)
+        table = torch.zeros(self.size * count, dtype=torch.float32)
+        table[self.rank * count : (self.rank + 1) * count] = torch.tensor(numbers, dtype=torch.float32)
+        table = table.to(self._choose_device())
+        dist.all_reduce(table)
+        return [list(row) for row in table.reshape(self.size, count).tolist()]
+
+    def find_place(self, rank: int) -> str:
+        """Return where a rank runs, as it was given to its last gather(); called after it."""
+        store = _get_store()
+        key = f"{PLACE}{rank}"
+        return str(store.get(key).decode()) if store is not None and store.check([key]) else "an unknown host"
 
     def _accept(self, raised_here: list[float], sums: list[float] | None = None) -> None:
         """Mark flags as agreed on, and lower those that this rank had raised."""

@@ -4,7 +4,7 @@
     for step in ...:
         loss = guard.reduce(loss)                   # the mean over the ranks; the agreement is part of it
         guard.step(step=step, loss=loss, tokens=tokens)
-        if guard.wants_checkpoint:                  # the same on every rank
+        if guard.wants_checkpoint:                  # on request and periodically, the same on every rank
             guard.committed(save(step))
         if guard.should_stop:
             break
@@ -15,11 +15,16 @@ then the job has lost a rank.
 """
 
 import atexit
+import json
 import math
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from rerail.model.finding import Finding, Kind, Level
@@ -36,6 +41,8 @@ from rerail_agent.identity import Identity
 from rerail_agent.mailbox_client import MailboxClient
 from rerail_agent.mailbox_objects import MailboxBucket
 from rerail_agent.progress import Progress
+from rerail_agent.rank_times import RankComparison, RankTimer, describe_place
+from rerail_agent.save_schedule import SaveSchedule
 from rerail_agent.settings import AgentSettings
 from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.telemetry import TokenMeter
@@ -96,6 +103,8 @@ class Guard:
         self._agreement = Agreement(every=agree_every, log=print_line)
         self._agreement.rank, self._agreement.expected = self._identity.rank or 0, self._identity.size
         self._progress, self._meter = Progress(), TokenMeter()
+        self._rank_timer, self._comparison = RankTimer(), RankComparison()
+        self._schedule = self._isolation.run("save schedule", self._make_schedule, None)
         self._detection, self._commands = StepDetection(self._settings.detection), CommandState(self._identity)
         self._agreed, self._stops, self._is_fenced, self._finite = agreement.NONE, False, False, True
         self._loss: float | None = None
@@ -129,7 +138,12 @@ class Guard:
 
     def reduce(self, loss: Any) -> float:
         """Return the mean of the loss over all ranks; takes a tensor on any device, or a number. Collective."""
-        return float(loss) if self._is_child() else self._agreement.reduce(loss)
+        if self._is_child():
+            return float(loss)
+        self._isolation.run("rank times", self._rank_timer.on_arrival, None)
+        mean = self._agreement.reduce(loss)
+        self._isolation.run("rank times", self._rank_timer.on_release, None)
+        return mean
 
     def step(
         self,
@@ -161,12 +175,21 @@ class Guard:
         self._isolation.run("telemetry", lambda: self._record_step(step, loss, grad_norm, tokens, lr, extra, log), None)
         if (tracking := self._tracking) is not None and self._is_first():
             self._isolation.run("tracking", lambda: tracking.on_step(step), None)
+        if self._schedule is not None and self._is_first():
+            self._isolation.run("save schedule", self._ask_periodically, None)
+        if self._agreement.size > 1 and self._is_first():
+            self._isolation.run("rank times", self._ask_to_compare, None)
         agreed = self._agreement.agree(self._progress.mean_s)
+        if agreed[agreement.COMPARE]:
+            self._compare_ranks(step)
         if agreed is not self._agreed:
             self._agreed = agreed
             self._isolation.run("agreement", lambda: self._act_on(agreed, step), None)
-        if self._save is not None and self.wants_checkpoint:
-            self._save_now(self._save, step)
+        if self.wants_checkpoint:
+            self._isolation.run("save schedule", self._note_save, None)
+            if self._save is not None:
+                self._save_now(self._save, step)
+        self._isolation.run("rank times", self._rank_timer.on_step, None)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -178,11 +201,15 @@ class Guard:
 
     @property
     def reason(self) -> str:
-        """Return why a checkpoint is wanted: `sigterm`, `emergency` (a command) or `warning` (the loss has jumped)."""
+        """Return why a checkpoint is wanted.
+
+        `sigterm`, `emergency` (a command), `warning` (the loss has jumped) or `periodic` (the last one is old enough).
+        """
         for flag, name in (
             (agreement.SIGTERM, "sigterm"),
             (agreement.COMMAND, "emergency"),
             (agreement.WARNING, "warning"),
+            (agreement.INTERVAL, "periodic"),
         ):
             if self._agreed[flag]:
                 return name
@@ -220,6 +247,8 @@ class Guard:
     def save_failed(self, reason: str) -> None:
         """Report that the wanted checkpoint cannot be saved, so that the supervisor does not wait for it."""
         if self._is_first():
+            if self._schedule is not None:
+                self._isolation.run("save schedule", self._schedule.on_failure, None)
             self._isolation.once(
                 "reports", lambda: self._enqueue(self._commands.report_failed(str(reason), at=_now())), None
             )
@@ -242,7 +271,14 @@ class Guard:
         """Enter a `save` or an `evaluation`, so that its time does not count as a slow step or a hang."""
         if self._is_child():
             return nullcontext()
+        self._rank_timer.leave_out()
+        if name == Phase.SAVE:
+            self._isolation.run("save schedule", self._note_save, None)
         return self._isolation.once("phase", lambda: self._progress.track_phase(Phase(name)), nullcontext())
+
+    def track_data(self) -> AbstractContextManager[None]:
+        """Count the time within as waiting for data, in the comparison of the ranks."""
+        return nullcontext() if self._is_child() else self._rank_timer.track_data()
 
     def report(self, finding: Finding) -> None:
         """Report a finding of the script itself to the supervisor."""
@@ -259,8 +295,8 @@ class Guard:
     # ------------------------------------------------------------------ with a checkpoint
 
     def state_dict(self) -> dict[str, str]:
-        """Return what the detectors have learned, for the checkpoint; the same keys on every rank."""
-        state_text = self._isolation.run("detectors", self._detection.dump_state, "") if self._is_first() else ""
+        """Return what detectors and save schedule have learned, for the checkpoint; the same keys on every rank."""
+        state_text = self._isolation.run("detectors", self._dump_state, "") if self._is_first() else ""
         return {"detectors": state_text}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,6 +306,8 @@ class Guard:
             return
         try:
             self._detection.restore(str(text))
+            if self._schedule is not None and "saves" in (table := json.loads(text)):
+                self._schedule.restore(table["saves"])
         except Exception as error:
             print_line(f"the detectors' saved state cannot be read ({type(error).__name__}: {error}); it is ignored")
 
@@ -321,6 +359,49 @@ class Guard:
         self._mailbox_client = None
         self._isolation.run("mailbox", lambda: client.stop(0.0), None)
 
+    def _dump_state(self) -> str:
+        text = self._detection.dump_state()
+        if self._schedule is None:
+            return text
+        return json.dumps({**json.loads(text), "saves": self._schedule.dump_state()}, separators=(",", ":"))
+
+    def _make_schedule(self) -> SaveSchedule | None:
+        """Return the schedule of periodic checkpoints; only a training job has one."""
+        settings = self._settings
+        if not self._identity.run or not settings.interval.automatic:
+            return None
+        return SaveSchedule(settings.interval, self._progress, mtbf_s=settings.mtbf_s)
+
+    def _ask_periodically(self) -> None:
+        ranks = max(self._agreement.size, self._agreement.expected)
+        if self._schedule is not None and self._schedule.is_due(ranks=ranks):
+            self._agreement.raise_flag(agreement.INTERVAL)
+
+    def _ask_to_compare(self) -> None:
+        if self._rank_timer.has_times and self._comparison.is_due():
+            self._agreement.raise_flag(agreement.COMPARE)
+
+    def _compare_ranks(self, step: int) -> None:
+        """Gather the times of all ranks, and report on rank 0 which are slow. Collective.
+
+        The collective is not isolated: a rank that skipped it would hang the others.
+        """
+        times = self._isolation.run("rank times", self._rank_timer.take_round, [0.0, 0.0])
+        place = self._isolation.run("rank times", lambda: describe_place(os.environ), "an unknown host")
+        table = self._agreement.gather(times, place)
+        if self._is_first():  # in a thread: with many thousand ranks the scores take a fraction of a second
+            compare = partial(self._isolation.run, "rank times", lambda: self._report_ranks(table, step), None)
+            threading.Thread(target=compare, name="rerail-ranks", daemon=True).start()
+
+    def _report_ranks(self, table: list[list[float]], step: int) -> None:
+        find_place = self._agreement.find_place
+        for finding in self._comparison.compare(table, step, at=_now(), find_place=find_place):
+            self._report_finding(finding)
+
+    def _note_save(self) -> None:
+        if self._schedule is not None:
+            self._schedule.on_save(time.monotonic())
+
     def _start_watchdog(self) -> None:
         if not self._identity.run:
             return
@@ -363,6 +444,10 @@ class Guard:
     def _detect(self, step: int, loss: float, grad_norm: float | None, lr: float | None) -> None:
         sample = Sample(step=step, loss=loss, grad_norm=grad_norm, step_time_s=self._progress.step_s, lr=lr)
         for finding in self._detection.evaluate(sample):
+            if finding.kind is Kind.THROUGHPUT_DROP and (
+                slowest := self._comparison.describe(self._agreement.find_place)
+            ):
+                finding = replace(finding, evidence=f"{finding.evidence}; {slowest}")
             self._report_finding(finding)
             if finding.level is Level.INTERVENE:
                 self._open_findings[finding.kind] = finding, self._heartbeats
@@ -399,8 +484,10 @@ class Guard:
             print_line(f"the manifest of {path} cannot be written, so it cannot be resumed from: {error}")
             self.save_failed(f"the manifest of {path} cannot be written: {error}")
             return
+        if self._schedule is not None:
+            self._schedule.on_durable(time.monotonic())
         at, reason = step if step is not None else self._progress.step, self.reason
-        if (tracking := self._tracking) is not None and reason:
+        if (tracking := self._tracking) is not None and reason not in ("", "periodic"):
             self._isolation.run("tracking", lambda: tracking.on_checkpoint(at or 0, reason), None)
         durable = Durability(durability) if durability else Durability.REMOTE if "://" in path else Durability.LOCAL
         self._enqueue(self._commands.report_committed(path, step=step, durability=durable, at=_now()))

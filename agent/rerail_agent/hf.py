@@ -29,6 +29,7 @@ from rerail.model.skipped_samples import Ranges
 from rerail_agent import data_order, manifests
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint
 from rerail_agent.data_order import DataOrder, OrderedBatches
+from rerail_agent.detection import CLEAN
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.guard import Guard
 from rerail_agent.ladder import prepare_rate
@@ -36,6 +37,8 @@ from rerail_agent.settings import read_skipped_samples
 
 # What the detectors have learned, beside the Trainer's files.
 DETECTOR_STATE = "rerail.json"
+# Checkpoints that only the automatic interval has asked for, and that stay where the Trainer deletes none itself.
+AUTOMATIC_KEPT = 3
 
 
 def resume_from(output_dir: str | None = None) -> str | None:
@@ -54,6 +57,8 @@ class RerailCallback(TrainerCallback):
         self._applied_rate = 1.0
         self._pending_step: int | None = None  # a step whose loss the Trainer is about to log
         self._pending_reason = ""  # why a checkpoint is wanted that is not saved yet
+        self._is_automatic = False  # whether nothing but the automatic interval wants it
+        self._automatic: list[Path] = []
         self._tokens = 0
         self._loss: float | None = None
         self._phase, self._is_within = ExitStack(), False
@@ -138,7 +143,8 @@ class RerailCallback(TrainerCallback):
             print_line(
                 f"{folder / DETECTOR_STATE} cannot be written ({error}); after a resume the detectors start empty"
             )
-        manifests.finish_checkpoint(
+        is_automatic, self._is_automatic = self._is_automatic, False
+        is_complete = manifests.finish_checkpoint(
             self.guard,
             folder,
             step=state.global_step,
@@ -146,6 +152,8 @@ class RerailCallback(TrainerCallback):
             loss=self._loss,
             consumed_samples=self._count_samples(args, state),
         )
+        if is_automatic and args.save_total_limit is None:
+            self._delete_outdated(folder, is_clean=is_complete and self.guard.health == CLEAN)
         self._leave()
 
     def on_train_end(
@@ -154,6 +162,14 @@ class RerailCallback(TrainerCallback):
         # The script makes no more steps from here on, which is not a hang.
         self._leave()
         self._enter("evaluation")
+
+    def _delete_outdated(self, newest: Path, *, is_clean: bool) -> None:
+        """Delete automatic checkpoints of this process beyond the newest, where the Trainer would keep them all."""
+        self._automatic.append(newest)
+        if manifests.gather(is_clean)[0]:  # rank 0 alone writes the manifest, and knows the health
+            outdated, self._automatic = self._automatic[:-AUTOMATIC_KEPT], self._automatic[-AUTOMATIC_KEPT:]
+            for folder in outdated if manifests.is_host_leader() else ():
+                manifests.delete_checkpoint(folder)
 
     def _report_step(self, state: TrainerState, logs: dict[str, Any]) -> None:
         """Report the pending step with what the Trainer has logged of it.
@@ -181,6 +197,7 @@ class RerailCallback(TrainerCallback):
         if self.guard.fenced:
             control.should_save, self._pending_reason = False, ""
         elif self._pending_reason:
+            self._is_automatic = self._pending_reason == "periodic" and not control.should_save
             control.should_save = True
         if self.guard.should_stop:
             control.should_training_stop = True

@@ -326,7 +326,7 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
     where a process group exists, all ranks return the same.
     """
     place, attempt = find_root(root), AttemptInfo.from_environment()
-    if attempt.is_rollback and attempt.resume_at_most is not None and _is_host_leader():
+    if attempt.is_rollback and attempt.resume_at_most is not None and is_host_leader():
         quarantine(place, after=attempt.resume_at_most, tainted=attempt.must_quarantine)
     at_most = sys.maxsize
     while True:
@@ -342,7 +342,7 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
 
 def _find_newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
     """Return this machine's newest step; None where another process of this machine reads the files."""
-    if dist.is_available() and dist.is_initialized() and not _is_host_leader():
+    if dist.is_available() and dist.is_initialized() and not is_host_leader():
         return None
     found = find_newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
     return 0 if found is None else parse_step(found)
@@ -408,13 +408,13 @@ class FrameworkCheckpoints:
         return next((failure for failure in gather(failure) if failure), "")
 
     def _make_room(self, folder: Path) -> None:
-        if _is_host_leader():
+        if is_host_leader():
             delete_checkpoint(folder)
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:
         staying = gather(choose_kept(self._root, keep=self._keep, newest=newest) if get_rank() == 0 else None)[0]
-        if _is_host_leader():
+        if is_host_leader():
             for folder in list_folders(self._root):
                 if (step := parse_step(folder)) is not None and step < newest and step not in staying:
                     delete_checkpoint(folder)
@@ -443,7 +443,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def _is_host_leader() -> bool:
+def is_host_leader() -> bool:
     """Return whether this process acts for its machine, whose disk the other ranks may share."""
     names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"

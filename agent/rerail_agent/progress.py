@@ -22,13 +22,17 @@ class Progress:
         self.longest = dict.fromkeys(Phase, 0.0)
         self.step_s: float | None = None  # of the last step, saves and evaluations taken out
         self.mean_s = 0.0
+        self.usual_s = 0.0  # the mean before the last step
+        self.saved_s = 0.0  # in saves, between the last two steps
         self.paused_s = 0.0  # in saves and evaluations, since the last step
         self.trained_s = 0.0  # in steps, all in all
         self._stepped: float | None = None
+        self._saving_s = 0.0  # in saves, since the last step
 
     def on_step(self, step: int) -> None:
         """Record that a step is done, and learn how long it took."""
         now = time.monotonic()
+        self.saved_s, self._saving_s, self.usual_s = self._saving_s, 0.0, self.mean_s
         if self._stepped is not None:
             self.step_s = seconds = max(0.0, now - self._stepped - self.paused_s)
             self.trained_s += seconds
@@ -64,4 +68,5 @@ class _PhaseTimer(AbstractContextManager[None]):
         progress._learn(self._phase, now - self._began)
         if self._before in (Phase.STARTUP, Phase.STEP):  # the outermost of nested ones has the whole time
             progress.paused_s += now - self._began
+            progress._saving_s += (now - self._began) * (self._phase is Phase.SAVE)
         progress.phase, progress.moved = self._before, now

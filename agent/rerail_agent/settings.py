@@ -5,13 +5,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.skipped_samples import Ranges, parse_ranges
 from rerail.model.thresholds import Thresholds
 
 Log = Callable[[str], None]
+S = TypeVar("S", Thresholds, SaveInterval)
 SHORTEST_S = 0.05
+OFF = ("off", "0", "false", "no")
 HIGHEST_RATE = 1000.0
 
 
@@ -25,6 +28,9 @@ class AgentSettings:
     hang_s: float = 300.0
     save_on_warning: bool = True
     detection: Thresholds = Thresholds()
+    interval: SaveInterval = SaveInterval()
+    # The mean time between failures that the supervisor has estimated; None: not known.
+    mtbf_s: float | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], log: Log) -> "AgentSettings":
@@ -33,8 +39,10 @@ class AgentSettings:
             poll_s=_read_seconds(environment, "RERAIL_POLL_SECONDS", cls().poll_s, log),
             heartbeat_s=_read_seconds(environment, "RERAIL_HEARTBEAT_SECONDS", cls().heartbeat_s, log),
             hang_s=_read_seconds(environment, "RERAIL_HANG_SECONDS", cls().hang_s, log),
-            save_on_warning=environment.get("RERAIL_SAVE_ON_WARNING", "").lower() not in ("off", "0", "false", "no"),
+            save_on_warning=environment.get("RERAIL_SAVE_ON_WARNING", "").lower() not in OFF,
             detection=_read_thresholds(environment.get("RERAIL_DETECTION", ""), log),
+            interval=_read_interval(environment.get("RERAIL_SAVE_INTERVAL", ""), log),
+            mtbf_s=_read_seconds(environment, "RERAIL_MTBF_SECONDS", 0.0, log) or None,
         )
 
 
@@ -61,8 +69,8 @@ def read_rate(environment: Mapping[str, str]) -> float:
 def _read_seconds(environment: Mapping[str, str], name: str, default: float, log: Log) -> float:
     text = environment.get(name, "")
     try:
-        seconds = float(text or default)
-        if not SHORTEST_S <= seconds < math.inf:
+        seconds = float(text) if text else default
+        if text and not SHORTEST_S <= seconds < math.inf:
             raise ValueError
     except ValueError:
         log(f"{name}={text!r}: must be a number of seconds, {SHORTEST_S} or more; taking {default:g}")
@@ -72,20 +80,37 @@ def _read_seconds(environment: Mapping[str, str], name: str, default: float, log
 
 def _read_thresholds(text: str, log: Log) -> Thresholds:
     """Return the thresholds with the fields that a JSON object sets; one bad field, and none is set."""
-    if not text:
-        return Thresholds()
     try:
-        table = json.loads(text)
-        if not isinstance(table, dict):
-            raise ValueError('must be a JSON object such as {"patience_rows": 40}')
-        return replace(Thresholds(), **{name: _convert_field(name, value) for name, value in table.items()})
+        return _read_object(Thresholds(), text, '{"patience_rows": 40}')
     except (ValueError, RecursionError) as error:
         log(f"RERAIL_DETECTION: {error}; taking the defaults")
         return Thresholds()
 
 
-def _convert_field(name: str, value: Any) -> Any:
-    known = {f.name: getattr(Thresholds(), f.name) for f in fields(Thresholds)}
+def _read_interval(text: str, log: Log) -> SaveInterval:
+    """Return the bounds on the checkpoint interval; a value that cannot be read turns the automatic interval off."""
+    if text.lower() in OFF:
+        return SaveInterval(automatic=False)
+    try:
+        interval = _read_object(SaveInterval(), text, '{"longest": 1800}, or off')
+        if not 0 < interval.most_share <= 1:
+            raise ValueError(f"field 'most_share' is {interval.most_share}; it must be above 0, at most 1")
+    except (ValueError, RecursionError) as error:
+        log(f"RERAIL_SAVE_INTERVAL: {error}; only the script saves periodically now")
+        return SaveInterval(automatic=False)
+    return interval
+
+
+def _read_object(defaults: S, text: str, example: str) -> S:
+    """Return the defaults with the fields that a JSON object sets; raise ValueError for a bad one."""
+    table = json.loads(text) if text else {}
+    if not isinstance(table, dict):
+        raise ValueError(f"must be a JSON object such as {example}")
+    return replace(defaults, **{name: _convert_field(defaults, name, value) for name, value in table.items()})
+
+
+def _convert_field(defaults: Thresholds | SaveInterval, name: str, value: Any) -> Any:
+    known = {f.name: getattr(defaults, f.name) for f in fields(defaults)}
     if name not in known:
         raise ValueError(f"there is no field {name!r}")
     default = known[name]

@@ -46,7 +46,7 @@ def read_policy(name: str = "default") -> Policy:
 
 def simulate(task: SimulationTask) -> SimulationResult:
     """Simulate the run from its first launch to its last day."""
-    world = SimulatedRun(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor)
+    world = SimulatedRun(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor, task.policy.interval)
     supervised = Supervised(world, task.policy) if task.way.rerail else None
     watch: RunObserver = supervised or OnCall(world)
     world.watch = watch

@@ -24,7 +24,7 @@ PARTS = (
     (Spent.INIT, "init"),
     (Spent.RESTART, "in place"),
 )
-FEWEST_GPUS, GOAL, GOAL_IN_PLACE = 16_384, 0.95, 0.98
+FEWEST_GPUS, GOAL_DEFAULT, GOAL, GOAL_IN_PLACE = 16_384, 0.90, 0.95, 0.98
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A run that Rerail looks after: the real decisions, on what the simulated world tells, carried out in its time."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from cli.simulate.accounts import Spent
 from cli.simulate.faults import SimulatedFault
 from cli.simulate.world import FOLDER, SWEEP_S, SimulatedFinding, SimulatedJob, SimulatedRun
+from rerail.accounting.save_interval import estimate_mtbf
 from rerail.decisions.adoption import Adopted, adopt
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
@@ -70,6 +72,7 @@ class Supervised:
                 ended_at=None if job.ended_ms is None else moment(job.ended_ms),
                 failure_reason=job.reason,
                 checkpoint_uri=FOLDER,
+                instance_count=math.ceil(self.world.gpus / self.world.assumed.gpus_a_machine),
                 keep_alive_seconds=self.world.way.keep_alive_s,
                 pool=self._pool(job),
                 metrics={"step": float(job.step)} if job.status.is_terminal else {},
@@ -187,6 +190,7 @@ class Supervised:
                     resume_step=action.resume_step,
                     skip=action.skip_samples,
                     rate=action.rate,
+                    mtbf_s=estimate_mtbf(self.run, self.policy, at=self.world.get_moment())[0],
                 )
             case StopJob():
                 self.world.stop()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.ways import INTERVAL, SNAPSHOTS, SPARES, WARM, SaveMode, Way
+from cli.simulate.ways import RELAUNCHED, SNAPSHOTS, SPARES, WARM, SaveMode, Way
 
 Variant = tuple[str, Way, Assumptions]
 INTERVALS_S = (30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0)
@@ -43,7 +43,7 @@ def _saving(save: SaveMode, every: float | None) -> Way:
 
 
 def _pools(assumed: Assumptions) -> Sequence[Variant]:
-    cold = [(f"cold start {s:g} s", INTERVAL, replace(assumed, cold_s=s, repair_s=s)) for s in (180.0, 480.0, 900.0)]
+    cold = [(f"cold start {s:g} s", RELAUNCHED, replace(assumed, cold_s=s, repair_s=s)) for s in (180.0, 480.0, 900.0)]
     warm = [(f"warm pool {s:g} s", WARM, replace(assumed, warm_s=s)) for s in (20.0, 90.0, 180.0)]
     return [*cold, *warm]
 

@@ -50,22 +50,25 @@ SAGEMAKER = replace(HUMAN, key="sagemaker", title="SageMaker's retries and repai
 SAGEMAKER_ASYNC = replace(
     SAGEMAKER, key="sagemaker-async", title="  and asynchronous saves", save=SaveMode.ASYNC, interval_s=HALF_HOUR_S
 )
-DEFAULT = Way(
-    *("default", "Rerail, its default policy"), agent=False, save=SaveMode.ASYNC, interval_s=HALF_HOUR_S, attempts=None
+UNCHANGED = Way(
+    *("unchanged", "Rerail, the script unchanged"),
+    agent=False,
+    save=SaveMode.ASYNC,
+    interval_s=HALF_HOUR_S,
+    attempts=None,
 )
-AGENT = replace(DEFAULT, key="agent", title="  and the agent, attempts not limited", agent=True, attempts=MANY)
-INTERVAL = replace(AGENT, key="interval", title="  and saves as often as advised", save=SaveMode.ARENA, interval_s=None)
-WARM = replace(INTERVAL, key="warm", title="  and a warm pool", keep_alive_s=1800)
-IN_PLACE = replace(WARM, key="in-place", title="  and restarts in the job", in_place=True)
-SPARES = replace(IN_PLACE, key="spares", title="  and spare machines in the job", spares=0.01)
+DEFAULT = Way("default", "Rerail, its default policy and the agent", in_place=True, attempts=None)
+RELAUNCHED = replace(DEFAULT, key="relaunched", title="  without restarts in the job", in_place=False, attempts=MANY)
+WARM = replace(DEFAULT, key="warm", title="  and a warm pool", keep_alive_s=1800, attempts=MANY)
+SPARES = replace(WARM, key="spares", title="  and spare machines in the job", spares=0.01)
 SNAPSHOTS = replace(SPARES, key="snapshots", title="  and snapshots in peers' memory", snapshots=True)
 # Not available to SageMaker training jobs today: how much it would be worth.
-STANDBY = replace(WARM, key="standby", title="relaunches only, if all machines stood by", standby=True)
+STANDBY = replace(WARM, key="standby", title="relaunches only, if all machines stood by", standby=True, in_place=False)
 OUTLIVES = replace(SNAPSHOTS, key="outlives", title="all of these, if a job outlived its hosts", outlives=True)
 WAYS: Mapping[str, Way] = {
     way.key: way
     for way in (
-        *(HUMAN, SAGEMAKER, SAGEMAKER_ASYNC, DEFAULT, AGENT, INTERVAL),
-        *(WARM, IN_PLACE, SPARES, SNAPSHOTS, STANDBY, OUTLIVES),
+        *(HUMAN, SAGEMAKER, SAGEMAKER_ASYNC, UNCHANGED, RELAUNCHED, DEFAULT),
+        *(WARM, SPARES, SNAPSHOTS, STANDBY, OUTLIVES),
     )
 }

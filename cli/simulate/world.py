@@ -15,8 +15,8 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.faults import DAY_MS, START_TEXT, FaultEvent, SimulatedFault, compute_mtbf, draw_faults, read_texts
 from cli.simulate.ways import SaveMode, Way
 from rerail.accounting.on_call_times import Delay
-from rerail.accounting.save_interval import find_optimal_interval
 from rerail.model import skipped_samples
+from rerail.model.checkpoint_intervals import SaveInterval, choose_interval
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Kind, Level
 from rerail.model.mailbox import Command
@@ -70,6 +70,8 @@ class SimulatedJob:
     skipped: skipped_samples.Ranges = ()
     rate: float = 1.0
     asked: tuple[skipped_samples.Ranges, float] = ((), 1.0)
+    # The mean time between failures in seconds that the supervisor has estimated; None: not known.
+    mtbf_s: float | None = None
 
 
 class Trap(NamedTuple):
@@ -125,6 +127,8 @@ class SimulatedRun:
     seed: int
     assumed: Assumptions
     factor: float = 1.0
+    # The bounds within which the agent chooses the interval, where the way has none of its own.
+    bounds: SaveInterval = field(default_factory=SaveInterval)
     now: int = 0
     accounts: Accounts = field(default_factory=Accounts)
     counts: Counter[str] = field(default_factory=Counter)
@@ -142,6 +146,8 @@ class SimulatedRun:
     traps: list[Trap] = field(default_factory=list)
     watch: RunObserver = field(init=False)
     interval: int = field(init=False)
+    # The last measured stall of a checkpoint, and its time until it was durable, in seconds.
+    measured: tuple[float, float] | None = None
     _dead: tuple[SimulatedFault | None, str] | None = None
     _heap: list[tuple[int, int, int | None, int | None, Callable[..., None], tuple[Any, ...]]] = field(
         default_factory=list
@@ -156,8 +162,7 @@ class SimulatedRun:
 
     def __post_init__(self) -> None:
         self.spares = self.most_spares
-        interval = self.way.interval_s or find_optimal_interval(self.stall_s, compute_mtbf(self.gpus, self.factor))
-        self.interval = _ms(min(interval, 24 * 3600.0))
+        self.interval = self._choose_interval()
         for event in draw_faults(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
             self._push(event.at, self._apply, event)
 
@@ -208,10 +213,19 @@ class SimulatedRun:
     def is_live(self) -> bool:
         return self.job is not None and not self.job.status.is_terminal
 
-    def launch(self, name: str, number: int, *, resume_step: int | None, skip: str = "", rate: float = 1.0) -> bool:
+    def launch(
+        self,
+        name: str,
+        number: int,
+        *,
+        resume_step: int | None,
+        skip: str = "",
+        rate: float = 1.0,
+        mtbf_s: float | None = None,
+    ) -> bool:
         """Create a job if there is capacity, in the warm pool if there is one; return whether it was created.
 
-        `skip` are the samples that the job leaves out.
+        `skip` are the samples that the job leaves out; `mtbf_s` is the estimate that it is given.
         """
         assert not self.is_live
         warm = self.pool_until > self.now
@@ -224,7 +238,7 @@ class SimulatedRun:
         self.job = SimulatedJob(
             name, number, self.now, self._at(resume_step), skipped=skipped_samples.parse_ranges(skip), rate=rate
         )
-        self.job.asked = self.job.skipped, self.job.rate
+        self.job.asked, self.job.mtbf_s = (self.job.skipped, self.job.rate), mtbf_s
         self._pass_over()
         self.counts["launches"] += 1
         self._enter(MachinePhase.POOL if warm else MachinePhase.NEW_MACHINES)
@@ -289,6 +303,14 @@ class SimulatedRun:
         self.traps.clear()
 
     # What happens.
+
+    def _choose_interval(self) -> int:
+        """Return the training time between two checkpoints in milliseconds, as the agent of the job chooses it."""
+        if self.way.interval_s is not None:
+            return _ms(self.way.interval_s)
+        mtbf_s = self.job.mtbf_s if self.job and self.job.mtbf_s is not None else compute_mtbf(self.gpus)
+        stall_s, durable_s = self.measured or (None, 0.0)
+        return _ms(choose_interval(self.bounds, mtbf_s=mtbf_s, stall_s=stall_s, durable_s=durable_s))
 
     def _at(self, step: int | None) -> int:
         """The place in the work after a step, never beyond where the run has come."""
@@ -357,6 +379,9 @@ class SimulatedRun:
     def _first_step(self) -> None:
         assert self.job
         self._restore(self.job.resume)
+        if len(self.saved) < 2:
+            self.measured = None  # the first checkpoint does not hold its own stall
+        self.interval = self._choose_interval()
         self._next_save, self._next_snapshot = self.now + self.interval, self.now + _ms(self.assumed.snapshot_every_s)
         self._train()
         if self.onset is not None:
@@ -395,6 +420,8 @@ class SimulatedRun:
                 self._live(1.0, self._save, why, then)
             return
         self.phase = MachinePhase.SAVE
+        self.measured = self.stall_s, self.stall_s + self.assumed.durable_s
+        self.interval = self._choose_interval()
         self._next_save = self.now + self.interval + _ms(self.stall_s)
         self._plan += 1
         self._live(self.stall_s, self._written, self.step, self.now, why, then)

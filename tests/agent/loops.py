@@ -119,3 +119,38 @@ def hanging(rank: int, *, say: Say, culprit: int) -> None:
 
 def wait_for_a_batch_that_never_comes() -> None:
     signal.pause()
+
+
+def saving_periodically(rank: int, *, say: Say, steps: int, stall_s: float) -> list[tuple[int, str]]:
+    """Trains and saves whenever the guard asks; the steps at which it did."""
+    guard = Guard.from_env(log_every=10**9)
+    saves = []
+    for step in range(1, steps + 1):
+        time.sleep(0.01)
+        guard.step(step=step, loss=guard.reduce(2.0 + step % 7 / 100))
+        if guard.wants_checkpoint:
+            saves.append((step, guard.reason))
+            with guard.phase("save"):
+                time.sleep(stall_s)
+            guard.committed(f"/shared/step-{step}", step, "remote")
+    guard.close()
+    return saves
+
+
+def with_a_slow_rank(rank: int, *, say: Say, culprit: int, where: str, round_s: float, rounds: int = 5) -> None:
+    """Trains some rounds in which one rank takes twice as long, to compute or to wait for data."""
+    guard = Guard.from_env(log_every=10**9)
+    guard._comparison.round_s = round_s
+    begin = time.monotonic()
+    step, is_over = 0, False
+    while not is_over:
+        step += 1
+        with guard.track_data():
+            time.sleep(0.06 if rank == culprit and where == "data" else 0.005)
+        time.sleep(0.1 if rank == culprit and where == "compute" else 0.05)
+        loss = guard.reduce(2.0 + step % 7 / 100)
+        guard.step(step=step, loss=loss)
+        votes = torch.tensor(float(time.monotonic() - begin > rounds * round_s))
+        dist.all_reduce(votes)
+        is_over = votes.item() > 0
+    guard.close()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.accounting.save_interval import advise_interval, estimate_mtbf, find_optimal_interval, format_advice
+from rerail.accounting.save_interval import advise_interval, estimate_mtbf, format_advice
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_intervals import SaveInterval, choose_interval, find_optimal_interval
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
@@ -112,3 +113,22 @@ def test_saving_more_often_than_a_save_takes_is_of_no_use():
 def test_what_was_never_measured_gets_no_advice():
     """Saves of a script's own say nothing of how long they took."""
     assert advise_interval(a_run(), saves(every=HOUR, stall_s=None), Policy(), at=NOON) is None
+
+
+@given(st.floats(0, 3600), st.floats(1, 1e9), st.floats(0, 7200), st.floats(0.001, 1.0))
+def test_the_chosen_interval_keeps_its_bounds(stall_s, mtbf_s, durable_s, share):
+    """Never shorter than the policy allows or than a checkpoint takes, and saving never takes more than its share."""
+    bounds = SaveInterval(shortest=MINUTE, longest=HOUR, most_share=share)
+    chosen = choose_interval(bounds, mtbf_s=mtbf_s, stall_s=stall_s, durable_s=durable_s)
+    least = max(60.0, durable_s, stall_s / share - stall_s)
+    assert chosen >= least * (1 - 1e-9)
+    assert stall_s / (chosen + stall_s) <= share * (1 + 1e-9)
+    assert chosen <= max(least, 3600.0) * (1 + 1e-9)
+
+
+def test_the_chosen_interval_is_the_recommended_one_within_the_bounds():
+    """Nothing measured yet: as if a checkpoint stopped training for a minute; no share: never."""
+    bounds, mtbf_s = SaveInterval(shortest=timedelta(), longest=HOUR), 3.09 * 3600
+    assert choose_interval(bounds, mtbf_s=mtbf_s, stall_s=5.0) == find_optimal_interval(5.0, mtbf_s)
+    assert choose_interval(bounds, mtbf_s=mtbf_s) == choose_interval(bounds, mtbf_s=mtbf_s, stall_s=60.0)
+    assert choose_interval(SaveInterval(most_share=0.0), mtbf_s=mtbf_s, stall_s=5.0) == float("inf")

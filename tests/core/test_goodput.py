@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.supervised import Supervised
-from cli.simulate.ways import AGENT, DEFAULT, IN_PLACE
+from cli.simulate.ways import DEFAULT, RELAUNCHED, UNCHANGED
 from cli.simulate.world import SimulatedRun
 from rerail.accounting import on_call_times
 from rerail.accounting.goodput import Account, Badput, make_account, sum_accounts
@@ -323,7 +323,7 @@ def test_the_words_are_the_simulations():
 UNTOLD = (Spent.TRAINED, Spent.SAVES, Spent.SNAPSHOTS, Spent.INIT, Spent.SLOW)
 
 
-@pytest.mark.parametrize(("way", "gpus", "days"), [(AGENT, 16_384, 2), (DEFAULT, 2048, 5), (IN_PLACE, 16_384, 2)])
+@pytest.mark.parametrize(("way", "gpus", "days"), [(RELAUNCHED, 16_384, 2), (UNCHANGED, 2048, 5), (DEFAULT, 16_384, 2)])
 def test_the_record_tells_what_really_happened(way, gpus, days):
     """Against a simulated world, which knows where each millisecond went: each kind within 2 % of the time."""
     world = SimulatedRun(replace(way, repairs=False), gpus, days, 1, Assumptions())

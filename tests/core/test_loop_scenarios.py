@@ -56,6 +56,7 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
         "RERAIL_RUN": "gpt",
         "RERAIL_ATTEMPT": "2",
         "RERAIL_RESUME_STEP": "1000",
+        "RERAIL_MTBF_SECONDS": "11406900",
         VARIABLE: KEY,
     }
 

@@ -11,6 +11,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from rerail.model.actions import CreateJob, Machines
+from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.errors import RequestRefused
 from rerail.model.thresholds import Thresholds
 from rerail.requests.relaunch import find_refusal, make_request, read_checkpoint_uri, rebuild
@@ -150,6 +151,21 @@ def test_the_agent_gets_the_thresholds_of_the_policy():
     assert (
         "RERAIL_DETECTION" not in make_request(rebuilt(), SECOND, run="gpt-7b", detection=Thresholds())["Environment"]
     )
+
+
+def test_the_agent_gets_the_bounds_of_the_checkpoint_interval_and_the_failure_rate():
+    """What the job sets comes before the policy; the estimate of an earlier launch is replaced."""
+
+    def launch(interval: SaveInterval, **own: str) -> dict[str, str]:
+        request = {**rebuilt(), "Environment": own}
+        return make_request(request, SECOND, run="gpt-7b", interval=interval, mtbf_s=11_124.3)["Environment"]
+
+    changed = SaveInterval(longest=timedelta(minutes=20), most_share=0.02)
+    read = AgentSettings.from_environment(launch(changed, RERAIL_MTBF_SECONDS="5"), pytest.fail)
+    assert (read.interval, read.mtbf_s) == (changed, 11_124)
+    assert launch(SaveInterval(automatic=False))["RERAIL_SAVE_INTERVAL"] == "off"
+    assert launch(changed, RERAIL_SAVE_INTERVAL="off")["RERAIL_SAVE_INTERVAL"] == "off"
+    assert "RERAIL_SAVE_INTERVAL" not in launch(SaveInterval())
 
 
 def test_thresholds_never_take_the_last_variable():

@@ -9,12 +9,12 @@ from cli.simulate import pages, report
 from cli.simulate.assumptions import Assumptions, list_assumptions
 from cli.simulate.months import SimulationTask, read_policy, simulate
 from cli.simulate.report import FEWEST_GPUS, ReportRow
-from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
+from cli.simulate.ways import DEFAULT, SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
 from tests.house.sources import ROOT
 
 
 def rows(factor: float) -> dict[int, list[ReportRow]]:
-    ways = (SAGEMAKER_ASYNC, WARM, SNAPSHOTS)
+    ways = (SAGEMAKER_ASYNC, DEFAULT, WARM, SNAPSHOTS)
     tasks = [SimulationTask(way, FEWEST_GPUS, 1.0, 0, Assumptions(), read_policy(), factor) for way in ways]
     return {FEWEST_GPUS: [ReportRow(task.way.title, [simulate(task)]) for task in tasks]}
 
@@ -27,8 +27,8 @@ def test_the_speed_is_that_of_signals_through_the_core():
 def test_a_missed_goal_is_said():
     """With five times the faults nobody trains 98 % of the time, and no bound promises it."""
     found = rows(5.0)
-    speed, relaunched, in_place, left = verdicts(found, speed=1.0)
-    assert not speed.met and not relaunched.met and not in_place.met
+    speed, default, relaunched, in_place, left = verdicts(found, speed=1.0)
+    assert not speed.met and not default.met and not relaunched.met and not in_place.met
     assert in_place.measured < in_place.asked
     assert left.met == (left.measured <= OF_WHAT_IS_LOST)
     assert all(row.ettr <= bound(row) <= 1 for row in found[FEWEST_GPUS])
@@ -36,8 +36,8 @@ def test_a_missed_goal_is_said():
 
 def test_a_goal_that_is_met_is_said():
     """Without faults, once it has started, almost all of the time trains."""
-    speed, relaunched, _, _ = verdicts(rows(0.0), speed=2e6)
-    assert speed.met and relaunched.met
+    speed, default, relaunched, _, _ = verdicts(rows(0.0), speed=2e6)
+    assert speed.met and default.met and relaunched.met
 
 
 def test_a_page_gets_its_tables(tmp_path):

@@ -1,13 +1,13 @@
-"""The checkpoint interval that wastes the least time, from the costs of checkpoints and failures (Young, Daly)."""
+"""The recommended checkpoint interval of a run, from what its own checkpoints and failures have cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import sqrt
 from statistics import median
 
-from rerail.accounting.costs import HOUR_S, count_training_seconds
+from rerail.accounting.costs import count_training_seconds
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_intervals import combine_mtbf, find_optimal_interval
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Policy
@@ -35,19 +35,6 @@ class IntervalAdvice:
     # The part of that time that its upload takes, and where this is known from, in words.
     upload_s: float = 0.0
     source: str = ""
-
-
-def find_optimal_interval(stall_s: float, mtbf_s: float) -> float:
-    """Return the best training time between two checkpoints in seconds (J. T. Daly, FGCS 22, 2006, second order).
-
-    `stall_s` is for how long one checkpoint interrupts training, `mtbf_s` the mean time between failures.
-    """
-    if stall_s <= 0 or mtbf_s <= 0:
-        return 0.0
-    if stall_s >= 2 * mtbf_s:
-        return mtbf_s
-    share = stall_s / (2 * mtbf_s)
-    return sqrt(2 * stall_s * mtbf_s) * (1 + sqrt(share) / 3 + share / 9) - stall_s
 
 
 def advise_interval(
@@ -80,10 +67,9 @@ def estimate_mtbf(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int
     """
     failures = sum(attempt.cause not in (None, Cause.CAPACITY) for attempt in run.attempts)
     failures += sum(attempt.self_repairs for attempt in run.attempts)
-    hours = sum(count_training_seconds(attempt, at) for attempt in run.attempts) / HOUR_S
+    trained_s = sum(count_training_seconds(attempt, at) for attempt in run.attempts)
     machines = max(1, max(attempt.instance_count for attempt in run.attempts))
-    expected_h = policy.advice.machine_mtbf.total_seconds() / HOUR_S / machines
-    return (expected_h + hours) / (1 + failures) * HOUR_S, failures
+    return combine_mtbf(policy.advice.machine_mtbf.total_seconds() / machines, trained_s, failures), failures
 
 
 def format_advice(advice: IntervalAdvice) -> str:

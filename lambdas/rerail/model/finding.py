@@ -25,6 +25,7 @@ class Kind(StrEnum):
     PLATEAU = "plateau"
     THROUGHPUT_DROP = "throughput_drop"
     THROUGHPUT_RISE = "throughput_rise"
+    STRAGGLER = "straggler"
     STALL = "stall"
     STARTUP_STALL = "startup_stall"
     CHECKPOINT_STALL = "checkpoint_stall"

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, assert_never, get_type_hints
 
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_intervals import MACHINE_MTBF, SaveInterval
 from rerail.model.errors import PolicyError
 from rerail.model.machines import read_fallback
 from rerail.model.metrics import MetricNames
@@ -214,13 +215,13 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The assumptions behind the recommended checkpoint interval and the estimated cost of a relaunch.
+    """The assumptions behind the checkpoint interval and the estimated cost of a relaunch.
 
-    No decision depends on them.
+    No decision depends on them; relaunched jobs get the mean time between failures that follows.
     """
 
     # Mean time between failures of one machine, used until the run has data of its own.
-    machine_mtbf: timedelta = timedelta(days=264)
+    machine_mtbf: timedelta = MACHINE_MTBF
     # From the creation of a job to its training, used until the run has a start of its own: queue, download, start-up.
     startup: timedelta = timedelta(minutes=5)
     # From the end of a save to its arrival in S3.
@@ -303,6 +304,7 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
     save: SaveTimeouts = field(default_factory=SaveTimeouts)
+    interval: SaveInterval = field(default_factory=SaveInterval)
     copies: CopyPolicy = field(default_factory=CopyPolicy)
     mailbox: MailboxPolicy = field(default_factory=MailboxPolicy)
     restart: InPlacePolicy = field(default_factory=InPlacePolicy)
@@ -332,6 +334,9 @@ def parse_policy(text: str, *, name: str) -> Policy:
     if not 0 < policy.ladder.rate_factor < 1:
         what = f"field 'ladder.rate_factor' is {policy.ladder.rate_factor}; it must be a number between 0 and 1"
         raise PolicyError(f"policy {name!r}: {what}, such as 0.9")
+    if not 0 < policy.interval.most_share <= 1:
+        what = f"field 'interval.most_share' is {policy.interval.most_share}; it must be a number above 0, at most 1"
+        raise PolicyError(f"policy {name!r}: {what}, such as 0.05; automatic = false turns the interval off")
     if policy.copies.keep > COPIES_LIMIT:
         what = f"field 'copies.keep' is {policy.copies.keep}; it must be a whole number from 0 to {COPIES_LIMIT}"
         raise PolicyError(f"policy {name!r}: {what}")

@@ -3,13 +3,14 @@
 import hmac
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
 from rerail.model import skipped_samples
 from rerail.model.actions import CreateJob, Machines
+from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import KEY, VARIABLE
 from rerail.model.thresholds import Thresholds
@@ -23,6 +24,8 @@ ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 VALUE_LIMIT = 512  # characters of a variable
 DETECTION_VARIABLE = "RERAIL_DETECTION"
+INTERVAL_VARIABLE = "RERAIL_SAVE_INTERVAL"
+MTBF_VARIABLE = "RERAIL_MTBF_SECONDS"
 # Variables for a single attempt, which are not carried over to the next one.
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE")
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
@@ -71,24 +74,32 @@ def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members:
 
 
 def make_request(
-    request: Mapping[str, Any], action: CreateJob, *, run: str, detection: Thresholds | None = None
+    request: Mapping[str, Any],
+    action: CreateJob,
+    *,
+    run: str,
+    detection: Thresholds | None = None,
+    interval: SaveInterval | None = None,
+    mtbf_s: float | None = None,
 ) -> dict[str, Any]:
     """Return the request of one attempt; raise RequestRefused if there is no room for its variables or tags.
 
     Rerail's values are passed in Environment: hyperparameters become command-line flags in script mode, and an unknown
-    flag would end the script. The agent gets the thresholds of the policy, unless the job sets its own.
+    flag would end the script. The agent gets the policy's thresholds and bounds on the checkpoint interval, and the
+    run's mean time between failures. What the job sets comes before the policy.
     """
     own = request.get("Environment", {})
     environment = {
-        **{k: v for k, v in own.items() if k not in ORDERED},
+        **{k: v for k, v in own.items() if k not in (*ORDERED, MTBF_VARIABLE)},
         "RERAIL_RUN": run,
         "RERAIL_ATTEMPT": str(action.attempt),
         **_variable_for_resume(request, action),
         **_variables_for_script(action, own),
         **_variable_for_tracking(action, own),
     }
-    if len(environment) < ENVIRONMENT_LIMIT:  # a job without room for them keeps the default thresholds
-        environment = _variable_for_detection(detection) | environment
+    for optional in (_variable_for_detection(detection), *_variables_for_interval(interval, mtbf_s)):
+        if len(environment) < ENVIRONMENT_LIMIT:  # a job without room for them keeps the defaults
+            environment = optional | environment
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
             f"Environment would have {len(environment)} variables, at most {ENVIRONMENT_LIMIT} are allowed; remove some"
@@ -145,13 +156,27 @@ def with_signing_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _variable_for_detection(detection: Thresholds | None) -> dict[str, str]:
     """Return the variable with the thresholds that differ from the defaults; empty if they are too many to pass."""
+    text = _format_differences(detection or Thresholds())
+    return {DETECTION_VARIABLE: text} if text and len(text) <= VALUE_LIMIT else {}
+
+
+def _variables_for_interval(interval: SaveInterval | None, mtbf_s: float | None) -> Iterator[dict[str, str]]:
+    """Yield the variables with the bounds on the checkpoint interval and with the mean time between failures."""
+    interval = interval or SaveInterval()
+    if text := _format_differences(interval):
+        yield {INTERVAL_VARIABLE: text if interval.automatic else "off"}
+    if mtbf_s is not None:
+        yield {MTBF_VARIABLE: f"{mtbf_s:.0f}"}
+
+
+def _format_differences(values: Thresholds | SaveInterval) -> str:
+    """Return the fields that differ from the defaults as a JSON object, durations in seconds; "" if none does."""
     different = {
         f.name: value.total_seconds() if isinstance(value, timedelta) else value
-        for f in fields(Thresholds)
-        if (value := getattr(detection or Thresholds(), f.name)) != f.default
+        for f in fields(values)
+        if (value := getattr(values, f.name)) != f.default
     }
-    text = json.dumps(different, separators=(",", ":"))
-    return {DETECTION_VARIABLE: text} if different and len(text) <= VALUE_LIMIT else {}
+    return json.dumps(different, separators=(",", ":")) if different else ""
 
 
 def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
+from rerail.accounting.save_interval import estimate_mtbf
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
@@ -43,6 +44,7 @@ from rerail.model.actions import (
     ReleaseWarmPool,
     StopJob,
 )
+from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import to_plain
 from rerail.model.errors import (
@@ -91,7 +93,6 @@ from rerail.model.signals import (
 )
 from rerail.model.signature_policy import must_be_signed
 from rerail.model.signatures import UNSEALED
-from rerail.model.thresholds import Thresholds
 from rerail.notices.notice import make_job_notice, make_run_notice
 from rerail.ports import Bus, Checkpoints, FailureLogs, Jobs, Mailbox, PausedPolicies, RateLimit, Runs, policy_of
 from rerail.requests.continuation import change_request, describe_change, read_change
@@ -585,12 +586,17 @@ class Supervisor:
         except RerailError:
             return Policy()
 
-    def _read_thresholds(self, run: Run) -> Thresholds | None:
-        """Return the thresholds of the run's policy; None if it cannot be read: the launch does not depend on it."""
+    def _make_request(self, run: Run, action: CreateJob) -> dict[str, Any]:
+        """Return the request of a launch, which does not depend on a policy that cannot be read."""
+        request = self.runs.request(run.id)
         try:
-            return policy_of(run, self.policies).detection
-        except RerailError:
-            return None
+            policy = policy_of(run, self.policies)
+        except RerailError:  # it may have turned the automatic interval off
+            return make_request(request, action, run=run.id, interval=SaveInterval(automatic=False))
+        mtbf_s, _ = estimate_mtbf(run, policy, at=self.clock())
+        return make_request(
+            request, action, run=run.id, detection=policy.detection, interval=policy.interval, mtbf_s=mtbf_s
+        )
 
     def _quarantine(self, run: Run, action: QuarantineCheckpoints) -> QuarantineRefused | None:
         """Move checkpoints out of the way; return the refusal if that is not possible."""
@@ -638,8 +644,7 @@ class Supervisor:
     def _request_launch(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Call CreateTrainingJob; return its refusal, if any."""
         try:
-            detection = self._read_thresholds(run)
-            self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id, detection=detection))
+            self.jobs.create(self._make_request(run, action))
         except JobExists:
             return self._make_refusal(action, Refusal.INVALID, "another job has that name")
         except CapacityRefused as error:
