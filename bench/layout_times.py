@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from statistics import correlation
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed as dist
 from torch import multiprocessing
@@ -29,7 +29,7 @@ sys.path += [str(Path(__file__).resolve().parent.parent / folder) for folder in 
 
 import parallel
 from choices import Choices, Parallel, Schedule, TrainingPlan
-from cost_model import Link, Machines, estimate_step
+from cost_model import LinkClass, MachineSpeed, estimate_step
 from layout_search import format_choices
 from model import GPT, VOCABULARY, ModelSize
 from speed import count_flops_per_token
@@ -66,7 +66,7 @@ def list_layouts() -> list[Choices]:
     return [*plain, *pipelines, *again]
 
 
-class SleepInBackward(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+class SlowGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """The identity, whose gradient takes some seconds."""
 
     @staticmethod
@@ -84,7 +84,7 @@ def sleep_and(forward: Callable[[torch.Tensor], torch.Tensor], ranks: int, x: to
     """Do a layer's forward pass as slowly as these samples take, of a layer that `ranks` share."""
     seconds = LAYER_S * len(x) / BATCH / ranks
     time.sleep(seconds)
-    return forward(SleepInBackward.apply(x, 2 * seconds))
+    return forward(SlowGradient.apply(x, 2 * seconds))
 
 
 def make_model(choices: Choices) -> GPT:
@@ -107,7 +107,7 @@ def time_least(work: Callable[[], Any], times: int) -> float:
     return min(taken)
 
 
-def measure_machines() -> Machines:
+def measure_machines() -> MachineSpeed:
     """Return this machine's figures, both ranks measuring at the same time."""
     model = make_model(Choices())
     tokens = torch.zeros(BATCH // RANKS, SIZE.context, dtype=torch.long)
@@ -127,8 +127,8 @@ def measure_machines() -> Machines:
     bandwidth = sent / (time_least(communicate, ROUNDS) - 3 * latency)
     figures = [flops, bandwidth, latency]
     dist.broadcast_object_list(figures)
-    link = Link("loopback", figures[1], figures[2])
-    return Machines(figures[0], link, link)
+    link = LinkClass("loopback", figures[1], figures[2])
+    return MachineSpeed(figures[0], link, link)
 
 
 def make_step(choices: Choices, world: parallel.DistributedWorld) -> Callable[[], None]:
@@ -175,7 +175,7 @@ def correlate(one: Sequence[float], other: Sequence[float]) -> float:
         [sum(other < value for other in series) + sum(other == value for other in series) / 2 for value in series]
         for series in (one, other)
     ]
-    return float(np.corrcoef(ranks)[0, 1])
+    return correlation(ranks[0], ranks[1])
 
 
 def main() -> int:
@@ -197,9 +197,9 @@ def main() -> int:
     for row in rows:
         ratios = [row[name] / base[name] for name in ("expected", "measured")]
         print(f"| {row['layout']} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-    correlation = correlate([row["expected"] for row in rows], [row["measured"] for row in rows])
-    print(f"rank correlation {correlation:.2f} over {len(rows)} layouts (floor {FLOOR})")
-    return int(correlation < FLOOR)
+    agreement = correlate([row["expected"] for row in rows], [row["measured"] for row in rows])
+    print(f"rank correlation {agreement:.2f} over {len(rows)} layouts (floor {FLOOR})")
+    return int(agreement < FLOOR)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ class Choices:
     shard_optimizer: bool = False
     activation_checkpointing: bool = False
     activation_offload: bool = False
+    # Blocks of which only the first one's input is kept.
+    checkpoint_group: int = 1
     precision: Precision = Precision.FP32
 
     @classmethod
@@ -121,6 +123,7 @@ def add_options(add: Callable[..., None]) -> None:
     add("shard-size", type=int, default=0, help="hybrid: ranks that hold one copy together; 0 for those of a machine")
     add("shard-optimizer", type=parse_bool, default=False, help="ddp: cut up gradients and optimizer state")
     add("activation-checkpointing", type=parse_bool, default=False, help="compute layers again in the backward pass")
+    add("checkpoint-group", type=int, default=1, help="layers that are computed again together")
     add("activation-offload", type=parse_bool, default=False, help="keep the inputs of layers in the CPU's memory")
     add("precision", choices=list(Precision), type=Precision, default=Precision.FP32, help="what layers compute in")
 

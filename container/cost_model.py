@@ -34,7 +34,7 @@ OVERLAPPED = 0.5
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkClass:
     """One class of connections."""
 
     name: str
@@ -45,13 +45,13 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Machines:
+class MachineSpeed:
     """What a step's time depends on, beside the plan."""
 
     # FLOP/s of one rank.
     flops: float
-    within: Link
-    across: Link
+    within: LinkClass
+    across: LinkClass
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def compute_bubble(choices: Choices) -> float:
     return waits / (choices.microbatches + waits)
 
 
-def find_machines(plan: TrainingPlan) -> Machines:
+def find_machines(plan: TrainingPlan) -> MachineSpeed:
     """Return what is known of the plan's instance type; raise KeyError for an unknown one."""
     if plan.instance is None:
         raise KeyError(f"{plan.instance_type}: not in instances.py; add it there")
@@ -141,13 +141,13 @@ def find_machines(plan: TrainingPlan) -> Machines:
     peak = bf16 if plan.choices.precision is Precision.BF16 and bf16 else fp32
     links = NVLINK if plan.instance.gpus > 1 else {}
     nvlink = plan.instance.gpu in links
-    within = Link("NVLink" if nvlink else "PCIe", 1e9 * links.get(plan.instance.gpu, PCIE), 1e-5)
+    within = LinkClass("NVLink" if nvlink else "PCIe", 1e9 * links.get(plan.instance.gpu, PCIE), 1e-5)
     name = "EFA" if has_efa(plan.instance_type) else "network"
-    across = Link(name, plan.instance.network_gbit / 8 * 1e9, 3e-5 if name == "EFA" else 1e-4)
-    return Machines(peak * 1e12 * REACHED, within, across)
+    across = LinkClass(name, plan.instance.network_gbit / 8 * 1e9, 3e-5 if name == "EFA" else 1e-4)
+    return MachineSpeed(peak * 1e12 * REACHED, within, across)
 
 
-def estimate_step(plan: TrainingPlan, machines: Machines) -> StepCost:
+def estimate_step(plan: TrainingPlan, machines: MachineSpeed) -> StepCost:
     """Estimate the time of a step on these machines."""
     choices, size = plan.choices, plan.size
     block, others = count_parameters(size, plan.vocabulary)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from choices import Choices, Parallel, Schedule, TrainingPlan, count_shard_ranks
-from cost_model import Machines, StepCost, estimate_step, find_machines
+from cost_model import MachineSpeed, StepCost, estimate_step, find_machines
 from memory import estimate, usable_gib
 from plan import find_errors, list_degrees
 
@@ -27,7 +27,7 @@ class Candidate:
     excluded: str = ""
 
 
-def search(plan: TrainingPlan, machines: Machines | None = None) -> list[Candidate]:
+def search(plan: TrainingPlan, machines: MachineSpeed | None = None) -> list[Candidate]:
     """Return all candidates, the usable ones first and by expected step time.
 
     Of layouts that differ in activation checkpointing alone, the one with it is used only if the other does not fit.
@@ -69,7 +69,7 @@ def _list_pipelines(choices: Choices) -> Iterator[Choices]:
             yield replace(choices, pipeline_schedule=schedule, microbatches=rounds * choices.pipeline_parallel)
 
 
-def evaluate(plan: TrainingPlan, machines: Machines) -> Candidate:
+def evaluate(plan: TrainingPlan, machines: MachineSpeed) -> Candidate:
     """Return the layout with its cost, or with the reason why it cannot be used."""
     errors = find_errors(plan)
     if errors:

@@ -112,7 +112,8 @@ def _activations(plan: TrainingPlan, width: int) -> float:
     layers, parts = count_layers(plan), count_parts_at_once(choices)
     if not choices.activation_checkpointing:
         return layers * parts * block
-    return block + entry * width * (1 if choices.activation_offload else layers * parts)
+    group = min(choices.checkpoint_group, layers)
+    return group * block + entry * width * (1 if choices.activation_offload else layers * parts / group)
 
 
 def usable_gib(plan: TrainingPlan) -> float:

@@ -62,6 +62,15 @@ class Block(nn.Module):
         return self.projection(mixed.transpose(1, 2).flatten(2))
 
 
+class Layers(nn.ModuleList):
+    """Blocks that follow each other; parallel.py replaces `forward` to checkpoint them in groups."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self:
+            x = block(x)
+        return x
+
+
 class GPT(nn.Module):
     """A GPT whose `model(inputs, targets)` returns the mean cross-entropy in nats per byte.
 
@@ -72,16 +81,14 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, size.width)
         self.places = nn.Embedding(size.context, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = Layers(Block(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, VOCABULARY, bias=False)
         self.apply(_initialise)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = embed(self.tokens, self.places, inputs)
-        for block in self.blocks:
-            x = block(x)
-        return compute_loss(self.head(self.norm(x)).float(), targets)
+        return compute_loss(self.head(self.norm(self.blocks(x))).float(), targets)
 
     def keep(self, layers: Collection[int], *, first: bool, last: bool) -> None:
         """Remove all other layers, and the ends of the model that are not kept; the names of the rest stay."""
@@ -94,13 +101,13 @@ class GPT(nn.Module):
             self.norm = self.head = None
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Consecutive layers of a GPT: from token ids or the stage before, to the stage after or to logits."""
 
     def __init__(self, model: GPT, layers: Collection[int], *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.is_first, self.is_last = is_first, is_last
-        self.blocks = nn.ModuleList(model.blocks[layer] for layer in layers)
+        self.blocks = Layers(model.blocks[layer] for layer in layers)
         self.width = self.blocks[0].norm_1.normalized_shape[0]
         self.vocabulary = VOCABULARY
         if is_first:
@@ -111,8 +118,7 @@ class Stage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_first:
             x = embed(self.tokens, self.places, x)
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(x)
         return self.head(self.norm(x)).float() if self.is_last else x
 
 

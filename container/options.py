@@ -42,6 +42,7 @@ def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("dropout", type=float, help="in place of the model size's")
     choices.add_options(add)
     add("checkpoint-every", type=int, default=50, help="steps between checkpoints")
+    add("start-from", default="", help="checkpoints of another run, whose weights a new run starts with")
     add("keep", type=int, default=3, help="checkpoints to keep, beside ever fewer of the older ones")
     add("log-every", type=int, default=1, help="steps between metric lines")
     add("step-seconds", type=float, default=0.0, help="the least a step takes, for a demo to watch")

@@ -171,7 +171,8 @@ class ParallelLayout:
         """
         stages = pipeline.cut(model, self.choices, self.pipeline_rank) if self.is_pipelined else {}
         if self.choices.activation_checkpointing:
-            checkpoint_activations(model, offload=self.choices.activation_offload)
+            for part in stages.values() or [model]:
+                checkpoint_activations(part, self.choices)
         if self.choices.tensor_parallel > 1:
             split_layers(model, self._dimensions("tensor"))
         if self._is_fully_sharded:
@@ -247,6 +248,11 @@ class ParallelLayout:
             group["params"] = []  # no rank knows those of all stages, and restore() needs none
         return {"model": weights, "optimizer": moments}
 
+    def weights(self, model: nn.Module) -> dict[str, Any]:
+        """Return the weights as `state` does, without the optimizer."""
+        weights: dict[str, Any] = get_model_state_dict(model)
+        return weights
+
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Apply a state that a checkpoint was loaded into; the parameters of a group are those of this rank's model."""
         _, own = get_state_dict(model, optimizer)
@@ -300,14 +306,33 @@ def list_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in model.blocks if not isinstance(block, nn.Identity)]
 
 
-def checkpoint_activations(model: nn.Module, *, offload: bool) -> None:
-    """Keep only the input of every block, and compute the rest again in the backward pass.
+def checkpoint_activations(model: nn.Module, choices: Choices) -> None:
+    """Keep only the input of every group of blocks, and compute the rest again in the backward pass.
 
-    `offload` keeps the input on the CPU. The function replaces `forward`, within the hooks that the block gets later,
-    and without another name in the checkpoint as torch's checkpoint_wrapper would have.
+    Larger groups keep less between the passes, and more while one of them is computed again. With `activation_offload`
+    the inputs are kept on the CPU. The function replaces `forward`, within the hooks that a block gets later, and
+    without another name in the checkpoint as torch's checkpoint_wrapper would have.
     """
+    offload = choices.activation_offload
+    if choices.checkpoint_group > 1:
+        blocks = list(model.blocks)
+        groups = [blocks[at : at + choices.checkpoint_group] for at in range(0, len(blocks), choices.checkpoint_group)]
+        model.blocks.forward = functools.partial(_run_groups, groups, offload)
+        return
     for block in list_blocks(model):
         block.forward = functools.partial(_run_again, block.forward, offload)
+
+
+def _run_groups(groups: Sequence[Sequence[nn.Module]], offload: bool, x: torch.Tensor) -> torch.Tensor:
+    for group in groups:
+        x = _run_again(functools.partial(_run_all, group), offload, x)
+    return x
+
+
+def _run_all(blocks: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
 
 
 def _run_again(forward: Callable[..., torch.Tensor], offload: bool, x: torch.Tensor) -> torch.Tensor:

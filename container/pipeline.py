@@ -15,7 +15,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
 from choices import Choices, Schedule
-from model import GPT, Stage, compute_loss
+from model import GPT, ModelStage, compute_loss
 
 CLASSES = {
     Schedule.GPIPE: "ScheduleGPipe",
@@ -48,20 +48,22 @@ def assign_layers(layers: int, stages: int) -> list[range]:
     return [range(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
 
 
-def cut(model: GPT, choices: Choices, rank: int) -> dict[int, Stage]:
+def cut(model: GPT, choices: Choices, rank: int) -> dict[int, ModelStage]:
     """Return the stages of a rank by their indices, and remove from `model` what is in none of them."""
     count = choices.pipeline_parallel * choices.pipeline_schedule.stages_per_rank
     layers = assign_layers(len(model.blocks), count)
     indices = list_stages(choices.pipeline_schedule, rank, choices.pipeline_parallel)
     model.keep([layer for index in indices for layer in layers[index]], first=0 in indices, last=count - 1 in indices)
-    return {index: Stage(model, layers[index], is_first=index == 0, is_last=index == count - 1) for index in indices}
+    return {
+        index: ModelStage(model, layers[index], is_first=index == 0, is_last=index == count - 1) for index in indices
+    }
 
 
 @dataclass
 class Pipeline:
     """This rank's stages; `step` runs the microbatches of one batch through the stages of all ranks."""
 
-    stages: dict[int, Stage]
+    stages: dict[int, ModelStage]
     choices: Choices
     # The ranks of one pipeline, in the order of their first stages.
     group: dist.ProcessGroup

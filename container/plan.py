@@ -53,7 +53,7 @@ def raise_errors(findings: Iterable[PlanFinding]) -> None:
 
 def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[PlanFinding]:
     """Return what these ranks cannot do, whatever the model."""
-    findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
+    findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_activations(choices)]
     findings = findings or list(_check_pipeline(choices, ranks))
     return findings or list(_check_shards(choices, ranks, ranks_per_node))
 
@@ -109,10 +109,14 @@ def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator
         yield PlanFinding(PlanLevel.ERROR, what, why, f"choose a divisor of {across}")
 
 
-def _check_offload(choices: Choices) -> Iterator[PlanFinding]:
+def _check_activations(choices: Choices) -> Iterator[PlanFinding]:
     if choices.activation_offload and not choices.activation_checkpointing:
         why = "without activation_checkpointing everything between two layers would go to the CPU and back"
         yield PlanFinding(PlanLevel.ERROR, "activation_offload=true", why, "add activation_checkpointing=true")
+    if choices.checkpoint_group < 1 or (choices.checkpoint_group > 1 and not choices.activation_checkpointing):
+        what = f"checkpoint_group={choices.checkpoint_group}"
+        why = "counts layers that are computed again together, from 1 on"
+        yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or add activation_checkpointing=true")
 
 
 def check(

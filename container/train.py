@@ -35,6 +35,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import CommitResult, Manifest, Saver, Snapshots, open_store
 from speed import FlopsMeter
+from start_weights import load_weights
 from update_filter import UpdateFilter
 
 LAST_SAVE_S = 30.0
@@ -258,6 +259,8 @@ def resume(run: TrainingRun) -> None:
             run.guard.not_restored(step, refusal.reason, damaged=refusal.is_certain, saved_by=refusal.attempt)
     if found is not None:
         restore(run, found, state)
+    elif run.options.start_from:
+        load_weights(run.options.start_from, run.layout, run.model, log)
     if not run.is_first:
         return
     asked = job.resume_at_most or 0

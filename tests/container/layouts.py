@@ -30,6 +30,7 @@ HALF = 2
 BATCH = 8
 FSDP_ON_CPU = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 AGAIN = {"activation_checkpointing": True}
+GROUPED = {"checkpoint_group": 2}
 OFF = {"activation_offload": True}
 FSDP, HYBRID, BF16 = {"parallel": "fsdp"}, {"parallel": "hybrid", "shard_size": 2}, {"precision": "bf16"}
 TWO, FOUR, CUT = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"shard_optimizer": True}
@@ -81,6 +82,9 @@ def runs(ranks: int) -> list[Run]:
         Run("pipeline interleaved x fsdp", piped("interleaved", 2) | FSDP),
         Run("pipeline zero_bubble x tensor", piped("zero_bubble", 2) | TWO),
         Run("pipeline zbv x fsdp", piped("zbv", 2) | FSDP),
+        Run("pipeline 1f1b x fsdp grouped", piped("1f1b", 2) | FSDP | AGAIN | GROUPED),
+        Run("pipeline zero_bubble checkpointing", piped("zero_bubble", 2) | AGAIN),
+        Run("fsdp x tensor grouped", TWO | FSDP | AGAIN | GROUPED),
         Run("ddp", {}, saves=True),
         Run("fsdp", FSDP),
         Run("hybrid", HYBRID, saves=True),

@@ -17,7 +17,7 @@ import instances
 import parallel
 import pipeline
 from choices import Choices, Schedule
-from model import GPT, Stage
+from model import GPT, ModelStage
 from tests.container import layouts
 from tests.container.hosts import IMPORT_PATH
 
@@ -172,7 +172,7 @@ def test_a_schedule_that_this_torch_lacks_is_refused(monkeypatch: pytest.MonkeyP
 def test_each_layer_is_in_one_stage(schedule: Schedule, layers: int, ranks: int) -> None:
     """Whatever divides them; the first has the embeddings, the last the head."""
     choices = Choices(pipeline_parallel=ranks, pipeline_schedule=schedule)
-    parts: dict[int, Stage] = {}
+    parts: dict[int, ModelStage] = {}
     for rank in range(ranks):
         model = GPT(replace(layouts.SIZE, layers=layers))
         stages = pipeline.cut(model, choices, rank)
@@ -184,7 +184,7 @@ def test_each_layer_is_in_one_stage(schedule: Schedule, layers: int, ranks: int)
     assert [index for index in parts if parts[index].is_last] == [max(parts)]
 
 
-def name_parameters(stage: Stage, index: int, layers: int, choices: Choices) -> set[str]:
+def name_parameters(stage: ModelStage, index: int, layers: int, choices: Choices) -> set[str]:
     """Return the names that a stage's parameters have in the whole model."""
     count = choices.pipeline_parallel * choices.pipeline_schedule.stages_per_rank
     first = pipeline.assign_layers(layers, count)[index].start

@@ -69,6 +69,22 @@ def test_sharded_ranks_go_on_as_one(new_host: NewHost, run_forked: RunForked) ->
     assert manifests[30].consumed_samples == 30 * 12
 
 
+def test_a_run_starts_with_the_weights_of_another(new_host: NewHost, run_forked: RunForked) -> None:
+    """A pipeline takes those that one rank has saved, in any layout; its steps, samples and optimizer are new."""
+    source = new_host("source", model_size="demo", dropout="0")
+    run_forked(source, ranks=1)
+    host = new_host("next", start_from=str(source.checkpoints), dropout="0", **PIPELINE)
+    assert run_forked(host, ranks=2) == [0, 0], host.err.read_text()
+    assert f"starts with the weights of step 40 in {source.checkpoints}" in host.err.read_text()
+    assert list(host.losses) == list(range(1, 41))
+    assert float(host.losses[1]) == pytest.approx(float(source.losses[40]), rel=0.1)
+    assert float(host.losses[1]) < 0.9 * float(source.losses[1])
+    (source.base / "none").mkdir()
+    lost = new_host("lost", start_from=str(source.base / "none"))
+    assert run_forked(lost, ranks=1) == [1]
+    assert "has no clean checkpoint; name the folder of a run's checkpoints" in lost.err.read_text()
+
+
 def test_a_nan_in_the_shards_is_everybodys(new_host: NewHost, run_forked: RunForked) -> None:
     """All ranks skip the samples that the job has to skip."""
     host = new_host(steps="12", parallel="fsdp")
