@@ -52,6 +52,9 @@ KNOWN: dict[str, str] = {
     "36cb589f74157b45811a690c58b434095f48e9fa": "a password in a test of redaction",
     "cb4745ca40fe7502c9b5b71d21cf84470586b640": "a word that redaction leaves as it is",
     "6355d9a081cfbba78240235ce440cc86942614d7": "the word that replaces a secret",
+    "caefc74c6bd784683f22a27f7874b740e8e0927f": "the token of a pipeline's callback, in a test",
+    "8761d26fb8d6c7853faf7cf13fd3e5471364dc36": "the token of a state machine's task, in a test",
+    "0b8a1caec23d75d1154b8d9bef9cec6c03697638": "the token of a state machine's task, in a test",
 }
 
 

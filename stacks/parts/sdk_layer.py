@@ -12,7 +12,21 @@ from stacks.parts.python_layer import PythonLayer
 
 PACKAGES = ("boto3",)
 # The services that the functions call; the SDK describes four hundred.
-SERVICES = ("cloudwatch", "dynamodb", "events", "kms", "lambda", "logs", "s3", "sagemaker", "sns", "sqs", "ssm", "sts")
+SERVICES = (
+    "cloudwatch",
+    "dynamodb",
+    "events",
+    "kms",
+    "lambda",
+    "logs",
+    "s3",
+    "sagemaker",
+    "sns",
+    "sqs",
+    "stepfunctions",
+    "ssm",
+    "sts",
+)
 
 
 class SdkLayer(PythonLayer):
