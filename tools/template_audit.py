@@ -66,8 +66,10 @@ ACCEPTED = (
         for kind in ("AWS::Events::Connection", "AWS::Events::ApiDestination")
         for region in ("mx-central-1", "us-gov-west-1")
     ),
+    Acceptance("W3005", "AWS::StepFunctions::StateMachine", "The CDK lists the role of a state machine; harmless."),
     Acceptance("I3010", "AWS::Events::Connection", "One of two kinds of authorization, and PagerDuty's key."),
     Acceptance("CKV_AWS_7", "AWS::KMS::Key", "AWS rotates no keys for HMAC; the data's key is rotated."),
+    Acceptance("CKV_AWS_27", "AWS::SQS::Queue", "Encrypted by SQS; pipelines would need the key.", "WaitsCallbacks"),
     Acceptance(
         "CKV_AWS_18", "AWS::S3::Bucket", "Access logs of mailbox, reports and code would cost more than they tell."
     ),
