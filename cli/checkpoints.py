@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,11 +36,25 @@ NOT_COPIED = (
     "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
     "folder: docs/recovery.md#copies-of-one-file"
 )
+Download = Annotated[
+    Path | None,
+    typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder."),
+]
+Step = Annotated[int | None, typer.Option(help="With --download: the step of the checkpoint to fetch.")]
 STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
 
 
-def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_json: AsJson = False) -> None:
+def checkpoints(
+    run: RunName,
+    verify: Verify = False,
+    download: Download = None,
+    step: Step = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
     """What a run has saved, newest first, and which one a relaunch would resume from."""
+    if step is not None and download is None:
+        place.fail("--step: it names the checkpoint that --download fetches", "add --download FOLDER")
     where = place.find(local=local)
     record = find_run(where, run)
     if not record.checkpoint_uri:
@@ -49,10 +64,13 @@ def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_j
         saves = list_checkpoints(s3, uri)
         if verify:
             saves = _verified(s3, uri, saves)
+        downloaded = _download(s3, uri, _choose(record, saves, step), download) if download else None
     except (ClientError, BotoCoreError) as error:
         place.fail(f"cannot read {uri}: {error}", _remedy(error, uri))
     if as_json:
-        typer.echo(json.dumps(_plain(record, saves), indent=2))
+        typer.echo(json.dumps(_plain(record, saves, downloaded), indent=2))
+    elif downloaded is not None:
+        typer.echo(f"downloaded {len(downloaded)} files to {download}")
     else:
         _print(record, saves)
     if verify and any(save.damage for save in saves):
@@ -71,6 +89,39 @@ def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[Stor
         ]
 
 
+def _choose(run: Run, saves: Sequence[StoredCheckpoint], step: int | None) -> Sequence[StoredCheckpoint]:
+    """Return the checkpoint to fetch: of a script that overwrites one file in place, all such files."""
+    if step is not None:
+        chosen = [save for save in saves if save.step == step and save.is_whole and not save.is_quarantined]
+    else:
+        chosen = [save for save in saves if save is find_resume_point(run, saves)]
+        chosen = chosen or [save for save in saves if save.is_single_file]
+    if not chosen:
+        named = f"--step {step}: {run.id} has no whole checkpoint of that step" if step is not None else ""
+        place.fail(
+            named or f"{run.id} has no checkpoint that a relaunch would resume from",
+            f"`rerail checkpoints {run.id}` lists what there is",
+        )
+    return chosen[:1] if step is not None else chosen
+
+
+def _download(s3: Any, uri: str, chosen: Sequence[StoredCheckpoint], folder: Path) -> list[Path]:
+    """Return the files that were fetched, as they lie below the folder."""
+    bucket, prefix = split_uri(uri)
+    files = []
+    for save in chosen:
+        start = f"{prefix}{save.folder}" if save.is_single_file else f"{prefix}{save.folder}/"
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
+            for item in page.get("Contents", []):
+                path = folder / item["Key"].removeprefix(prefix)
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    place.fail(f"{item['Key']} would be written outside of {folder}", "fetch it by hand")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                s3.download_file(bucket, item["Key"], str(path))
+                files.append(path)
+    return files
+
+
 def _remedy(error: Exception, uri: str) -> str:
     if is_denied(error):
         return f"ask for s3:ListBucket and s3:GetObject on {uri.rstrip('/')}/*, and kms:Decrypt if it has a key"
@@ -79,9 +130,10 @@ def _remedy(error: Exception, uri: str) -> str:
     return "check your credentials and region, or try again"
 
 
-def _plain(run: Run, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
+def _plain(run: Run, saves: Sequence[StoredCheckpoint], downloaded: Sequence[Path] | None) -> dict[str, Any]:
     chosen = find_resume_point(run, saves)
     return {
+        "downloaded": None if downloaded is None else [str(path) for path in downloaded],
         "run": run.id,
         "where": run.checkpoint_uri,
         "resume_from": chosen and {"folder": chosen.folder, "step": chosen.step},

@@ -67,6 +67,11 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "show",
         "One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision.",
     ),
+    "search": ListedCommand(
+        "cli.search",
+        "search",
+        "Find training jobs by metric, argument, tag, input, state or time, with or without Rerail.",
+    ),
     "logs": ListedCommand(
         "cli.logs", "logs", "Print what the jobs of a run have printed, with the attempt before each line."
     ),

@@ -123,6 +123,21 @@ KEYS: Mapping[str, Printed] = {
             "timeline": "every decision with its reason",
         },
     ),
+    "search": Printed(
+        LIST,
+        {
+            "job": "the job",
+            "run": "the run of a relaunched job, else null",
+            "status": "SageMaker's status",
+            "created": "when it was created",
+            "seconds": "how long it has trained, null if it has not",
+            "machines": "the instance type",
+            "metrics": "the last value of each metric",
+            "arguments": "the script's own hyperparameters, as SageMaker keeps them",
+            "tags": "its tags",
+            "reason": "why it failed, else null",
+        },
+    ),
     "logs": Printed(
         LINES,
         {
@@ -142,6 +157,7 @@ KEYS: Mapping[str, Printed] = {
             "resume_from": "folder and step of what a relaunch would resume from; null: from the beginning",
             "checkpoints": "newest first: folder, step, attempt, health, bytes, whether it is whole, and more",
             "copies": "of files that are overwritten in place, newest first: file, step, where, and more",
+            "downloaded": "the files that were fetched with --download, else null",
         },
     ),
     "report": Printed(

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TextIO
 
 import typer
 
@@ -25,6 +27,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended, or Ctrl-C.")] = False,
     since: Annotated[str, typer.Option(help="Only what arrived so long ago at most, such as 90s, 30m or 1h.")] = "",
     grep: Annotated[str, typer.Option(help="Only lines that contain this text.")] = "",
+    save: Annotated[
+        Path | None, typer.Option(help="Write FOLDER/JOB/HOST.log for each job and machine, and print nothing.")
+    ] = None,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
@@ -42,6 +47,11 @@ def logs(
     else:
         book = Logbook(where.client("logs"), start)
         lines = (line for attempt in chosen for line in book.read_lines(attempt.job_name))
+    if save:
+        if follow or as_json:
+            place.fail("--save: it writes what there is into files", "leave out --follow and --json")
+        _save(save, (line for line in lines if grep in line.text))
+        return
     screen, numbers = (
         Console(soft_wrap=True, highlight=False),
         {attempt.job_name: attempt.number for attempt in record.attempts},
@@ -56,6 +66,19 @@ def logs(
         raise typer.Exit(130) from None
     if not shown and not follow:
         _say_why_nothing(record, chosen, since, grep)
+
+
+def _save(folder: Path, lines: Iterator[JobLogLine]) -> None:
+    """Write each line into the file of its job and machine; an earlier file is replaced."""
+    with ExitStack() as stack:
+        files: dict[Path, TextIO] = {}
+        for line in lines:
+            path = folder / line.job / f"{line.host}.log"
+            if path not in files:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files[path] = stack.enter_context(path.open("w", encoding="utf-8"))
+            files[path].write(f"{line.at.isoformat() if line.at else '-'} {line.text}\n")
+    typer.echo(f"wrote {len(files)} files into {folder}")
 
 
 def _chosen(run: Run, number: int | None) -> list[Attempt]:

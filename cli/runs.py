@@ -19,6 +19,7 @@ from cli.console import Console
 from cli.fleet import FleetReader, FleetRow
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place, now
+from cli.utilization import read_utilization
 from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
 from rerail.accounting.goodput import RECENT, Account, find_incident_dollars, find_recent_share, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
@@ -68,6 +69,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         describe_step(FleetReader(where).read_row(record)),
         *describe_waits(record),
         *describe_machines(record),
+        *describe_utilization(where, record),
         *describe_spending(record, policy),
         *describe_saving(record, policy),
     ):
@@ -296,6 +298,19 @@ def describe_machines(run: Run) -> Iterator[str]:
     if repairs := format_repairs(run.current.repairs):
         lost = format_duration(timedelta(seconds=run.current.repair_seconds))
         yield f"restarted by SageMaker itself: {repairs}; {lost} until it trained again"
+
+
+def describe_utilization(where: Place, run: Run) -> Iterator[str]:
+    """Yield how busy the machines of the running job are; nothing if that cannot be read."""
+    attempt = run.current
+    if not attempt.may_be_live:
+        return
+    try:
+        busy = read_utilization(where.client("cloudwatch"), attempt.job_name, attempt.instance_count, at=now())
+    except (ClientError, BotoCoreError):
+        return
+    if busy:
+        yield str(busy)
 
 
 def describe_spending(run: Run, policy: Policy) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The AWS account of a submission: its role, its bucket, what is uploaded, and what it refuses, in clear words."""
 
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, explain_credentials, get_code, get_message
 
+# How long a new role may be unknown to SageMaker, and how often the job is tried meanwhile.
+ROLE_KNOWN_WITHIN_S, ROLE_PAUSE_S = 60, 5
 ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
 NO_ROLE = (
     "--role: the job needs a role that SageMaker may take on",
-    "give --role NAME-OR-ARN, or `role` in rerail.toml; `aws iam list-roles` lists them. A new one: trust "
-    "sagemaker.amazonaws.com, attach AmazonSageMakerFullAccess, and add it to trainingRoleArns of Rerail's deployment",
+    "give --role NAME-OR-ARN, or `role` in rerail.toml; `aws iam list-roles` lists them. A new one: --create-role, "
+    "then add it to trainingRoleArns of Rerail's deployment",
 )
 
 
@@ -51,11 +54,14 @@ class SubmissionAccount:
 
     def find_default_bucket(self) -> str:
         """Return the name of the bucket that SageMaker's own SDK uses."""
+        return f"sagemaker-{self.region}-{self.find_number('the default bucket; --bucket NAME needs no look-up')}"
+
+    def find_number(self, needed_for: str = "the address of its registry") -> str:
+        """Return the account's number."""
         try:
-            account = client("sts").get_caller_identity()["Account"]
+            return str(client("sts").get_caller_identity()["Account"])
         except (ClientError, BotoCoreError) as error:
-            raise _other(error, "find out the account's default bucket; --bucket NAME needs no look-up") from error
-        return f"sagemaker-{self.region}-{account}"
+            raise _other(error, f"find out the account's number, for {needed_for}") from error
 
     def check_bucket(self, bucket: str) -> None:
         """Raise Problem if the bucket does not exist or may not be used."""
@@ -96,12 +102,18 @@ class SubmissionAccount:
             raise _other(error, f"upload {path} to {uri}", "--input") from error
         return len(files)
 
-    def create(self, request: Mapping[str, Any]) -> None:
-        """Create the training job."""
-        try:
-            client("sagemaker").create_training_job(**request)
-        except (ClientError, BotoCoreError) as error:
-            raise find_refusal(error, request) from error
+    def create(
+        self, request: Mapping[str, Any], *, role_is_new: bool = False, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Create the training job; of a new role SageMaker hears after some seconds, for which is waited."""
+        for remaining_s in range(ROLE_KNOWN_WITHIN_S if role_is_new else 0, -1, -ROLE_PAUSE_S):
+            try:
+                client("sagemaker").create_training_job(**request)
+                return
+            except (ClientError, BotoCoreError) as error:
+                if not remaining_s or "assume" not in get_message(error).lower():
+                    raise find_refusal(error, request) from error
+            sleep(ROLE_PAUSE_S)
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -129,7 +141,10 @@ def find_refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
             "ask for iam:PassRole on it with iam:PassedToService = sagemaker.amazonaws.com",
         )
     if "assume" in message.lower() and "role" in message.lower():
-        return Problem(f"--role {request['RoleArn']}: SageMaker may not take it on: {message}", NO_ROLE[1])
+        return Problem(
+            f"--role {request['RoleArn']}: SageMaker may not take it on: {message}",
+            "let its trust policy trust sagemaker.amazonaws.com, or take another --role",
+        )
     if "image" in message.lower() or "ECR" in message:
         return Problem(
             f"--image: {message}", "check its address and region, and that the role may pull it; or name no --image"

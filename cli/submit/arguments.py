@@ -17,6 +17,16 @@ import sys
 
 os.execv(sys.executable, [sys.executable, *{command!r}, *sys.argv[1:]])
 '''
+# The same for a shell script: the toolkit would split and quote its arguments by its own rules.
+SHELL_ENTRY_TEXT = '''"""Runs the shell script with the arguments that it was submitted with."""
+
+import os
+import shutil
+import sys
+
+shell = shutil.which("bash") or "/bin/sh"
+os.execv(shell, [shell, *{command!r}, *sys.argv[1:]])
+'''
 NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 RESERVED = "sagemaker_"
 LONGEST = 2500
@@ -65,16 +75,18 @@ def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str,
         if name.startswith(RESERVED):
             raise Problem(f"--hyperparameter {name}: such names belong to SageMaker's toolkit", "choose another name")
     pairs = parse_arguments(arguments)
+    is_shell = source.entry.endswith(".sh")
     if pairs is not None:
         if twice := sorted(pairs.keys() & given.keys()):
             raise Problem(f"--hyperparameter {twice[0]} is among the script's arguments too", "give it once")
-        return source, {name: encode(value) for name, value in {**pairs, **given}.items()}
-    if not source.entry.endswith(".py"):
+        if not is_shell:
+            return source, {name: encode(value) for name, value in {**pairs, **given}.items()}
+    elif not is_shell and not source.entry.endswith(".py"):
         raise Problem(
-            f"SageMaker's toolkit would change the arguments of {source.entry}, which is not a Python script",
-            "give it `--key value` pairs in alphabetical order, or a Python script that starts it",
+            f"SageMaker's toolkit would change the arguments of {source.entry}, which is no Python or shell script",
+            "give it `--key value` pairs in alphabetical order, or a script that starts it",
         )
-    text = ENTRY_TEXT.format(command=[source.entry, *arguments])
+    text = (SHELL_ENTRY_TEXT if is_shell else ENTRY_TEXT).format(command=[source.entry, *arguments])
     files = {**source.files, ENTRY: (text.encode(), False)}
     return Source(ENTRY, files), {name: encode(value) for name, value in given.items()}
 

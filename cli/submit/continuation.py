@@ -22,6 +22,7 @@ from cli.operators import ask
 from cli.place import Place
 from cli.submit.account import SubmissionAccount, split
 from cli.submit.arguments import ENTRY, RESERVED, with_arguments
+from cli.submit.channels import make_s3_channel
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
@@ -60,6 +61,15 @@ class PreviousJob:
     def folder(self) -> str:
         """Return the S3 folder of the run."""
         return str(self.description["OutputDataConfig"]["S3OutputPath"]).rstrip("/").rpartition("/")[0]
+
+    @property
+    def sharded(self) -> set[str]:
+        """Return the channels of which each machine gets its share."""
+        return {
+            channel["ChannelName"]
+            for channel in self.description.get("InputDataConfig", [])
+            if channel["DataSource"].get("S3DataSource", {}).get("S3DataDistributionType") == "ShardedByS3Key"
+        }
 
     def read_arguments(self) -> tuple[list[str], dict[str, str]]:
         """Return the arguments that the job was given, and its options by name."""
@@ -218,8 +228,7 @@ def make_code_uri(previous: PreviousJob, source: Source) -> str:
 
 def _make_channel(previous: PreviousJob, name: str, path: str) -> dict[str, Any]:
     uri = path if path.startswith("s3://") else f"{previous.folder}/input/{name}/"
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+    return make_s3_channel(name, uri, is_sharded=name in previous.sharded)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

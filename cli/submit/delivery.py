@@ -47,6 +47,8 @@ def start(
     uploads: Mapping[str, str],
     where: Place | None,
     screen: SubmitScreen,
+    *,
+    role_is_new: bool = False,
 ) -> None:
     """Upload what the job needs, then create it; `uploads` maps channels to local files and folders."""
     check_policy(where, job_request.policy)
@@ -58,7 +60,7 @@ def start(
         if not path.startswith("s3://"):
             count = account.upload_input(Path(path).expanduser(), folders[channel])
             screen.say(f"uploaded {count} files for the channel {channel}")
-    account.create(request)
+    account.create(request, role_is_new=role_is_new)
     follow = f"rerail follow {make_run_id(job_request.name)}{' --local' if account.is_local else ''}"
     screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
 

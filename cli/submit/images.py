@@ -1,22 +1,39 @@
-"""AWS's PyTorch training images: their address by version, machine and region, as SageMaker's SDK 2.257 has it."""
+"""AWS's training images for PyTorch and TensorFlow: their address by version, machine and region.
+
+Versions, Pythons and accounts are those of SageMaker's SDK 2.257."""
 
 import difflib
 
 from cli.submit.problem import Problem
 
+PYTORCH, TENSORFLOW = "pytorch", "tensorflow"
+# The newest of each framework.
 NEWEST = "2.8.0"
-# Full version and Python of each, from 2.0 on.
+DEFAULTS = {PYTORCH: NEWEST, TENSORFLOW: "2.19.0"}
+# Full version and Python of each, by framework.
 VERSIONS = {
-    "2.0": ("2.0.1", "py310"),
-    "2.1": ("2.1.0", "py310"),
-    "2.2": ("2.2.0", "py310"),
-    "2.3": ("2.3.0", "py311"),
-    "2.4": ("2.4.0", "py311"),
-    "2.5": ("2.5.1", "py311"),
-    "2.6": ("2.6.0", "py312"),
-    "2.7": ("2.7.1", "py312"),
-    "2.8": ("2.8.0", "py312"),
+    PYTORCH: {
+        "2.0": ("2.0.1", "py310"),
+        "2.1": ("2.1.0", "py310"),
+        "2.2": ("2.2.0", "py310"),
+        "2.3": ("2.3.0", "py311"),
+        "2.4": ("2.4.0", "py311"),
+        "2.5": ("2.5.1", "py311"),
+        "2.6": ("2.6.0", "py312"),
+        "2.7": ("2.7.1", "py312"),
+        "2.8": ("2.8.0", "py312"),
+    },
+    TENSORFLOW: {
+        "2.11": ("2.11.0", "py39"),
+        "2.12": ("2.12.0", "py310"),
+        "2.13": ("2.13.0", "py310"),
+        "2.14": ("2.14.1", "py310"),
+        "2.16": ("2.16.2", "py310"),
+        "2.18": ("2.18.0", "py310"),
+        "2.19": ("2.19.0", "py312"),
+    },
 }
+NAMES = {PYTORCH: "PyTorch", TENSORFLOW: "TensorFlow"}
 ACCOUNT = "763104351884"
 ELSEWHERE = {
     "af-south-1": "626614931356",
@@ -46,23 +63,37 @@ GPU_FAMILIES = ("p", "g")
 OTHER_CHIPS = ("trn", "inf")
 
 
-def find_pytorch_image(version: str, instance_type: str, region: str) -> str:
-    """Return the image for this kind of machine; raise Problem if there is none for the version or machine."""
+def find_aws_image(framework: str, version: str, instance_type: str, region: str) -> str:
+    """Return AWS's image for this kind of machine; raise Problem if there is none for the version or machine.
+
+    `version` is "" for the newest."""
+    if framework not in VERSIONS:
+        raise Problem(
+            f"--framework {framework}: AWS's images are known here for {' and '.join(VERSIONS)}",
+            "take one of them, or name an image with --image",
+        )
+    versions, version = VERSIONS[framework], version or DEFAULTS[framework]
     short = ".".join(version.split(".")[:2])
-    if short not in VERSIONS or version not in (short, VERSIONS[short][0]):
-        near = difflib.get_close_matches(version, [full for full, _ in VERSIONS.values()], n=1)
+    if short not in versions or version not in (short, versions[short][0]):
+        near = difflib.get_close_matches(version, [full for full, _ in versions.values()], n=1)
         known = f"did you mean {near[0]}? " if near else ""
         raise Problem(
-            f"--framework-version {version}: no PyTorch image of that version is known here",
-            f"{known}known are {', '.join(VERSIONS)}; or name an image with --image",
+            f"--framework-version {version}: no {NAMES[framework]} image of that version is known here",
+            f"{known}known are {', '.join(versions)}; or name an image with --image",
         )
     family = instance_type.split(".")[1]
     if family.startswith(OTHER_CHIPS):
         raise Problem(
-            f"--instance-type {instance_type}: PyTorch's own image does not run there", "name one with --image"
+            f"--instance-type {instance_type}: {NAMES[framework]}'s own image does not run there",
+            "name one with --image",
         )
-    full, python = VERSIONS[short]
+    full, python = versions[short]
     device = "gpu" if family.startswith(GPU_FAMILIES) else "cpu"
-    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     account = ELSEWHERE.get(region, ACCOUNT)
-    return f"{account}.dkr.ecr.{region}.{domain}/pytorch-training:{full}-{device}-{python}"
+    return f"{make_registry(account, region)}/{framework}-training:{full}-{device}-{python}"
+
+
+def make_registry(account: str, region: str) -> str:
+    """Return the address of an account's ECR registry."""
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"{account}.dkr.ecr.{region}.{domain}"

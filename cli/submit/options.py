@@ -7,24 +7,36 @@ from typing import Any
 
 from cli.place import now
 from cli.submit.account import SubmissionAccount
-from cli.submit.images import NEWEST, find_pytorch_image
-from cli.submit.packing import Source
+from cli.submit.channels import check_channel_name
+from cli.submit.images import PYTORCH, find_aws_image
+from cli.submit.packing import COMMAND_SCRIPT, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 
 LOCAL_IMAGE = "rerail-training:local"
 LOCAL_BUCKET = "sagemaker-local"
+COMMAND_STEM = Path(COMMAND_SCRIPT).stem
 # A script that has these in it prints our metric line.
 AGENT = ("rerail_agent", "rerail step=")
 
 
-def make_name(script: Path, source: Source) -> str:
-    """Return the name of the script, or of its folder if the script has a usual name, with the time."""
+def make_name(script: Path, source: Source, project: str = "") -> str:
+    """Return the name of the script, or of its folder if the script has a usual name, with project and time."""
     path = script.expanduser().resolve()
     stem = Path(source.entry).stem
-    name = (path if path.is_dir() else path.parent).name if stem in ("train", "main") else stem
-    words = "-".join(re.findall("[a-zA-Z0-9]+", name)) or "training"
+    name = (path if path.is_dir() else path.parent).name if stem in ("train", "main", COMMAND_STEM) else stem
+    words = "-".join(re.findall("[a-zA-Z0-9]+", f"{project} {name}")) or "training"
     return f"{words[:40].rstrip('-')}-{now():%Y%m%d-%H%M%S}"
+
+
+def check_project(project: str) -> str:
+    """Return the project's name; raise Problem if it cannot begin a job's name."""
+    if project and not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,29}", project):
+        raise Problem(
+            f"--project {project}: not a name that a job's name can begin with",
+            "use 1-30 letters and digits, with single - between",
+        )
+    return project
 
 
 def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -64,8 +76,7 @@ def parse_paths(given: list[str] | None) -> dict[str, str]:
     """Return the S3 folder or existing local path of each channel."""
     paths = parse_pairs("--input", given)
     for channel, path in paths.items():
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", channel):
-            raise Problem(f"--input {channel}: not a channel's name", "use letters, digits, '.', '-' and '_'")
+        check_channel_name("--input", channel)
         if not path.startswith("s3://") and not check_local_path("--input", path).exists():
             raise Problem(f"--input {channel}={path}: there is no such file or folder", "give a path or s3://...")
     return paths
@@ -92,13 +103,23 @@ def find_bucket(account: SubmissionAccount, bucket: str) -> str:
     return LOCAL_BUCKET if account.is_local else account.find_default_bucket()
 
 
-def find_image(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
+def find_image(
+    account: SubmissionAccount,
+    asked: str,
+    version: str,
+    usual: Mapping[str, Any],
+    machine: str,
+    framework: str = "",
+) -> str:
     """Return the given image, or AWS's; the local AWS ignores the project's default and AWS's."""
     if asked or account.is_local:
         return asked or LOCAL_IMAGE
-    if usual.get("image") and not version:
+    if usual.get("image") and not (version or framework):
         return str(usual["image"])
-    return find_pytorch_image(version or usual.get("framework_version", NEWEST), _typed(machine), account.region)
+    wanted = framework or usual.get("framework", PYTORCH)
+    # The project's version is one of the project's framework.
+    kept = usual.get("framework_version", "") if wanted == usual.get("framework", PYTORCH) else ""
+    return find_aws_image(wanted, version or kept, _typed(machine), account.region)
 
 
 def _typed(machine: str) -> str:

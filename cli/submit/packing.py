@@ -6,7 +6,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ NEVER = (
     *("checkpoints", "checkpoint-*", "step-*/", "wandb", "mlruns", "lightning_logs", ".local", "sourcedir.tar.gz"),
 )
 MOST_BYTES = 200 * 1024 * 1024
+# What --command becomes in the packed folder.
+COMMAND_SCRIPT = "rerail_command.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +56,41 @@ class Source:
         return any(word.encode() in text for text in texts for word in words)
 
 
-def pack(path: Path, *, entry: str = "", exclude: Sequence[str] = ()) -> Source:
-    """Return the script with its folder, or a folder with its entry script; raise Problem if it cannot be packed."""
+def pack(
+    path: Path,
+    *,
+    entry: str = "",
+    exclude: Sequence[str] = (),
+    command: str = "",
+    dependencies: Sequence[str] = (),
+) -> Source:
+    """Return the script with its folder, or a folder with its entry script; raise Problem if it cannot be packed.
+
+    `command` is a shell command that runs in place of a script, in a packed folder. `dependencies` are files and
+    folders elsewhere that are packed beside the script under their own names.
+    """
     path = path.expanduser().resolve()
     if not path.exists():
         raise Problem(f"SCRIPT {path} does not exist", "name a Python script, or a folder that holds one")
     folder = path if path.is_dir() else path.parent
     if folder in (Path.home(), Path(folder.anchor)):
         raise Problem(f"SCRIPT {path}: the whole folder {folder} would be packed", "put it into a folder of its own")
-    script = _entry_of(folder, entry) if path.is_dir() else path.name
+    if command and (entry or not path.is_dir()):
+        raise Problem("--command: it runs in place of a script", "give the folder to pack, without --entry")
+    script = COMMAND_SCRIPT if command else _entry_of(folder, entry) if path.is_dir() else path.name
     keeps = Patterns((*NEVER, *exclude))
-    files, size = {}, 0
-    for name in _walk(folder, keeps):
-        size += (folder / name).stat().st_size
-        if size > MOST_BYTES:
-            raise Problem(
-                f"{folder} holds more than {MOST_BYTES >> 20} MB of code (the largest: {_largest(folder, keeps)})",
-                "leave data out with --exclude PATTERN, and give it to the job with --input NAME=PATH",
-            )
-        files[name] = ((folder / name).read_bytes(), os.access(folder / name, os.X_OK))
+    files = _read_files(_walk(folder, keeps), folder)
+    for given in dependencies:
+        packed = _read_dependency(given, keeps)
+        if twice := sorted(packed.keys() & files.keys()):
+            raise Problem(f"--dependency {given}: {twice[0]} is packed already", "rename one of the two")
+        files |= packed
+    size = sum(len(content) for content, _ in files.values())
+    if size > MOST_BYTES:
+        largest = sorted(((len(content), name) for name, (content, _) in files.items()), reverse=True)[:3]
+        raise _make_size_problem(folder, largest)
+    if command:
+        files[COMMAND_SCRIPT] = (f"{command}\n".encode(), True)
     if script not in files:
         raise Problem(f"{script} is not among what would be packed of {folder}", "check --exclude and --entry")
     return Source(script, files)
@@ -140,6 +158,42 @@ def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
                 raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
 
 
-def _largest(folder: Path, patterns: Patterns) -> str:
-    sizes = sorted(((folder / name).stat().st_size, name) for name in _walk(folder, patterns))[-3:]
-    return ", ".join(f"{name} {size >> 20} MB" for size, name in reversed(sizes))
+def read_folder(folder: Path, patterns: Patterns, *, entry: str) -> Source:
+    """Return what the patterns leave of a folder."""
+    return Source(entry, _read_files(_walk(folder, patterns), folder))
+
+
+def _read_dependency(given: str, patterns: Patterns) -> dict[str, tuple[bytes, bool]]:
+    """Return a file or a folder's files under its own name, as they lie beside the script."""
+    path = Path(given).expanduser().resolve()
+    if path.is_file():
+        return _read_files([path.name], path.parent)
+    if not path.is_dir():
+        raise Problem(f"--dependency {given}: there is no such file or folder", "give a path of this machine")
+    if path in (Path.home(), Path(path.anchor)):
+        raise Problem(f"--dependency {given}: the whole folder {path} would be packed", "name a folder below it")
+    return _read_files((f"{path.name}/{name}" for name in _walk(path, patterns)), path.parent)
+
+
+def _read_files(names: Iterable[str], folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """Return each file's bytes and whether it may be executed; raise Problem before too much is read."""
+    files: dict[str, tuple[bytes, bool]] = {}
+    sizes: list[tuple[int, str]] = []
+    total = 0
+    for name in names:
+        size = (folder / name).stat().st_size
+        sizes.append((size, name))
+        total += size
+        if total <= MOST_BYTES:
+            files[name] = ((folder / name).read_bytes(), os.access(folder / name, os.X_OK))
+    if total > MOST_BYTES:
+        raise _make_size_problem(folder, sorted(sizes, reverse=True)[:3])
+    return files
+
+
+def _make_size_problem(folder: Path, largest: Iterable[tuple[int, str]]) -> Problem:
+    shown = ", ".join(f"{name} {size >> 20} MB" for size, name in largest)
+    return Problem(
+        f"{folder} holds more than {MOST_BYTES >> 20} MB of code (the largest: {shown})",
+        "leave data out with --exclude PATTERN, and give it to the job with --input NAME=PATH",
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cli.submit.channels import FileSystemFolder, check_channels, make_channels
 from cli.submit.problem import Problem
 from rerail.model.errors import RequestRefused
 from rerail.model.policy import DURATION, UNIT_SECONDS
@@ -14,6 +15,7 @@ from rerail.requests.supervised import supervised
 
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WARMEST_S = 3600
+MOST_RETRIES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,13 @@ class JobRequest:
     metrics: Mapping[str, str] | None = None
     agent: str = ""
     entrypoint: Sequence[str] = ()
+    # The S3 channels of which each machine gets its share of the objects.
+    sharded: Sequence[str] = ()
+    file_systems: Mapping[str, FileSystemFolder] = field(default_factory=dict)
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+    # How often SageMaker itself tries again after an internal error.
+    retries: int = 0
 
 
 def make_training_request(job: JobRequest) -> dict[str, Any]:
@@ -65,11 +74,13 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
         "RoleArn": job.role,
         "AlgorithmSpecification": algorithm,
         "HyperParameters": {**job.hyperparameters, **_script_mode(job)},
-        "InputDataConfig": [_channel(name, uri) for name, uri in job.channels.items()],
+        "InputDataConfig": make_channels(job.channels, job.file_systems, job.sharded),
         "OutputDataConfig": {"S3OutputPath": f"{job.folder}output/"},
         "ResourceConfig": _machines(job),
         "StoppingCondition": {"MaxRuntimeInSeconds": job.max_runtime_s, **_patience(job)},
         "CheckpointConfig": {"S3Uri": f"{job.folder}checkpoints/", **_kept(job)},
+        "RetryStrategy": {"MaximumRetryAttempts": job.retries} if job.retries else {},
+        "VpcConfig": {"Subnets": [*job.subnets], "SecurityGroupIds": [*job.security_groups]} if job.subnets else {},
         "EnableManagedSpotTraining": job.spot,
         "Environment": dict(job.environment),
         "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
@@ -116,6 +127,16 @@ def _check(job: JobRequest) -> None:
         raise Problem("--keep-alive: SageMaker keeps no spot machines", "leave out --spot or --keep-alive")
     if job.spot and job.max_wait_s < job.max_runtime_s:
         raise Problem("--max-wait: shorter than --max-runtime", "it counts the waiting and the running together")
+    if not 0 <= job.retries <= MOST_RETRIES:
+        raise Problem(f"--retries {job.retries}: SageMaker takes 1 to {MOST_RETRIES}", "leave it out for none")
+    check_channels(job.channels, job.file_systems, job.sharded)
+    if bool(job.subnets) != bool(job.security_groups):
+        raise Problem("--subnet and --security-group: one without the other", "give both, once or more each")
+    if job.file_systems and not job.subnets:
+        raise Problem(
+            f"channel {next(iter(job.file_systems))}: a file system is reached from inside its VPC alone",
+            "name its network: --subnet subnet-... --security-group sg-...",
+        )
     for name, expression in (job.metrics or {}).items():
         _check_expression(name, expression)
 
@@ -149,11 +170,6 @@ def _script_mode(job: JobRequest) -> dict[str, str]:
     if job.torchrun:
         settings |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": job.instance_type}
     return {name: json.dumps(value) for name, value in settings.items()}
-
-
-def _channel(name: str, uri: str) -> dict[str, Any]:
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
 def _machines(job: JobRequest) -> dict[str, Any]:

@@ -30,6 +30,7 @@ OPERATIONS = (
     "ListPipelineExecutionSteps",
     "ListTags",
     "ListTrainingJobs",
+    "Search",
     "SendPipelineExecutionStepFailure",
     "SendPipelineExecutionStepSuccess",
     "StopTrainingJob",

@@ -19,12 +19,12 @@ def list_page(jobs: Iterable[LocalJob], request: dict[str, Any]) -> dict[str, An
     """Apply StatusEquals to the page, not to the list: a page may be short or empty with a NextToken."""
     ordered = _ordered([job for job in jobs if _matches(job, request)], request)
     size = request.get("MaxResults", 10)
-    begin = _offset_of(request["NextToken"]) if request.get("NextToken") else 0
+    begin = read_token(request["NextToken"]) if request.get("NextToken") else 0
     page = ordered[begin : begin + size]
     wanted = request.get("StatusEquals")
     answer: dict[str, Any] = {"TrainingJobSummaries": [j.summary() for j in page if wanted in (None, j.status)]}
     if begin + size < len(ordered):
-        answer["NextToken"] = _token_for(begin + size)
+        answer["NextToken"] = write_token(begin + size)
     return answer
 
 
@@ -48,12 +48,14 @@ def _ordered(jobs: list[LocalJob], request: dict[str, Any]) -> list[LocalJob]:
     return sorted(jobs, key=lambda job: (key(job), job.name), reverse=newest_first)
 
 
-def _token_for(offset: int) -> str:
+def write_token(offset: int) -> str:
+    """Return the NextToken of the page that begins there."""
     return base64.urlsafe_b64encode(json.dumps({"offset": offset}).encode()).decode()
 
 
-def _offset_of(token: str) -> int:
+def read_token(token: str) -> int:
+    """Return where the page of a NextToken begins."""
     try:
         return int(json.loads(base64.urlsafe_b64decode(token))["offset"])
     except (ValueError, KeyError, TypeError) as error:
-        raise invalid("The NextToken is not one that ListTrainingJobs returned.") from error
+        raise invalid("The NextToken is not one that this operation returned.") from error

@@ -17,6 +17,7 @@ from .job import LocalJob, Secondary, Status
 from .lifecycle import JobRun
 from .listing import list_page
 from .protocol import Response, operation_name, read_request, write_answer, write_error, write_plain
+from .search import search_page
 from .timing import Timing
 from .validation import Request, check_request, debug_refused, tags_refused
 
@@ -74,6 +75,7 @@ class TrainingService:
             "SendPipelineExecutionStepSuccess": callbacks.succeed,
             "SendPipelineExecutionStepFailure": callbacks.fail,
             "ListPipelineExecutionSteps": callbacks.list_steps,
+            "Search": self._search,
         }
         assert set(self._operations) == set(OPERATIONS)
 
@@ -140,6 +142,9 @@ class TrainingService:
     async def _list(self, request: Request) -> dict[str, Any]:
         self._fleet.pools.settle()
         return list_page((run.job for run in self._runs.values()), request)
+
+    async def _search(self, request: Request) -> dict[str, Any]:
+        return search_page((run.job for run in self._runs.values()), request)
 
     async def _stop(self, request: Request) -> None:
         job = self._job(request)

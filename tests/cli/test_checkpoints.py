@@ -271,3 +271,24 @@ def test_a_missing_permission_is_named(s3, monkeypatch):
     answer = rerail("gpt")
     assert answer.exit_code == 2
     assert "s3:ListBucket and s3:GetObject on s3://bucket/runs/gpt/*" in answer.stderr
+
+
+def test_a_checkpoint_is_downloaded_with_all_its_files(s3, tmp_path):
+    """The one that a relaunch would resume from, or a step; what is not whole is never fetched as one."""
+    save(s3, 20, content=b"old")
+    save(s3, 100, content=b"new")
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000200/__0_0.distcp", Body=b"torn")
+    found = facts("--download", str(tmp_path / "newest"))
+    assert (tmp_path / "newest" / "step-000000100" / "__0_0.distcp").read_bytes() == b"new"
+    assert sorted(found["downloaded"]) == sorted(
+        str(tmp_path / "newest" / "step-000000100" / name) for name in ("__0_0.distcp", "manifest.json")
+    )
+    facts("--download", str(tmp_path / "old"), "--step", "20")
+    assert (tmp_path / "old" / "step-000000020" / "__0_0.distcp").read_bytes() == b"old"
+    torn = rerail("gpt", "--download", str(tmp_path / "torn"), "--step", "200")
+    assert (
+        torn.exit_code == 2 and "no whole checkpoint of that step" in torn.output and not (tmp_path / "torn").exists()
+    )
+    assert facts()["downloaded"] is None
+    alone = rerail("gpt", "--step", "20")
+    assert alone.exit_code == 2 and "--download" in alone.output

@@ -143,3 +143,13 @@ def test_an_empty_page_is_no_end():
 def test_a_line_is_one_line():
     assert JobLogLine("gpt", "algo-1", "a\nb\r\n").shown == "a b"
     assert JobLogLine("gpt", "algo-1", "\r\n").shown == ""
+
+
+def test_logs_are_saved_as_a_file_for_each_job_and_machine(printed, tmp_path):
+    answer = CliRunner().invoke(app, ["logs", "gpt", "--save", str(tmp_path / "logs"), "--grep", "e"])
+    assert answer.exit_code == 0 and "wrote 3 files" in answer.output
+    lines = (tmp_path / "logs" / "gpt" / "algo-1.log").read_text().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == ["one step=1", "three step=2"]
+    assert (tmp_path / "logs" / "gpt-a002" / "algo-1.log").read_text().endswith(" five step=3\n")
+    both = CliRunner().invoke(app, ["logs", "gpt", "--save", str(tmp_path / "x"), "--follow"])
+    assert both.exit_code == 2 and "--save" in both.output

@@ -131,6 +131,7 @@ def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environme
         ("follow", "drawn"),
         ("wait", "drawn"),
         ("logs", "drawn"),
+        ("search", "name=drawn", "status=Completed", "created>1d"),
     ],
     ids=lambda words: words[0] if words[0] != "policy" else "policy list",
 )

@@ -85,3 +85,30 @@ def test_a_held_run_is_continued_with_other_arguments(account: Account, environm
 
     over = rerail(environment, *again)
     assert over.returncode == 2 and "the run has completed" in over.stderr
+
+
+def test_a_shell_command_begins_with_the_checkpoint_of_another_run(
+    account: Account, environment: dict[str, str], tmp_path: Path
+):
+    """Its machines share the data among them, it fails once and is relaunched, and it is found by what it is."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    command = (
+        'set -e; cp helpers.txt $SM_MODEL_DIR/; ls $SM_CHANNEL_START > "$SM_MODEL_DIR/start"; '
+        'cat $SM_CHANNEL_PARTS/* > "$SM_OUTPUT_DATA_DIR/part-$SM_CURRENT_HOST"; '
+        "test -e /opt/ml/checkpoints/tried || { touch /opt/ml/checkpoints/tried; exit 1; }"
+    )
+    (tmp_path / "helpers.txt").write_text("packed")
+    words = ["submit", "tests/deployed/nano", "--local", "--json", "--name", "prepare", "--project", "shell"]
+    words += ["--command", command, "--dependency", str(tmp_path / "helpers.txt"), "--count", "2"]
+    words += ["--input", f"parts={tmp_path}", "--shard", "parts", "--exclude", "*.txt", "--start-from", NAME]
+    submitted = rerail(environment, *words, "--exclude", "!helpers.txt", "--download", str(tmp_path / "left"))
+    assert submitted.returncode == 0, submitted.stderr
+    printed = json.loads(submitted.stdout)
+    assert printed["state"] == "completed" and printed["attempts"] == ["prepare", "prepare-a002"], submitted.stderr
+    assert (tmp_path / "left" / "model" / "helpers.txt").read_text() == "packed"
+    assert (tmp_path / "left" / "model" / "start").read_text().split()
+    parts = sorted(path.read_text() for path in (tmp_path / "left" / "output").glob("part-*"))
+    assert "".join(sorted("".join(parts))) == "".join(sorted("ab" + "packed")) and len(parts) == 2
+    found = rerail(environment, "search", "project=shell", "status=Completed", "--local", "--json")
+    assert [job["job"] for job in json.loads(found.stdout)] == ["prepare-a002"], found.stderr

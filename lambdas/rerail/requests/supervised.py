@@ -10,6 +10,7 @@ from rerail.model.policy import NAME
 from rerail.requests.relaunch import ENVIRONMENT_LIMIT, POLICY_TAG, TAG_LIMIT, read_signing_key, with_signing_key
 
 METRICS_LIMIT = 40
+RETRIES_LIMIT = 30
 OUR_TAGS = 2  # of a successor: its run and its attempt
 CREATE = "provide-client-params.sagemaker.CreateTrainingJob"
 V3_ALONE = ("compute", "source_code", "training_image", "algorithm_name")
@@ -29,6 +30,7 @@ def supervised(
     environment: Mapping[str, str] | None = None,
     agent: str = "",
     signed: bool = True,
+    retries: int = 0,
 ) -> T:
     """Return the job with what supervision needs: policy tag, metric definitions, checkpoint folder, environment.
 
@@ -40,7 +42,8 @@ def supervised(
     folder of their own. `metrics=False` omits the definitions of Rerail's metric line, for a script that does not print
     it. `agent` is the agent's wheel in S3, for a request or a session: its init becomes PID 1, so that SIGTERM reaches
     the ranks. That requires an AWS PyTorch image, or ContainerEntrypoint in the request. `signed=False` leaves out the
-    key with which the agent signs its reports: unsigned ones are only shown to people.
+    key with which the agent signs its reports: unsigned ones are only shown to people. `retries` is how often SageMaker
+    itself tries again after an internal error, 1 to 30. Data in FSx or EFS is named as without supervision.
 
     Raise RequestRefused, which names the field and the remedy, and TypeError for any other kind of job.
     """
@@ -50,8 +53,16 @@ def supervised(
         raise RequestRefused(f"checkpoints {checkpoints!r}: must be a folder in S3, s3://bucket/folder/")
     if agent and not (agent.startswith("s3://") and agent.endswith(".whl")):
         raise RequestRefused(f"agent {agent!r}: must be the agent's wheel in S3, s3://bucket/.../rerail_agent-....whl")
+    if not 0 <= retries <= RETRIES_LIMIT:
+        raise RequestRefused(f"retries {retries}: SageMaker takes 1 to {RETRIES_LIMIT}; leave it out for none")
     additions = JobAdditions(
-        policy, _with_slash(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent, signed
+        policy,
+        _with_slash(checkpoints) if checkpoints else "",
+        metrics,
+        dict(environment or {}),
+        agent,
+        signed,
+        retries,
     )
     if isinstance(job, Mapping):
         return additions.in_arguments(job) if _has_python_names(job) else additions.in_request(job)  # type: ignore[return-value]
@@ -73,9 +84,16 @@ class JobAdditions:
     """The additions of supervision to a job, for each representation of a job."""
 
     def __init__(
-        self, policy: str, checkpoints: str, metrics: bool, environment: Mapping[str, str], agent: str, signed: bool
+        self,
+        policy: str,
+        checkpoints: str,
+        metrics: bool,
+        environment: Mapping[str, str],
+        agent: str,
+        signed: bool,
+        retries: int,
     ) -> None:
-        self.tags = {POLICY_TAG: policy}
+        self.tags, self.retries = {POLICY_TAG: policy}, retries
         self.checkpoints, self.environment, self.agent, self.signed = checkpoints, environment, agent, signed
         self.definitions = make_definitions() if metrics else []
 
@@ -92,13 +110,15 @@ class JobAdditions:
         config = request.get("CheckpointConfig") or {}
         if place := self._place(config.get("S3Uri", "")) or _make_checkpoint_uri(request):
             request["CheckpointConfig"] = {**config, "S3Uri": place}
+        if self.retries:
+            request.setdefault("RetryStrategy", {"MaximumRetryAttempts": self.retries})
         return wrap_in_init(request, self.agent) if self.agent else request
 
     def in_parameters(self, params: dict[str, Any], **_: Any) -> None:
         """Change a request that a boto3 session is about to send; its own policy tag and checkpoint folder are kept."""
         tags = [tag["Key"] for tag in params.get("Tags") or []]
         place = f"{self.checkpoints}{params.get('TrainingJobName', '')}/" if self.checkpoints else ""
-        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent, self.signed)
+        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent, self.signed, self.retries)
         here.tags = {} if POLICY_TAG in tags else self.tags
         params.update(here.in_request(params))
 
@@ -115,17 +135,22 @@ class JobAdditions:
             arguments["checkpoint_s3_uri"] = place
         if environment := self._with_environment(job.get("environment") or {}):
             arguments["environment"] = environment
+        if self.retries and arguments.get("max_retry_attempts") is None:
+            arguments["max_retry_attempts"] = self.retries
         return arguments
 
     def in_estimator(self, estimator: Any) -> None:
         """Change an Estimator (SDK version 2) before `fit`."""
-        names = ("tags", "metric_definitions", "checkpoint_s3_uri", "environment")
+        names = ["tags", "metric_definitions", "checkpoint_s3_uri", "environment"]
+        names += ["max_retry_attempts"] if self.retries else []
         for name, value in self.in_arguments({name: getattr(estimator, name, None) for name in names}).items():
             setattr(estimator, name, value)
 
     def in_trainer(self, trainer: Any) -> None:
         """Change a ModelTrainer (SDK version 3) before `train`; it converts plain values to its own models."""
         self._refuse_agent("a ModelTrainer")
+        if self.retries:
+            raise RequestRefused("retries: a ModelTrainer has with_retry_strategy() for it; call that instead")
         pairs = {_field(tag, "key"): _field(tag, "value") for tag in trainer.tags or []}
         trainer.tags = [{"key": key, "value": value} for key, value in self._tagged(pairs).items()]
         trainer.environment = self._with_environment(trainer.environment or {})

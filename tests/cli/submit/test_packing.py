@@ -156,3 +156,29 @@ def test_what_is_never_packed_reads_as_patterns():
     """Each of them leaves out what it names."""
     patterns = Patterns(NEVER)
     assert all(patterns.leave_out(each.rstrip("/").replace("*", "1"), is_folder=True) for each in NEVER)
+
+
+def test_a_dependency_is_packed_beside_the_script_under_its_own_name(tmp_path):
+    """A folder with what belongs to it, a file as it is; two of one name are refused."""
+    script = tree(tmp_path / "job", "train.py") / "train.py"
+    common = tree(tmp_path / "common", "losses.py", "deep/a.py", "deep/__pycache__/a.pyc")
+    lone = tree(tmp_path / "else", "helpers.py") / "helpers.py"
+    packed = pack(script, dependencies=[str(common), str(lone)])
+    assert sorted(packed.files) == ["common/deep/a.py", "common/losses.py", "helpers.py", "train.py"]
+    assert packed.entry == "train.py"
+    for given_paths, words in (
+        ([str(lone), str(lone)], "helpers.py is packed already"),
+        ([str(tmp_path / "gone")], "there is no such"),
+    ):
+        with pytest.raises(Problem, match=words):
+            pack(script, dependencies=given_paths)
+
+
+def test_a_command_runs_in_place_of_a_script(tmp_path):
+    """In a folder without one; together with a script it is refused."""
+    folder = tree(tmp_path, "Makefile")
+    packed = pack(folder, command="make data && ./go")
+    assert packed.entry.endswith(".sh") and packed.files[packed.entry][0] == b"make data && ./go\n"
+    assert "Makefile" in packed.files and packed.digest != pack(folder, command="make").digest
+    with pytest.raises(Problem, match="--command"):
+        pack(tree(folder, "train.py") / "train.py", command="make")

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from cli.submit.account import find_refusal
 from cli.submit.defaults import read_defaults
-from cli.submit.images import VERSIONS, find_pytorch_image
+from cli.submit.images import VERSIONS, find_aws_image
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from rerail.model.metrics import make_definitions
@@ -123,15 +123,15 @@ def test_durations_are_read_as_people_write_them():
 )
 def test_the_image_is_aws_own_for_the_machine_and_region(version, machine, region, image):
     """As `sagemaker.image_uris.retrieve("pytorch", ...)` of the SDK 2.257 says."""
-    assert find_pytorch_image(version, machine, region) == "/pytorch-training:".join(image.split())
+    assert find_aws_image("pytorch", version, machine, region) == "/pytorch-training:".join(image.split())
 
 
 def test_a_version_or_machine_without_an_image_is_refused():
     with pytest.raises(Problem, match=r"--framework-version 2\.81") as problem:
-        find_pytorch_image("2.81", "ml.g5.xlarge", "us-east-1")
-    assert "--image" in problem.value.remedy and all(version in problem.value.remedy for version in VERSIONS)
+        find_aws_image("pytorch", "2.81", "ml.g5.xlarge", "us-east-1")
+    assert "--image" in problem.value.remedy and all(version in problem.value.remedy for version in VERSIONS["pytorch"])
     with pytest.raises(Problem, match="--instance-type ml.trn1.2xlarge"):
-        find_pytorch_image("2.8", "ml.trn1.2xlarge", "us-east-1")
+        find_aws_image("pytorch", "2.8", "ml.trn1.2xlarge", "us-east-1")
 
 
 def answered(code: str, message: str = "") -> ClientError:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.submit import script_mode
-from cli.submit.packing import Source
+from cli.submit.arguments import ENTRY, with_arguments
+from cli.submit.packing import COMMAND_SCRIPT, Source
 from tests.cli.submit.capture_toolkit import HYPERPARAMETERS, lay_out
 
 TOOLKIT = Path(__file__).parent / "toolkit.json"
@@ -110,3 +111,21 @@ def test_torchrun_is_started_on_every_host(base):
         *("--master_addr=h", "--master_port=1"),
     ]
     assert script_mode.make_launcher({}, seen) == [sys.executable]
+
+
+@pytest.mark.slow
+def test_a_shell_command_gets_its_arguments_word_for_word(base, monkeypatch):
+    """Also those that AWS's toolkit would sort, split or quote; a failing line's exit code is the job's."""
+    text = 'printf "%s|" "$@" > "$SM_MODEL_DIR/told"; exit 3\n'
+    words = ["--b=x y", "*", "--a", "$HOME"]
+    source, hyperparameters = with_arguments(
+        Source(COMMAND_SCRIPT, {COMMAND_SCRIPT: (text.encode(), True)}), words, {"epochs": "3"}
+    )
+    assert source.entry == ENTRY
+    monkeypatch.setattr(script_mode.boto3, "client", lambda service: S3(source.archive()))
+    lay_out(base, hyperparameters)
+    config = base / "input" / "config" / "hyperparameters.json"
+    settings = {**json.loads(config.read_text()), "sagemaker_program": json.dumps(ENTRY)}
+    config.write_text(json.dumps(settings))
+    assert script_mode.main() == 3
+    assert (base / "model" / "told").read_text() == "".join(f"{word}|" for word in [*words, "--epochs", "3"])

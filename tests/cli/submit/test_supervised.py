@@ -211,9 +211,23 @@ def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     assert answer["checkpoint_s3_uri"] == "s3://bucket/a/"
 
 
+def test_sagemakers_own_retries_and_file_systems_are_kept():
+    """`retries` fills what is not set; data in a file system is carried as it is."""
+    source = {"FileSystemId": "fs-01234567", "FileSystemType": "FSxLustre", "DirectoryPath": "/m/a"}
+    source |= {"FileSystemAccessMode": "ro"}
+    channel = {"ChannelName": "train", "DataSource": {"FileSystemDataSource": source}}
+    request = supervised({**PLAIN, "InputDataConfig": [channel]}, retries=10)
+    assert request["RetryStrategy"] == {"MaximumRetryAttempts": 10} and request["InputDataConfig"] == [channel]
+    own = {**PLAIN, "RetryStrategy": {"MaximumRetryAttempts": 3}}
+    assert supervised(own, retries=10)["RetryStrategy"] == {"MaximumRetryAttempts": 3}
+    assert supervised({"role": "r"}, retries=10)["max_retry_attempts"] == 10
+    assert "RetryStrategy" not in supervised(PLAIN) and "max_retry_attempts" not in supervised({"role": "r"})
+
+
 @pytest.mark.parametrize(
     ("job", "options", "words"),
     [
+        (PLAIN, {"retries": 31}, "retries 31: SageMaker takes 1 to 30"),
         (PLAIN, {"policy": "no good"}, "policy 'no good': must be 1-63 letters"),
         (PLAIN, {"checkpoints": "/opt/ml/checkpoints"}, "must be a folder in S3"),
         ({**PLAIN, "Tags": [{"Key": POLICY_TAG, "Value": "observe"}]}, {}, "already, not default; name one"),

@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 from local.sagemaker.errors import ServiceError
 from local.sagemaker.job import LocalJob, Status
 from local.sagemaker.listing import list_page
+from local.sagemaker.search import search_page
 from local.sagemaker.validation import check_request
 from tests.local.sagemaker.local_api import ROLE, LocalApi
 
@@ -164,6 +165,47 @@ def test_list_order_and_filters():
     assert names(CreationTimeAfter=NOW - 45, CreationTimeBefore=NOW - 25) == ["b-1", "a-2"]
     assert names(LastModifiedTimeAfter=NOW - 25) == ["b-2"]
     assert names(WarmPoolStatusEquals="Available") == []
+
+
+def searched(*filters: tuple[str, str, str], **request) -> list[str]:
+    wanted = [dict(zip(("Name", "Operator", "Value"), one, strict=True)) for one in filters]
+    page = search_page(SEARCHED, {"Resource": "TrainingJob", "SearchExpression": {"Filters": wanted}, **request})
+    return [result["TrainingJob"]["TrainingJobName"] for result in page["Results"]]
+
+
+def with_request(name: str, age: float, **changes) -> LocalJob:
+    job = LocalJob({**VALID, "TrainingJobName": name, **changes}, arn=f"arn/{name}", changed=lambda job: None)
+    job.created = job.modified = NOW - age
+    return job
+
+
+CHANNEL = {
+    "ChannelName": "train",
+    "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/digits/"}},
+}
+SEARCHED = [
+    with_request("a-1", 50, HyperParameters={"lr": "0.5"}, Tags=[{"Key": "team", "Value": "vision"}]),
+    with_request("a-2", 40, HyperParameters={"lr": "0.05"}, InputDataConfig=[CHANNEL]),
+    with_request("b-1", 30, HyperParameters={"lr": '"auto"'}),
+]
+
+
+def test_search_filters_and_sorts_by_properties_arguments_and_tags():
+    """Numbers are compared as numbers; a job without the property fits no filter on it and sorts last."""
+    assert searched() == ["b-1", "a-2", "a-1"]
+    assert searched(("HyperParameters.lr", "LessThan", "0.1")) == ["a-2"]
+    assert searched(("Tags.team", "Equals", "vision")) == ["a-1"]
+    assert searched(("TrainingJobName", "Contains", "a-"), SortBy="TrainingJobName") == ["a-2", "a-1"]
+    assert searched(("Metrics.loss", "NotExists", "")) == ["b-1", "a-2", "a-1"]
+    since = datetime.fromtimestamp(NOW - 45, UTC).isoformat()
+    assert searched(("CreationTime", "GreaterThan", since)) == ["b-1", "a-2"]
+    nested = {"Name": "InputDataConfig.DataSource.S3DataSource.S3Uri", "Operator": "Contains", "Value": "digits"}
+    expression = {"NestedFilters": [{"NestedPropertyName": "InputDataConfig", "Filters": [nested]}]}
+    assert searched(SearchExpression=expression) == ["a-2"]
+    first = search_page(SEARCHED, {"Resource": "TrainingJob", "MaxResults": 2})
+    assert searched(NextToken=first["NextToken"], MaxResults=2) == ["a-1"]
+    with pytest.raises(ServiceError, match="training jobs, not Endpoint"):
+        search_page(SEARCHED, {"Resource": "Endpoint"})
 
 
 def test_list_by_client(api: LocalApi):
