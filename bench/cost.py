@@ -87,6 +87,7 @@ SWEEP_S, SWEEP_S_A_RUN = 0.5, 0.012  # of Lambda: eight runs are asked about at 
 WAKEUPS_A_RUN_DAY = 20  # events of a job, reports of its agent, one relaunch
 SUPERVISE_S = 1.0  # for each of them
 NOTICES_A_RUN_DAY = 2
+STATE_CHANGES_A_RUN_DAY = 6  # one relaunch, with its stop, wait and start
 LOG_BYTES_A_CALL = 2_000  # a function's lines for one invocation, with its metrics
 EMPTY_RECEIVES_A_MINUTE = 15  # Lambda's five pollers of a queue, each waiting up to 20 s
 QUEUES_POLLED = 4
@@ -146,6 +147,7 @@ def per_run(*, agent: bool) -> Iterator[PriceLine]:
     )  # run, job and timeline in one transaction, which counts twice
     yield PriceLine("logs of decisions", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
     yield PriceLine("notices on the bus", "event", notices)
+    yield PriceLine("state changes on the bus", "event", STATE_CHANGES_A_RUN_DAY * 30)
     yield PriceLine("notices and reports", "invocation", notices * 2)
     yield PriceLine("notices by e-mail", "mail", notices)
 

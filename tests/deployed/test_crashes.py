@@ -16,7 +16,7 @@ from tests.deployed.jobs import apart, patient
 pytestmark = pytest.mark.slow
 SCENARIO = "with an agent"
 FAULTS = (
-    Point(SCENARIO, "adoption", "supervise dynamodb:TransactWriteItems dynamodb.save", "killed after"),
+    Point(SCENARIO, "adoption", "supervise events:PutEvents eventbridge._put for publish_change", "killed after"),
     Point(SCENARIO, "handshake", "supervise sagemaker:StopTrainingJob sagemaker.stop", "answer lost"),
     Point(SCENARIO, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker._create for create", "killed after"),
     Point(SCENARIO, "completion", "notify sns:Publish sns.publish", "not reached"),

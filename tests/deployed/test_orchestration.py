@@ -1,4 +1,4 @@
-"""State machines and pipelines that wait for a run of the deployed template: over a crash, and when stopped."""
+"""State machines and pipelines that wait for a run of the deployed template: over a crash and a rollback, and when stopped."""
 
 import json
 import time
@@ -11,6 +11,7 @@ from aws_cdk import Duration
 from local import deploy
 from local.pace import Pace
 from local.stack import ROOT
+from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.requests.supervised import supervised
 from stacks.parts.train_supervised import make_definition
 from tests.deployed.conftest import ASSEMBLIES
@@ -67,17 +68,31 @@ def list_waits(account: Account) -> list[Any]:
     return list(answer["Items"])
 
 
-def test_an_execution_goes_on_over_a_crash_of_its_job(waiting: Account):
+def roll_back(account: Account, name: str, attempt: int, *, to: int) -> None:
+    """Have the run go back to a step as an operator, once the attempt waits at its halt."""
+    account.wait(
+        f"attempt {attempt}", lambda: (run := account.runs.load(name)) and run.current.number == attempt and run
+    )
+    account.has_saved(name, steps=HALT_AT)
+    account.run_in(name, "watching")
+    detail = {"run": name, "verb": "rollback", "who": "test", "why": "bad data", "step": to}
+    entry = {"Source": OPERATOR, "DetailType": COMMAND, "Detail": json.dumps(detail)}
+    events = account.aws.client("events")
+    assert not events.put_events(Entries=[{**entry, "EventBusName": account.aws.outputs["BusName"]}])["FailedEntryCount"]
+
+
+def test_an_execution_goes_on_over_a_crash_and_a_rollback(waiting: Account):
     """Its output is that of the attempt that succeeded."""
     account, name = waiting, "in-a-machine"
     account.inject_at_step(name, "internal_error", at_step=HALT_AT)
-    execution = start(account, name, STEPS=str(HALT_AT + 10), HALT_AT=str(HALT_AT))
+    execution = start(account, name, STEPS=str(HALT_AT + 10), HALT_AT=str(HALT_AT), HALTS="2")
+    roll_back(account, name, 2, to=HALT_AT - 10)
     described = find_end(account, execution)
     assert described["status"] == "SUCCEEDED", described
     output = json.loads(described["output"])
-    assert (output["run"], output["state"], output["job"], output["attempts"]) == (name, "completed", f"{name}-a002", 2)
-    assert output["artifacts"] == f"s3://{BUCKET}/output/{name}-a002/output/model.tar.gz"
-    assert account.jobs(name) == [name, f"{name}-a002"]
+    assert (output["run"], output["state"], output["job"], output["attempts"]) == (name, "completed", f"{name}-a003", 3)
+    assert output["artifacts"] == f"s3://{BUCKET}/output/{name}-a003/output/model.tar.gz"
+    assert account.jobs(name) == [name, f"{name}-a002", f"{name}-a003"]
     account.wait("the wait to be forgotten", lambda: not list_waits(account))
 
 
@@ -113,7 +128,7 @@ def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipelin
         listed = account.sagemaker.list_pipeline_execution_steps()["PipelineExecutionSteps"]
         return next((step for step in listed if step["StepName"] == token), None)
 
-    first = account.submit_struck("in-a-pipeline", "internal_error")
+    first = account.submit_struck("in-a-pipeline", "internal_error", HALTS="2")
     send("AbCdE12345", "Executing", first)
     other = account.submit("stopped-with-its-pipeline", steps=10_000)
     send("FgHiJ67890", "Executing", other)
@@ -121,11 +136,12 @@ def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipelin
     account.run_in(other, "watching")
     account.wait("both waits", lambda: len(list_waits(account)) == 2 or find_step("AbCdE12345"))
     send("FgHiJ67890", "Stopping", other)
+    roll_back(account, first, 2, to=HALT_AT - 10)
 
     step = account.wait("the first answer", lambda: find_step("AbCdE12345"))
     outputs = {pair["Name"]: pair["Value"] for pair in step["Metadata"]["Callback"]["OutputParameters"]}
-    assert (step["StepStatus"], outputs["job"], outputs["attempts"]) == ("Succeeded", f"{first}-a002", "2")
-    assert outputs["artifacts"] == f"s3://{BUCKET}/output/{first}-a002/output/model.tar.gz"
+    assert (step["StepStatus"], outputs["job"], outputs["attempts"]) == ("Succeeded", f"{first}-a003", "3")
+    assert outputs["artifacts"] == f"s3://{BUCKET}/output/{first}-a003/output/model.tar.gz"
     stopped = account.wait("the second answer", lambda: find_step("FgHiJ67890"))
     assert stopped["StepStatus"] == "Failed" and stopped["FailureReason"].startswith("Rerail.RunStopped: ")
     refused = account.wait("the third answer", lambda: find_step("KlMnO13579"))
