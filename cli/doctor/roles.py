@@ -16,6 +16,24 @@ from rerail.model.mailbox import make_command_key, make_heartbeat_key, make_repo
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 ALLOWED = "allowed"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_ACTIONS = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams")
+PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+# As the SageMaker Developer Guide lists them for a job in a VPC.
+VPC_ACTIONS = (
+    "ec2:CreateNetworkInterface",
+    "ec2:CreateNetworkInterfacePermission",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DeleteNetworkInterfacePermission",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeVpcs",
+    "ec2:DescribeDhcpOptions",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeSecurityGroups",
+)
+ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)"
+)
 ARN = re.compile(r"arn:[a-z0-9-]+:iam::[^:]*:role/.+")
 
 
@@ -95,6 +113,58 @@ def role_reports(subject: Subject) -> Check | None:
     return ok("the agent may use the mailbox")
 
 
+def role_logs(subject: Subject) -> Check | None:
+    """The job may write its log and its metrics: a failure is diagnosed from the one, a loss read from the other."""
+    if _is_free(subject):
+        return None
+    partition, account = subject.role.split(":")[1], subject.role.split(":")[4]
+    group = f"arn:{partition}:logs:{subject.deployment.region}:{account}:log-group:{LOG_GROUP}"
+    lacking = [
+        *_lacking_on(subject, LOG_ACTIONS, [f"{group}:log-stream:{subject.name}/algo-1-1"]),
+        *_lacking_on(subject, ("cloudwatch:PutMetricData",), ["*"]),
+    ]
+    if lacking:
+        return warn(
+            f"the role lacks {', '.join(lacking)}: no log to diagnose, or no metrics to watch",
+            f"allow it the first on {group}:*, and cloudwatch:PutMetricData",
+        )
+    return ok("the role may write log and metrics")
+
+
+def role_pulls(subject: Subject) -> Check | None:
+    """The role may pull the image from ECR."""
+    if _is_free(subject) or not (image := ECR_IMAGE.match(subject.image)):
+        return None
+    partition = subject.role.split(":")[1]
+    repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['repository']}"
+    lacking = [
+        *_lacking_on(subject, PULL_ACTIONS, [repository]),
+        *_lacking_on(subject, ("ecr:GetAuthorizationToken",), ["*"]),
+    ]
+    if lacking:
+        return broken(
+            f"the role cannot pull the image ({', '.join(lacking)})",
+            f"allow it {', '.join(PULL_ACTIONS)} on {repository}, and ecr:GetAuthorizationToken",
+        )
+    if image["region"] != subject.deployment.region:
+        return broken(
+            f"the image lies in {image['region']}, the job runs in {subject.deployment.region}",
+            f"push it to a repository of {subject.deployment.region}",
+        )
+    return ok("the role may pull the image")
+
+
+def role_joins_vpc(subject: Subject) -> Check | None:
+    """The role may attach the machines to the VPC that the request names."""
+    if _is_free(subject) or not subject.request.get("VpcConfig"):
+        return None
+    if lacking := _lacking_on(subject, VPC_ACTIONS, ["*"]):
+        return broken(
+            f"the role cannot attach machines to the VPC ({', '.join(lacking)})", f"allow it {', '.join(lacking)} on *"
+        )
+    return ok("the role may attach machines to the VPC")
+
+
 def supervisor_reads(subject: Subject) -> Check | None:
     """Rerail may look at the checkpoints, and set bad ones aside."""
     if _is_free(subject) or not subject.bucket:
@@ -132,6 +202,9 @@ QUESTIONS: tuple[Question[Subject], ...] = (
     role_is_passed,
     role_saves,
     role_reports,
+    role_logs,
+    role_pulls,
+    role_joins_vpc,
     supervisor_reads,
     supervisor_decrypts,
 )
@@ -159,6 +232,14 @@ def _lacking(subject: Subject, who: str, actions: Sequence[str], key: str) -> li
         ActionNames=list(actions),
         ResourceArns=[f"arn:{partition}:s3:::{key}"],
         ContextEntries=[owner],
+    )
+    return _refused(answer["EvaluationResults"])
+
+
+def _lacking_on(subject: Subject, actions: Sequence[str], arns: Sequence[str]) -> list[str]:
+    """Of these actions, those that the job's role is not allowed on the resources."""
+    answer = subject.client("iam").simulate_principal_policy(
+        PolicySourceArn=subject.role, ActionNames=list(actions), ResourceArns=list(arns)
     )
     return _refused(answer["EvaluationResults"])
 

@@ -14,6 +14,7 @@ from rerail.model.formatting import format_duration
 # us-east-1 is where S3 began, and has no name there.
 NAMELESS = "us-east-1"
 ENABLED = "Enabled"
+LUSTRE, AVAILABLE = "FSxLustre", "AVAILABLE"
 
 
 def checkpoint_bucket(subject: Subject) -> Check | None:
@@ -91,7 +92,47 @@ def find_bucket_key(subject: Subject) -> str:
     return next((name for rule in rules if (name := _key(rule))), "")
 
 
-QUESTIONS: tuple[Question[Subject], ...] = (checkpoint_bucket, checkpoint_expiry, checkpoint_versions, checkpoint_key)
+def file_systems(subject: Subject) -> Check | None:
+    """Each file system that a channel mounts exists, in the job's VPC, with the folder that is named."""
+    channels = subject.request.get("InputDataConfig") or []
+    sources = [channel["DataSource"].get("FileSystemDataSource") for channel in channels]
+    mounted: list[Mapping[str, str]] = [source for source in sources if source]
+    if not mounted or subject.deployment.where.is_local:
+        return None
+    if not subject.request.get("VpcConfig"):
+        return broken("a channel mounts a file system, and the request names no VPC", "name its VpcConfig")
+    for source in mounted:
+        if problem := _find_lustre_problem(subject, source) if source["FileSystemType"] == LUSTRE else None:
+            return problem
+    return ok(f"{', '.join(source['FileSystemId'] for source in mounted)}: as the request names them")
+
+
+def _find_lustre_problem(subject: Subject, source: Mapping[str, str]) -> Check | None:
+    name = source["FileSystemId"]
+    try:
+        (found,) = subject.client("fsx").describe_file_systems(FileSystemIds=[name])["FileSystems"]
+    except ClientError as error:
+        if get_code(error) == "FileSystemNotFound":
+            return broken(f"there is no file system {name} here", "name one of this account and region")
+        raise
+    if found["Lifecycle"] != AVAILABLE:
+        return broken(f"the file system {name} is {found['Lifecycle']}", "wait until it is available, or repair it")
+    start = f"/{found['LustreConfiguration']['MountName']}"
+    if not f"{source['DirectoryPath']}/".startswith(f"{start}/"):
+        return broken(
+            f"the folder {source['DirectoryPath']} of {name} does not begin with its mount name",
+            f"write {start}{source['DirectoryPath']}",
+        )
+    return None
+
+
+QUESTIONS: tuple[Question[Subject], ...] = (
+    checkpoint_bucket,
+    checkpoint_expiry,
+    checkpoint_versions,
+    checkpoint_key,
+    file_systems,
+)
 
 
 def _expiring(rules: list[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, int]]:

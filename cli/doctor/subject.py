@@ -47,6 +47,11 @@ class Subject:
         return str(self.request.get("RoleArn", ""))
 
     @property
+    def image(self) -> str:
+        """Return the address of the training image; "" for an algorithm of SageMaker's own."""
+        return str((self.request.get("AlgorithmSpecification") or {}).get("TrainingImage", ""))
+
+    @property
     def uri(self) -> str:
         """Where its checkpoints come to lie; "" where Rerail cannot look."""
         return read_checkpoint_uri(self.request)

@@ -13,7 +13,7 @@ BASE = Path(os.environ["SAGEMAKER_BASE_DIR"])
 ATTEMPT = int(os.environ.get("RERAIL_ATTEMPT", "1"))
 SLOWDOWN = float(os.environ.get("SLOWDOWN", "1"))
 STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2 * SLOWDOWN
-HALT_AT = int(os.environ.get("HALT_AT", "0")) if ATTEMPT <= int(os.environ.get("HALTS", "1")) else 0
+HALT_AT = int(os.environ.get("HALT_AT", "0")) if int(os.environ.get("HALTS", "1")) >= ATTEMPT else 0
 
 
 def save(step: int, *, reason: str = "periodic") -> None:

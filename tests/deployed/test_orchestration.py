@@ -1,4 +1,4 @@
-"""State machines and pipelines that wait for a run of the deployed template: over a crash and a rollback, and when stopped."""
+"""State machines and pipelines that wait for a run: over a crash and a rollback, and when stopped."""
 
 import json
 import time
@@ -78,7 +78,9 @@ def roll_back(account: Account, name: str, attempt: int, *, to: int) -> None:
     detail = {"run": name, "verb": "rollback", "who": "test", "why": "bad data", "step": to}
     entry = {"Source": OPERATOR, "DetailType": COMMAND, "Detail": json.dumps(detail)}
     events = account.aws.client("events")
-    assert not events.put_events(Entries=[{**entry, "EventBusName": account.aws.outputs["BusName"]}])["FailedEntryCount"]
+    assert not events.put_events(Entries=[{**entry, "EventBusName": account.aws.outputs["BusName"]}])[
+        "FailedEntryCount"
+    ]
 
 
 def test_an_execution_goes_on_over_a_crash_and_a_rollback(waiting: Account):

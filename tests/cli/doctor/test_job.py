@@ -84,6 +84,31 @@ def test_a_sound_request_is_sound_in_every_point():
     assert {"supervision", "metrics", "checkpoint bucket", "role is passed", "machine quota"} <= answers.keys()
 
 
+IMAGE = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:2.8.0-gpu-py312"
+NETWORK = {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+MOUNTED = {"Lifecycle": "AVAILABLE", "LustreConfiguration": {"MountName": "mount"}}
+LUSTRE = {
+    "ChannelName": "train",
+    "DataSource": {
+        "FileSystemDataSource": {
+            "FileSystemId": "fs-01234567",
+            "FileSystemType": "FSxLustre",
+            "DirectoryPath": "/mount/set",
+            "FileSystemAccessMode": "ro",
+        }
+    },
+}
+
+
+def test_a_mounted_file_system_and_an_image_of_ecr_are_looked_up():
+    """In the account that the image's address names, and in the VPC of the request."""
+    request = {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK, "AlgorithmSpecification": {"TrainingImage": IMAGE}}
+    answers = asked(request, {"fsx.describe_file_systems": {"FileSystems": [MOUNTED]}})
+    for name in ("file systems", "role pulls", "role joins vpc", "role logs"):
+        assert answers[name].verdict is CheckStatus.OK, answers[name]
+    assert not {"file systems", "role pulls", "role joins vpc"} & asked().keys(), "nothing to look up"
+
+
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_tag": ("supervision", {}, {"tags": {}}),
     "a_tag_of_somebody_elses_run": ("supervision", {}, {"tags": {**TAGS, "rerail:run": "bert"}}),
@@ -146,6 +171,43 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "a_role_that_may_not_save": ("role saves", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
+    "a_role_that_may_not_pull_its_image": (
+        "role pulls",
+        {"AlgorithmSpecification": {"TrainingImage": IMAGE}},
+        {"answers": {"iam.simulate_principal_policy": REFUSED}},
+    ),
+    "an_image_of_another_region": (
+        "role pulls",
+        {"AlgorithmSpecification": {"TrainingImage": IMAGE.replace("eu-west-1", "us-east-1")}},
+        {},
+    ),
+    "a_role_that_may_not_join_its_vpc": (
+        "role joins vpc",
+        {"VpcConfig": NETWORK},
+        {"answers": {"iam.simulate_principal_policy": REFUSED}},
+    ),
+    "a_file_system_without_a_vpc": ("file systems", {"InputDataConfig": [LUSTRE]}, {}),
+    "a_file_system_that_is_gone": (
+        "file systems",
+        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
+        {"answers": {"fsx.describe_file_systems": refused("FileSystemNotFound")}},
+    ),
+    "a_file_system_that_is_not_ready": (
+        "file systems",
+        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
+        {"answers": {"fsx.describe_file_systems": {"FileSystems": [{**MOUNTED, "Lifecycle": "CREATING"}]}}},
+    ),
+    "a_folder_without_the_mount_name": (
+        "file systems",
+        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
+        {
+            "answers": {
+                "fsx.describe_file_systems": {
+                    "FileSystems": [{**MOUNTED, "LustreConfiguration": {"MountName": "abcdef01"}}]
+                }
+            }
+        },
+    ),
     "checkpoints_that_rerail_may_not_read": (
         "supervisor reads",
         {},
@@ -225,6 +287,7 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "a_deaf_agent": ("role reports", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
+    "a_role_that_may_write_no_log": ("role logs", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
     "fallbacks_without_a_quota": ("fallback quotas", {}, {"tags": {"rerail:policy": "falling"}}),
 }
 
