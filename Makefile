@@ -99,7 +99,7 @@ bench: $(VENV)/test.ready ## our detectors beside published rules, on real train
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
 	$(BIN)/python -m bench.layouts
 
-bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
+bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals, kills, layouts, as ratios measured in one run (half an hour)
 	$(BIN)/python -m bench.saving
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
@@ -107,6 +107,8 @@ bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills
 	$(BIN)/python -m bench.exactness
 	$(BIN)/python -m bench.signals
 	$(BIN)/python -m bench.killing
+	$(BIN)/python -m bench.bubbles
+	$(BIN)/python -m bench.layout_times
 
 bench-goodput: $(VENV)/test.ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md

@@ -2,6 +2,7 @@
 
 A line of JSON for each run goes to stdout, written by rank 0. The folder holds the checkpoints. With `ring` or `matrix`
 as a second argument, each layout saves with the agent's Saver, and resumes what the next one or every one has saved.
+With `ring` each layout is also rolled back behind an emergency checkpoint of damaged weights.
 """
 
 import argparse
@@ -162,12 +163,12 @@ class Trainer:
             open_store(folder), rank=world.rank, world_size=world.size, log=lambda line: print(line, file=sys.stderr)
         )
 
-    def save_with_agent(self, folder: Path) -> None:
+    def save_with_agent(self, folder: Path, *, step: int = HALF, reason: str = "periodic") -> None:
         """As train.py does, with random numbers under the layout's key."""
         with contextlib.closing(self.use_saver(folder)) as saver:
             ranks = saver.world_size
             manifest = Manifest(
-                run="layouts", attempt=1, step=HALF, consumed_samples=0, world_size=ranks, loss=None, reason="periodic"
+                run="layouts", attempt=1, step=step, consumed_samples=0, world_size=ranks, loss=None, reason=reason
             )
             saver.save(self.full_state(), manifest)
             assert [result.error for result in saver.wait()] == [None]
@@ -183,6 +184,15 @@ class Trainer:
             assert found is not None
             assert found.step == HALF
             self.layout.restore(self.model, self.optimizer, state)
+
+    def roll_back(self, folder: Path, *, to: int) -> int:
+        """Quarantine what was saved after the step, and restore the newest checkpoint that is left; return its step."""
+        with contextlib.closing(self.use_saver(folder)) as saver:
+            saver.quarantine(after=to, tainted=lambda manifest: True)
+            state = self.full_state()
+            found = saver.restore(state)
+            self.layout.restore(self.model, self.optimizer, state)
+            return found.step if found else 0
 
     def load(self, folder: Path, *, alike: bool) -> None:
         """`alike`: saved by as many ranks, so that their random numbers are there too."""
@@ -276,6 +286,28 @@ def resume_all(world: parallel.DistributedWorld) -> None:
                 print(json.dumps({"ranks": f"{source} to", "run": target, **results}), flush=True)
 
 
+def roll_back_all(world: parallel.DistributedWorld) -> None:
+    """In each layout of this many ranks: damage the weights, save them in an emergency, and go back before that."""
+    for name, (ranks, options) in RESUMED.items():
+        if ranks == world.size:
+            folder = Path(sys.argv[1]) / "rolled back" / name
+            trainer = Trainer(Run(name, options), world)
+            trainer.step(0)
+            trainer.save_with_agent(folder, step=1)
+            with torch.no_grad():
+                for weight in trainer.model.parameters():
+                    weight.mul_(2)
+            trainer.step(1)
+            trainer.save_with_agent(folder, step=HALF, reason="emergency")
+            found = trainer.roll_back(folder, to=1)
+            pairs = [trainer.step(step) for step in range(1, STEPS)]
+            results = summarize(trainer, pairs, world)
+            if world.is_first:
+                kept = sorted(path.name for path in (folder / "quarantine").iterdir())
+                facts = {"found": found, "quarantined": kept}
+                print(json.dumps({"ranks": "rolled back", "run": name, **facts, **results}), flush=True)
+
+
 def fork(ranks: int, work: Callable[[parallel.DistributedWorld], None]) -> bool:
     """Do the work as this many ranks; return whether one failed."""
     with socket.socket() as probe:
@@ -293,6 +325,7 @@ def fork(ranks: int, work: Callable[[parallel.DistributedWorld], None]) -> bool:
 
 def main() -> int:
     phases = [save_all, resume_all] if len(sys.argv) > 2 else [run_all]
+    phases += [roll_back_all] if sys.argv[2:] == ["ring"] else []
     if sys.argv[2:]:
         fork(1, lambda world: print(json.dumps({"ranks": 1, "run": "one", **train(Run("", DEEP), world, Path())})))
     return int(any(fork(ranks, phase) for phase in phases for ranks in (8, 4, 2, 1)))

@@ -73,12 +73,23 @@ def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path, pairs: st
     """With another number of ranks too: the losses, norms and weights are those of one process that went on."""
     results = run_layouts(tmp_path, pairs)
     one = results.pop((1, "one"))
+    if pairs == "ring":
+        check_rollbacks({name: results.pop(("rolled back", name)) for name in layouts.RESUMED}, one)
     wanted = [(f"{source} to", target) for source, target in layouts.list_resumes(all_pairs=pairs == "matrix")]
     assert sorted(results) == sorted(wanted)
     for pair, resumed in results.items():
         assert resumed["losses"] == pytest.approx(one["losses"][layouts.HALF :], abs=FP32), pair
         assert resumed["norms"] == pytest.approx(one["norms"][layouts.HALF :], rel=FP32), pair
         assert resumed["weights"] == pytest.approx(one["weights"], rel=FP32), pair
+
+
+def check_rollbacks(results: Mapping[str, dict[str, Any]], one: Mapping[str, Any]) -> None:
+    """Behind an emergency checkpoint of damaged weights each layout goes on as one process that never had them."""
+    for name, rolled_back in results.items():
+        assert (rolled_back["found"], rolled_back["quarantined"]) == (1, [f"a1-step-{layouts.HALF:09d}"]), name
+        assert rolled_back["losses"] == pytest.approx(one["losses"][1:], abs=FP32), name
+        assert rolled_back["norms"] == pytest.approx(one["norms"][1:], rel=FP32), name
+        assert rolled_back["weights"] == pytest.approx(one["weights"], rel=FP32), name
 
 
 @pytest.mark.slow
