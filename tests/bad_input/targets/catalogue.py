@@ -28,6 +28,8 @@ FINDING = {
 REPORT = {**MAIL, "type": "Report", "id": "r1", "kind": "hello", "step": 3, "command": "", "abilities": ["skip"]}
 FOUND = {**REPORT, "kind": "findings", "findings": [FINDING], "restart": 1}
 HEARTBEAT = {**MAIL, "type": "Heartbeat", "phase": "step", "step": 3, "loss": 0.5, "step_seconds": 1.5}
+CALLBACK = {"token": "AbCdE12345", "arguments": {"job": "gpt", "on_hold": "wait"}, "status": "Executing"}
+CALLBACK |= {"pipelineExecutionArn": "arn:aws:sagemaker:eu-west-1:1:pipeline/nightly/execution/abc"}
 COMMAND = {**MAIL, "type": "Command", "id": "c1", "wish": "checkpoint", "asked_at": MAIL["at"]}
 COMMAND |= {"deadline": "2026-02-01T00:00:00+00:00"}
 MANIFEST = {
@@ -214,6 +216,7 @@ PARSERS = (
         30000,
         CLEARLY,
     ),
+    Target("callback of a pipeline", "parsers:callback", _texts(CALLBACK), json_changed, 20000, CLEARLY),
     Target("report", "parsers:report", _texts(REPORT, FOUND), json_changed, 150000, CLEARLY, longest=80000),
     Target("heartbeat", "parsers:heartbeat", _texts(HEARTBEAT), json_changed, 120000, CLEARLY),
     Target("command", "parsers:command", _texts(COMMAND), json_changed, 80000, CLEARLY),

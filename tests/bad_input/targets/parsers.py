@@ -31,6 +31,8 @@ from rerail.notices.notifiers.email import format_subject, format_text
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
 from rerail.notices.notifiers.webhook import format_webhook
+from rerail.orchestration.waits import ARN_LIMIT, TOKEN_LIMIT, find_problem
+from rerail.orchestration.waits import read_message as read_callback
 from rerail.requests.relaunch import make_request, rebuild
 from rerail.supervisor.pause import parse_pause
 
@@ -76,6 +78,15 @@ def text_of(data: bytes) -> str:
 def message(data: bytes) -> None:
     """A message of the supervisor's queue, of whichever source."""
     parse_message(text_of(data))
+
+
+def callback(data: bytes) -> None:
+    """A message of a pipeline's callback step: what is kept of it is bounded, and names a job or says why not."""
+    received = read_callback(text_of(data), at=NOON)
+    if received:
+        check(find_problem(received.wait) or received.wait.job)
+        assert len(received.wait.token) <= TOKEN_LIMIT
+        assert len(received.wait.execution) <= ARN_LIMIT
 
 
 def report(data: bytes) -> None:
