@@ -74,6 +74,7 @@ class Pipeline:
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Add the gradients of the batch to the stages' parameters; return its mean loss, on every rank."""
+        inputs = inputs.contiguous()  # torch 2.5 compares strides too
         if self.schedule is None:
             self.schedule = self._make_schedule(inputs, targets)
         losses: list[torch.Tensor] = []

@@ -84,7 +84,7 @@ def runs(ranks: int) -> list[Run]:
         Run("pipeline zero_bubble x tensor", piped("zero_bubble", 2) | TWO),
         Run("pipeline zbv x fsdp", piped("zbv", 2) | FSDP),
         Run("pipeline 1f1b x fsdp grouped", piped("1f1b", 2) | FSDP | AGAIN | GROUPED),
-        Run("pipeline zero_bubble checkpointing", piped("zero_bubble", 2) | AGAIN),
+        Run("pipeline zero_bubble x ddp checkpointed", piped("zero_bubble", 2) | AGAIN),
         Run("fsdp x tensor grouped", TWO | FSDP | AGAIN | GROUPED),
         Run("ddp", {}, saves=True),
         Run("fsdp", FSDP),

@@ -8,6 +8,7 @@ import io
 import pickle
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -125,8 +126,12 @@ def _allow_numpy() -> AbstractContextManager[Any]:
         return nullcontext()
     if safe_globals is None:
         return nullcontext()
-    core = getattr(numpy, "_core", None) or numpy.core
+    try:
+        # In NumPy 1.26 the package is there, and the module only once it is imported.
+        multiarray = import_module("numpy._core.multiarray")
+    except ImportError:
+        multiarray = import_module("numpy.core.multiarray")
     kinds = {type(numpy.dtype(kind)) for kind in NUMPY_TYPES}
-    functions = [core.multiarray._reconstruct, core.multiarray.scalar]
+    functions = [multiarray._reconstruct, multiarray.scalar]
     allowed: AbstractContextManager[Any] = safe_globals([*functions, numpy.ndarray, numpy.dtype, *kinds])
     return allowed
