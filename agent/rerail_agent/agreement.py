@@ -9,21 +9,24 @@ Everything uses the default process group, because SMDDP has no others. The erro
 job has lost a rank, and a rank that continued alone would only hang the others.
 """
 
+from __future__ import annotations
+
 import contextlib
 from array import array
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import distributed as dist
+from rerail_agent.deferred_torch import find_process_group, is_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 COMMAND, SIGTERM, WARNING, INTERVAL, FENCED, COMPARE = range(6)  # those that want a checkpoint come first
 FLAGS = 6
 # Without reduce(): often enough that a SIGTERM, 120 s before the kill, leaves time for the save.
 MAX_INTERVAL_S = 10.0
 CALL_TIMEOUT = timedelta(seconds=120)
-CPU = torch.device("cpu")
 CPU_BACKENDS = ("gloo", "mpi")  # a backend registered from outside, such as SMDDP, claims the CPU but cannot use it
 PLACE = "rerail/place/"
 CALLED, ALL_CALLED = "rerail/called", "rerail/all_called"
@@ -52,7 +55,7 @@ class Agreement:
 
     def join(self) -> None:
         """Detect whether the process group exists by now; without one, this is the only rank."""
-        if not self._joined and dist.is_available() and dist.is_initialized():
+        if not self._joined and (dist := find_process_group()):
             self._joined = True
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._backends = _backends()
@@ -71,7 +74,7 @@ class Agreement:
         self.join()
         if self.size == 1:
             return float(loss)
-        device = self._choose_device(loss.device if isinstance(loss, torch.Tensor) else None)
+        device = self._choose_device(loss.device if is_tensor(loss) else None)
         mean, raised = self._average_on_cpu(loss) if device.type == "cpu" else self._average_on_device(device, loss)
         if raised:
             self._reduce_flags()
@@ -101,6 +104,9 @@ class Agreement:
         `place` says where this rank runs. The table is a sum of vectors that are zero elsewhere, because every backend
         can do that.
         """
+        import torch
+        from torch import distributed as dist
+
         store = _get_store()
         if store is not None:
             store.set(f"{PLACE}{self.rank}", place)
@@ -128,12 +134,15 @@ class Agreement:
     def _average_on_cpu(self, loss: Any) -> tuple[float, bool]:
         """Average in Python's double precision, rounded once, which has the bits of a division in float32."""
         pair = self._pair
-        pair.numbers[0] = float(loss.mean() if isinstance(loss, torch.Tensor) and loss.numel() != 1 else loss)
+        pair.numbers[0] = float(loss.mean() if is_tensor(loss) and loss.numel() != 1 else loss)
         mean, raised = pair.all_reduce([pair.numbers[0] / self.size, float(any(self._raised))])
         return mean, raised > 0
 
     def _average_on_device(self, device: torch.device, loss: Any) -> tuple[float, bool]:
         """Average on a device; reading the sums is the only moment at which the host waits for it."""
+        import torch
+        from torch import distributed as dist
+
         loss = torch.as_tensor(loss).detach().to(device)
         share = (loss if loss.numel() == 1 else loss.mean()).float() / self.size
         pair = torch.cat([share.reshape(1), self._get_flag_tensor(device, any(self._raised))])
@@ -143,6 +152,8 @@ class Agreement:
 
     def _get_flag_tensor(self, device: torch.device, raised: bool) -> torch.Tensor:
         """Return a zero or a one that is already on the device, so that no step copies one there."""
+        import torch
+
         bit = self._flag_tensors.get(raised)
         if bit is None or bit.device != device:
             bit = self._flag_tensors[raised] = torch.full((1,), float(raised), dtype=torch.float32, device=device)
@@ -150,11 +161,13 @@ class Agreement:
 
     def _choose_device(self, device: torch.device | None = None) -> torch.device:
         """Return the device of the collective: the loss's, if the process group supports it."""
+        import torch
+
         at_cpu = self._backends.get("cpu") in CPU_BACKENDS
         if device is not None and device.type in self._backends and (device.type != "cpu" or at_cpu):
             return device
         if at_cpu or not torch.cuda.is_available():
-            return CPU
+            return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
     def _reduce_flags(self) -> None:
@@ -163,6 +176,9 @@ class Agreement:
         if device.type == "cpu":
             sums = self._flags.all_reduce(raised_here)
         else:
+            import torch
+            from torch import distributed as dist
+
             flags = torch.tensor(raised_here, dtype=torch.float32, device=device)
             dist.all_reduce(flags)
             sums = list(flags.tolist())
@@ -192,6 +208,9 @@ class Agreement:
         if device.type == "cpu":
             self._apply_sums(self._pair.all_reduce(question))
             return
+        import torch
+        from torch import distributed as dist
+
         pair = torch.tensor(question, dtype=torch.float32, device=device)
         dist.all_reduce(pair)
         # Read one step late: the host must not wait here for all that the device has yet to do.
@@ -218,10 +237,15 @@ class SharedArray:
 
     def __init__(self, count: int) -> None:
         self.numbers = array("f", bytes(4 * count))
-        self._tensor = torch.frombuffer(self.numbers, dtype=torch.float32)
+        self._tensor: torch.Tensor | None = None
 
     def all_reduce(self, numbers: list[float]) -> list[float]:
         """Return the sums of the numbers over the ranks. Collective."""
+        import torch
+        from torch import distributed as dist
+
+        if self._tensor is None:
+            self._tensor = torch.frombuffer(self.numbers, dtype=torch.float32)
         self.numbers[:] = array("f", numbers)
         dist.all_reduce(self._tensor)
         return self.numbers.tolist()
@@ -229,6 +253,9 @@ class SharedArray:
 
 def _backends() -> dict[str, str]:
     """Return the backend of each kind of device, such as {"cpu": "gloo", "cuda": "nccl"}."""
+    import torch
+    from torch import distributed as dist
+
     try:
         return dict(part.split(":", 1) for part in str(dist.get_backend_config()).split(",") if ":" in part)
     except (AttributeError, RuntimeError, ValueError):
@@ -259,5 +286,7 @@ def _check_all_ranks_call(size: int, log: Callable[[str], None]) -> bool:
 
 def _get_store() -> Any:
     with contextlib.suppress(ImportError, AttributeError, ValueError, RuntimeError):
+        from torch import distributed as dist
+
         return dist.distributed_c10d._get_default_store()
     return None

@@ -20,8 +20,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed as dist
-
 from rerail.model.checkpoints import STEP_FOLDER, is_inside
 from rerail_agent.checkpoints.manifest import (
     MANIFEST,
@@ -35,6 +33,7 @@ from rerail_agent.checkpoints.manifest import (
 )
 from rerail_agent.checkpoints.store import LocalStore, compute_checksum, find_free_path, sync_folder, write_file
 from rerail_agent.checkpoints.trust import UNTRUSTED, ManifestTrust
+from rerail_agent.deferred_torch import find_process_group
 from rerail_agent.fault_isolation import print_line
 from rerail_agent.identity import Identity
 
@@ -342,7 +341,7 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
 
 def _find_newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
     """Return this machine's newest step; None where another process of this machine reads the files."""
-    if dist.is_available() and dist.is_initialized() and not is_host_leader():
+    if find_process_group() and not is_host_leader():
         return None
     found = find_newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
     return 0 if found is None else parse_step(found)
@@ -425,19 +424,21 @@ def _measure_stall(since: float) -> dict[str, float]:
 
 
 def get_rank() -> int:
-    if dist.is_available() and dist.is_initialized():
+    if dist := find_process_group():
         return int(dist.get_rank())
     return Identity.from_environment({"RERAIL_MAILBOX": "off", **os.environ}, lambda message: None).rank or 0
 
 
 def get_world_size() -> int:
-    return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
+    dist = find_process_group()
+    return int(dist.get_world_size()) if dist else 1
 
 
 def gather(value: Any) -> list[Any]:
     """Return every rank's value, on every rank."""
     if get_world_size() == 1:
         return [value]
+    dist = find_process_group()
     values: list[Any] = [None] * get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -14,11 +14,10 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from rerail.detection.stragglers import Straggler, StragglerState, follow_scores, list_stragglers, score_ranks
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.formatting import format_duration
+from rerail_agent.deferred_torch import find_cuda
 
 # The steps of a round whose times are kept; of more the newest count.
 STEPS_KEPT = 256
@@ -69,8 +68,8 @@ class RankTimer:
             if len(self._own_times) > STEPS_KEPT:
                 del self._own_times[0], self._waits[0]
         self._own_s, self._data_s = None, 0.0
-        if self._events is None and torch.cuda.is_initialized():
-            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self._events is None and (cuda := find_cuda()):
+            self._events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         if self._events is not None:
             self._events[0].record()
             self._has_begun = True
@@ -150,9 +149,9 @@ class RankComparison:
 def describe_place(environment: Mapping[str, str]) -> str:
     """Return where this rank runs: host and GPU with its UUID, or host and local rank."""
     host = environment.get("SM_CURRENT_HOST") or socket.gethostname()
-    if torch.cuda.is_initialized():
-        device = torch.cuda.current_device()
-        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "unknown")
+    if cuda := find_cuda():
+        device = cuda.current_device()
+        uuid = getattr(cuda.get_device_properties(device), "uuid", "unknown")
         return f"{host} GPU {device} (UUID {uuid})"
     local_rank = next((environment[name] for name in LOCAL_RANKS if environment.get(name)), "0")
     return f"{host} local rank {local_rank}"

@@ -290,3 +290,23 @@ def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket:
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=300)
     assert ended.returncode == 0
     assert "a001-hello" in bucket.reports()
+
+
+@pytest.mark.slow
+def test_a_script_without_torch_is_guarded_and_torch_is_not_imported_for_it(tmp_path):
+    """In JAX, TensorFlow or plain Python: steps, findings and checkpoints of one process need none of it."""
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from rerail_agent import Guard, manifests\n"
+        "guard = Guard.from_env()\n"
+        "for step in range(1, 4):\n"
+        "    guard.step(step=step, loss=guard.reduce(1.0 / step))\n"
+        "print(manifests.get_rank(), manifests.get_world_size(), guard.wants_checkpoint)\n"
+    )
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("agent", "lambdas"))
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": paths, "RERAIL_MAILBOX": "off"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rerail step=3" in done.stdout and done.stdout.splitlines()[-1] == "0 1 False"
