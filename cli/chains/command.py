@@ -1,0 +1,184 @@
+"""`rerail chain`: run several tasks, each a supervised run, and resume where an earlier call was ended."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli import place
+from cli.chains.definition import Chain, find_file, read_chain
+from cli.chains.graph import sort_tasks
+from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, identify_runs
+from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
+from cli.chains.runner import ChainRunner
+from cli.chains.submission import Submitter
+from cli.chains.task_runs import TaskRuns, make_record_key
+from cli.console import Console
+from cli.place import AsJson, Local, Place
+from cli.submit import options
+from cli.submit.account import SubmissionAccount
+from cli.submit.defaults import read_defaults
+from cli.submit.problem import Problem
+from cli.wait import LOCAL_PAUSE_S, PAUSE_S
+
+INTERRUPTED, INCOMPLETE = 130, 1
+STYLES = {
+    TaskStep.SKIP: "green",
+    TaskStep.START: "bold cyan",
+    TaskStep.FOLLOW: "cyan",
+    TaskStep.HELD: "yellow",
+    TaskStep.FAILED: "red",
+    TaskStep.BLOCKED: "red",
+}
+
+
+def chain(
+    name: Annotated[str, typer.Argument(help="The chain; not needed if the file has one.")] = "",
+    file: Annotated[Path | None, typer.Option(help="The file of the chain, or its folder (rerail.toml).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; start nothing.")] = False,
+    again: Annotated[
+        list[str] | None, typer.Option("--again", metavar="TASK", help="Run a task again though nothing has changed.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="So many tasks at a time (all that are ready).")
+    ] = None,
+    wait_for_held: Annotated[
+        bool, typer.Option("--wait-for-held", help="Wait until a held run is released, rather than end.")
+    ] = False,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the tasks of a chain in order; skip what is complete and unchanged.
+
+    Each task is a supervised run. Called again, it resumes: a run that goes on is followed, none is started twice.
+    Exit status 0 if all are complete, 1 if a run is held, stopped or refused.
+    """
+    place.LOCAL_STATE = place.LOCAL_STATE.absolute()  # a task is submitted from the folder of its file
+    where = place.find(local=local)
+    screen = ChainScreen(as_json)
+    try:
+        found = read_chain(find_file(file, Path.cwd()), name)
+        submitter = Submitter(found, local=local)
+        records, world = find_records(found, where), TaskRuns(where, submitter)
+        runs = identify(found, submitter, records, again or (), world)
+        runner = ChainRunner(
+            chain=found,
+            runs=runs,
+            records=records,
+            world=world,
+            show=screen.show,
+            pause_s=LOCAL_PAUSE_S if local else PAUSE_S,
+            most_at_once=at_once,
+            waits_for_held=wait_for_held,
+        )
+        if dry_run:
+            screen.show_plan(found, runner.make_plan())
+            return
+        for task in again or ():
+            number = runs[task].facts.repetition
+            records.change(partial(ChainRecord.with_repetition, fingerprint=runs[task].first, number=number))
+        plan = runner.run()
+    except Problem as problem:
+        place.fail(problem.what, problem.remedy)
+    except KeyboardInterrupt:
+        resume = where.complete_command(f"rerail chain {name}".strip())
+        screen.say(f"the runs go on; `{resume}` follows them again, `rerail stop RUN` ends one")
+        raise typer.Exit(INTERRUPTED) from None
+    screen.end(found, plan, runner)
+
+
+def find_records(chain: Chain, where: Place) -> ChainRecords:
+    """Return the chain's record in S3, in the bucket of its tasks."""
+    usual = read_defaults(chain.file.parent, Path.home())
+    account = SubmissionAccount(is_local=where.is_local)
+    bucket = options.find_bucket(account, usual.get("bucket", ""))
+    account.check_bucket(bucket)
+    return ChainRecords(where.client("s3"), bucket, make_record_key(chain))
+
+
+def identify(
+    chain: Chain, submitter: Submitter, records: ChainRecords, again: Sequence[str], world: TaskRuns
+) -> dict[str, TaskRun]:
+    """Return each task's run, as its code, arguments, options and inputs are now, those of `again` anew."""
+    for task in again:
+        if task not in chain.tasks:
+            raise Problem(f"--again {task}: the chain has no such task", f"known: {', '.join(chain.tasks)}")
+    sort_tasks(chain.tasks)  # a circle is named before anything is read
+    facts = {name: submitter.find_facts(task) for name, task in chain.tasks.items()}
+    known = records.read().repetitions
+    runs = identify_runs(chain.name, chain.tasks, facts, known)
+    for task in again:
+        run = runs[task].run
+        if world.find_progress(run).state is TaskState.RUNNING:
+            raise Problem(f"--again {task}: its run {run} goes on", f"wait for it, or end it with `rerail stop {run}`")
+    return identify_runs(chain.name, chain.tasks, facts, known, again) if again else runs
+
+
+def format_resume(where: Place, chain: Chain) -> str:
+    """Return the command that resumes the chain."""
+    return where.complete_command(f"rerail chain {chain.name}")
+
+
+class ChainScreen:
+    """The terminal output of a chain; with JSON on stdout it goes to stderr."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._console = Console(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a line about the chain."""
+        self._console.print(text, style="cyan")
+
+    def show(self, task: str, text: str) -> None:
+        """Print a line about a task."""
+        self._console.print(f"{task}: {text}")
+
+    def show_plan(self, chain: Chain, plan: Mapping[str, TaskPlan]) -> None:
+        """Print what would be done about each task, in an order in which they can run."""
+        if self._as_json:
+            typer.echo(json.dumps(describe(chain, plan, {}), indent=2))
+            return
+        table = Table(
+            "Task", "Reads", "Does", "Why", "Run", title=f"chain {chain.name}", title_justify="left", box=None
+        )
+        for one in plan.values():
+            task = chain.tasks[one.task]
+            reads = [f"{source.channel} = {source.text}" for source in task.inputs]
+            reads += [f"after {', '.join(task.after)}"] if task.after else []
+            step = Text(one.step.value, style=STYLES.get(one.step, ""))
+            table.add_row(one.task, "\n".join(reads), step, one.reason, one.run.run)
+        self._console.print(table)
+
+    def end(self, chain: Chain, plan: Mapping[str, TaskPlan], runner: ChainRunner) -> None:
+        """Print how the chain stands, and exit with status 1 unless all of its tasks are complete."""
+        if self._as_json:
+            typer.echo(json.dumps(describe(chain, plan, runner.records.record.completed), indent=2))
+        missing = [one.task for one in plan.values() if one.step is not TaskStep.SKIP]
+        if not missing:
+            self.say(f"chain {chain.name}: all {len(plan)} tasks are complete")
+            return
+        resume = format_resume(runner.world.where, chain)
+        self.say(f"chain {chain.name}: not complete: {', '.join(missing)}; then `{resume}` resumes it")
+        raise typer.Exit(INCOMPLETE)
+
+
+def describe(chain: Chain, plan: Mapping[str, TaskPlan], completed: Mapping[str, CompletedRun]) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    tasks = [
+        {
+            "task": one.task,
+            "run": one.run.run,
+            "does": one.step.value,
+            "why": one.reason,
+            "after": list(chain.tasks[one.task].dependencies),
+            "artifacts": dict(completed[one.run.run].artifacts) if one.run.run in completed else None,
+        }
+        for one in plan.values()
+    ]
+    return {"chain": chain.name, "complete": all(one.step is TaskStep.SKIP for one in plan.values()), "tasks": tasks}
