@@ -16,8 +16,9 @@ from cli.chains.graph import sort_tasks
 from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, identify_runs
 from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
 from cli.chains.runner import ChainRunner
+from cli.chains.state_machine import MachineTask, make_state_machine
 from cli.chains.submission import Submitter
-from cli.chains.task_runs import TaskRuns, make_record_key
+from cli.chains.task_runs import TaskRuns, find_places, make_record_key
 from cli.console import Console
 from cli.place import AsJson, Local, Place
 from cli.submit import options
@@ -50,6 +51,9 @@ def chain(
     wait_for_held: Annotated[
         bool, typer.Option("--wait-for-held", help="Wait until a held run is released, rather than end.")
     ] = False,
+    state_machine: Annotated[
+        bool, typer.Option("--state-machine", help="Upload the tasks; print a definition for Step Functions.")
+    ] = False,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +64,7 @@ def chain(
     """
     place.LOCAL_STATE = place.LOCAL_STATE.absolute()  # a task is submitted from the folder of its file
     where = place.find(local=local)
-    screen = ChainScreen(as_json)
+    screen = ChainScreen(as_json or state_machine)
     try:
         found = read_chain(find_file(file, Path.cwd()), name)
         submitter = Submitter(found, local=local)
@@ -82,6 +86,11 @@ def chain(
         for task in again or ():
             number = runs[task].facts.repetition
             records.change(partial(ChainRecord.with_repetition, fingerprint=runs[task].first, number=number))
+        if state_machine:
+            machine = upload_state_machine(runner, submitter)
+            typer.echo(json.dumps(machine, indent=2))
+            screen.say(f"a role that may run it is that of {where.outputs['TrainSupervisedArn']}")
+            return
         plan = runner.run()
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
@@ -117,6 +126,30 @@ def identify(
         if world.find_progress(run).state is TaskState.RUNNING:
             raise Problem(f"--again {task}: its run {run} goes on", f"wait for it, or end it with `rerail stop {run}`")
     return identify_runs(chain.name, chain.tasks, facts, known, again) if again else runs
+
+
+def upload_state_machine(runner: ChainRunner, submitter: Submitter) -> dict[str, Any]:
+    """Upload what the jobs need, and return the state machine of the tasks that are not complete."""
+    where = runner.world.where
+    if not where.outputs.get("OrchestrateFunctionName"):
+        raise Problem(
+            f"{where.name} has no function that answers state machines",
+            'set "orchestration": true in cdk.json, and deploy it again',
+        )
+    plan = runner.make_plan()
+    missing = {name for name, one in plan.items() if one.step is not TaskStep.SKIP}
+    results = {
+        name: runner.records.record.completed.get(one.run.run) or runner.world.find_result(one.run.run)
+        for name, one in plan.items()
+        if name not in missing
+    }
+    tasks = {}
+    for name, one in plan.items():
+        if name in missing:
+            task = runner.chain.tasks[name]
+            places = find_places(task, results)
+            tasks[name] = MachineTask(task, one.run.run, submitter.upload(task, name=one.run.run, places=places))
+    return make_state_machine(runner.chain.name, tasks, function=where.outputs["OrchestrateFunctionName"])
 
 
 def format_resume(where: Place, chain: Chain) -> str:

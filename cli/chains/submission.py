@@ -24,7 +24,7 @@ from cli.submit.problem import Problem
 from cli.trouble import explain
 
 # Options of `rerail submit` that the chain itself gives, or that make no sense in one.
-CHAINS_OWN = ("name", "input", "follow", "download", "continue", "dry-run", "prepare", "json", "local", "help")
+CHAINS_OWN = ("name", "input", "follow", "download", "continue", "dry-run", "upload-only", "json", "local", "help")
 # In the request of a dry run, in place of what a task's name and the artifacts are not yet known for.
 PLACEHOLDER = "chain"
 SAMPLE = 16  # hexadecimal digits of a file's digest in the record
@@ -71,6 +71,12 @@ class Submitter:
     def start(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> tuple[str, ...]:
         """Start the task's job; return what `rerail submit` says. Raise Problem if it is refused."""
         return self._call(task, self.make_words(task, name=name, places=places, mode="--json")).messages
+
+    def upload(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> dict[str, Any]:
+        """Upload what the task's job needs; return its request. Raise Problem if it is refused."""
+        answer = self._call(task, self.make_words(task, name=name, places=places, mode="--upload-only"))
+        request: dict[str, Any] = json.loads(answer.printed)
+        return request
 
     def _digest_files(self, task: ChainTask) -> dict[str, str]:
         folder = task.script if task.script.is_dir() else task.script.parent

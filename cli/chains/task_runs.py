@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.plan import TaskState
 from cli.chains.records import CompletedRun
-from cli.chains.submission import Submitter
+from cli.chains.submission import PLACEHOLDER, Submitter
 from cli.place import Place
 from cli.submit.account import split
 from cli.submit.problem import Problem
@@ -116,8 +116,13 @@ class TaskRuns:
 
 
 def find_places(task: ChainTask, results: Mapping[str, CompletedRun]) -> dict[str, str]:
-    """Return the address of each channel of a task; `results` are those of the tasks that it reads from."""
-    return {one.channel: results[one.task].artifacts[one.artifact] if one.task else one.place for one in task.inputs}
+    """Return the address of each channel of a task; that of a task without a result is a placeholder."""
+    return {
+        one.channel: results[one.task].artifacts[one.artifact]
+        if one.task in results
+        else one.place or f"s3://{PLACEHOLDER}/{one.text}/"
+        for one in task.inputs
+    }
 
 
 def make_record_key(chain: Chain) -> str:

@@ -17,6 +17,7 @@ from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
 from cli.chains.runner import ChainRunner
 from cli.chains.task_runs import TaskProgress
 from cli.submit.problem import Problem
+from tests.cli.chains.graphs import chains
 from tests.cli.cloud import refused
 
 
@@ -89,19 +90,6 @@ class World:
         self.started.append(run)
         self._count()
         return ()
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> Chain:
-    """Return a chain without circles: a task depends on earlier ones alone, by data or by order."""
-    names = [f"t{number}" for number in range(draw(st.integers(1, 6)))]
-    tasks = {}
-    for number, name in enumerate(names):
-        before = st.lists(st.sampled_from(names[:number]), unique=True) if number else st.just([])
-        inputs = tuple(TaskInput(f"in{one}", task=one) for one in draw(before))
-        tasks[name] = ChainTask(name, Path("train.py"), inputs=inputs, after=tuple(draw(before)))
-    order = draw(st.permutations(names))
-    return Chain("c", Path("rerail.toml"), {name: tasks[name] for name in order})
 
 
 def make_runner(
