@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 SHIFTS = {"common": 0.0, "rare": 0.5}
@@ -13,7 +14,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.0, help="how much longer it takes, to look at it")
     given = parser.parse_args()
+    time.sleep(given.seconds)
     chance, folder = random.Random(given.seed), Path(os.environ["SM_OUTPUT_DATA_DIR"])
     for part, shift in SHIFTS.items():
         points = [(chance.uniform(-1, 1), chance.uniform(-1, 1)) for _ in range(given.samples)]
