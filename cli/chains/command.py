@@ -1,7 +1,9 @@
 """`rerail chain`: run several tasks, each a supervised run, and resume where an earlier call was ended."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ from rich.text import Text
 
 from cli import place
 from cli.chains.definition import Chain, find_file, read_chain
+from cli.chains.fingerprints import explain_changes
 from cli.chains.graph import sort_tasks
 from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, identify_runs
 from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
@@ -45,6 +48,10 @@ def chain(
     again: Annotated[
         list[str] | None, typer.Option("--again", metavar="TASK", help="Run a task again though nothing has changed.")
     ] = None,
+    continue_task: Annotated[
+        str,
+        typer.Option("--continue", metavar="TASK", help="Let its held or stopped run go on with what has changed."),
+    ] = "",
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="So many tasks at a time (all that are ready).")
     ] = None,
@@ -71,7 +78,7 @@ def chain(
     try:
         found = read_chain(find_file(file, Path.cwd()), name)
         submitter = Submitter(found, local=local)
-        records, world = find_records(found, where), TaskRuns(where, submitter)
+        records, world = find_records(found, where), TaskRuns(where, submitter, format_command(where, found, file))
         runs = identify(found, submitter, records, again or (), world)
         runner = ChainRunner(
             chain=found,
@@ -83,6 +90,8 @@ def chain(
             most_at_once=at_once,
             waits_for_held=wait_for_held,
         )
+        if continue_task:
+            runner = continue_run(runner, submitter, continue_task, dry_run=dry_run)
         if dry_run:
             plan = runner.make_plan()
             screen.show_plan(found, plan)
@@ -100,8 +109,7 @@ def chain(
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     except KeyboardInterrupt:
-        resume = where.complete_command(f"rerail chain {name}".strip())
-        screen.say(f"the runs go on; `{resume}` follows them again, `rerail stop RUN` ends one")
+        screen.say(f"the runs go on; `{world.command}` follows them again, `rerail stop RUN` ends one")
         raise typer.Exit(INTERRUPTED) from None
     write_page(report, runner, plan, screen)
     screen.end(found, plan, runner)
@@ -112,7 +120,7 @@ def write_page(page: Path | None, runner: ChainRunner, plan: Mapping[str, TaskPl
     if page is not None:
         from cli.chains.report import write_report  # what it draws with is slow to import
 
-        write_report(page, runner.chain, plan, runner.progress, runner.world.where)
+        write_report(page, runner.chain, plan, runner.progress, runner.world)
         screen.say(f"report: {page}")
 
 
@@ -134,13 +142,53 @@ def identify(
             raise Problem(f"--again {task}: the chain has no such task", f"known: {', '.join(chain.tasks)}")
     sort_tasks(chain.tasks)  # a circle is named before anything is read
     facts = {name: submitter.find_facts(task) for name, task in chain.tasks.items()}
-    known = records.read().repetitions
-    runs = identify_runs(chain.name, chain.tasks, facts, known)
+    record = records.read()
+    runs = identify_runs(chain.name, chain.tasks, facts, record.repetitions, record.continued)
     for task in again:
         run = runs[task].run
         if world.find_progress(run).state is TaskState.RUNNING:
             raise Problem(f"--again {task}: its run {run} goes on", f"wait for it, or end it with `rerail stop {run}`")
-    return identify_runs(chain.name, chain.tasks, facts, known, again) if again else runs
+    return identify_runs(chain.name, chain.tasks, facts, record.repetitions, record.continued, again) if again else runs
+
+
+def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_run: bool) -> ChainRunner:
+    """Let the task's held or stopped run go on with the task as it is now; return a runner that follows it."""
+    if task not in runner.chain.tasks:
+        raise Problem(f"--continue {task}: the chain has no such task", f"known: {', '.join(runner.chain.tasks)}")
+    record, now = runner.records.record, runner.runs[task]
+    earlier, before = record.runs.get(task, ""), record.facts.get(task)
+    if not earlier or before is None or earlier == now.run:
+        raise Problem(
+            f"--continue {task}: nothing has changed since its run {earlier or now.run} began",
+            f"change its code, arguments or options first; `rerail release {earlier or now.run}` repeats them",
+        )
+    if before.arguments and not now.facts.arguments:
+        raise Problem(f"--continue {task}: a run cannot lose all of its arguments", "keep one, or let it begin anew")
+    progress = runner.world.find_progress(earlier)
+    if progress.state not in (TaskState.HELD, TaskState.STOPPED):
+        raise Problem(
+            f"--continue {task}: its run {earlier} is {progress.state.value}", "only a held or stopped run is continued"
+        )
+    results = runner.records.record.completed
+    sources = {source: runner.runs[source].run for source in runner.chain.tasks[task].sources}
+    if missing := [source for source, run in sources.items() if run not in results]:
+        raise Problem(f"--continue {task}: {', '.join(missing)} is not complete", "run the chain without it first")
+    runner = replace(runner, runs={**runner.runs, task: replace(now, run=earlier)})
+    if dry_run:
+        return runner
+    places = find_places(runner.chain.tasks[task], {source: results[run] for source, run in sources.items()})
+    # Recorded first: a chain that is killed now must not start another run.
+    runner.records.change(lambda record: record.with_continued(now.run, earlier).with_run(task, earlier, now.facts))
+    runner.show(task, f"continues {earlier}: {explain_changes(before, now.facts)}")
+    for line in submitter.continue_run(runner.chain.tasks[task], run=earlier, places=places):
+        runner.show(task, line)
+    return runner
+
+
+def format_command(where: Place, chain: Chain, file: Path | None) -> str:
+    """Return the command that runs the chain."""
+    words = ["rerail", "chain", chain.name, *(["--file", str(file)] if file else [])]
+    return where.complete_command(shlex.join(words))
 
 
 def upload_state_machine(runner: ChainRunner, submitter: Submitter) -> dict[str, Any]:
@@ -165,11 +213,6 @@ def upload_state_machine(runner: ChainRunner, submitter: Submitter) -> dict[str,
             places = find_places(task, results)
             tasks[name] = MachineTask(task, one.run.run, submitter.upload(task, name=one.run.run, places=places))
     return make_state_machine(runner.chain.name, tasks, function=where.outputs["OrchestrateFunctionName"])
-
-
-def format_resume(where: Place, chain: Chain) -> str:
-    """Return the command that resumes the chain."""
-    return where.complete_command(f"rerail chain {chain.name}")
 
 
 class ChainScreen:
@@ -211,7 +254,7 @@ class ChainScreen:
         if not missing:
             self.say(f"chain {chain.name}: all {len(plan)} tasks are complete")
             return
-        resume = format_resume(runner.world.where, chain)
+        resume = runner.world.command
         self.say(f"chain {chain.name}: not complete: {', '.join(missing)}; then `{resume}` resumes it")
         raise typer.Exit(INCOMPLETE)
 

@@ -33,7 +33,7 @@ class TaskStep(StrEnum):
 
 
 # What a task cannot start after, the worst first.
-OBSTACLES = ((TaskStep.FAILED, "has failed"), (TaskStep.BLOCKED, "does not run"), (TaskStep.HELD, "is held"))
+OBSTACLES = ((TaskStep.FAILED, "has failed"), (TaskStep.BLOCKED, "does not run"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,14 @@ def identify_runs(
     tasks: Mapping[str, ChainTask],
     facts: Mapping[str, TaskFacts],
     repetitions: Mapping[str, int],
+    continued: Mapping[str, str],
     again: Collection[str] = (),
 ) -> dict[str, TaskRun]:
     """Return each task's run, in an order in which the tasks can run.
 
     `facts` have no artifacts among their inputs yet: each is the run that it comes from. `repetitions` are those of the
-    first fingerprints; the tasks of `again` get one more.
+    first fingerprints; the tasks of `again` get one more. `continued` has the runs that go on with other facts, by the
+    name of the run that these would have.
     """
     found: dict[str, TaskRun] = {}
     for name in sort_tasks(tasks):
@@ -82,8 +84,8 @@ def identify_runs(
         whole = replace(facts[name], inputs={**facts[name].inputs, **artifacts}, repetition=0)
         first = make_fingerprint(chain, name, whole)
         whole = replace(whole, repetition=repetitions.get(first, 0) + (name in again))
-        fingerprint = make_fingerprint(chain, name, whole)
-        found[name] = TaskRun(name, whole, first, make_run_name(chain, name, fingerprint))
+        run = make_run_name(chain, name, make_fingerprint(chain, name, whole))
+        found[name] = TaskRun(name, whole, first, continued.get(run, run))
     return found
 
 
@@ -114,16 +116,13 @@ def _choose(
         return TaskStep.FAILED, "its run was stopped" if state is TaskState.STOPPED else "its job could not be started"
     reason = explain_start(run.facts, before)
     steps = {name: plan[name].step for name in task.dependencies}
-    for wanted, found in (
-        (TaskStep.FAILED, "has failed"),
-        (TaskStep.BLOCKED, "does not run"),
-        (TaskStep.HELD, "is held"),
-    ):
+    for wanted, found in OBSTACLES:
         if named := [name for name, step in steps.items() if step is wanted]:
-            verb = TaskStep.WAIT if wanted is TaskStep.HELD else TaskStep.BLOCKED
-            return verb, f"{', '.join(named)} {found}"
+            return TaskStep.BLOCKED, f"{', '.join(named)} {found}"
+    if named := [name for name, step in steps.items() if step is TaskStep.HELD]:
+        return TaskStep.WAIT, f"for {', '.join(named)}, which is held"
     if missing := [name for name, step in steps.items() if step is not TaskStep.SKIP]:
-        return TaskStep.WAIT, f"after {', '.join(missing)}: {reason}"
+        return TaskStep.WAIT, f"for {', '.join(missing)}: {reason}"
     return TaskStep.START, reason
 
 

@@ -6,7 +6,7 @@ run twice.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -42,20 +42,26 @@ class ChainRecord:
     completed: Mapping[str, CompletedRun] = field(default_factory=dict)
     # How often a task was asked for again, by the fingerprint of its first run.
     repetitions: Mapping[str, int] = field(default_factory=dict)
+    # Runs that go on with other code, arguments or options, by the name of the run that these would have had.
+    continued: Mapping[str, str] = field(default_factory=dict)
 
     def with_run(self, task: str, run: str, facts: TaskFacts) -> "ChainRecord":
         """Return the record with the run that the task stands for now."""
-        return ChainRecord({**self.runs, task: run}, {**self.facts, task: facts}, self.completed, self.repetitions)
+        return replace(self, runs={**self.runs, task: run}, facts={**self.facts, task: facts})
 
     def with_completed(self, run: str, completed: CompletedRun) -> "ChainRecord":
         """Return the record with the artifacts of a run."""
         kept = {name: one for name, one in self.completed.items() if name != run}
         newest = dict(list({**kept, run: completed}.items())[-RUNS_KEPT * max(1, len(self.runs)) :])
-        return ChainRecord(self.runs, self.facts, newest, self.repetitions)
+        return replace(self, completed=newest)
 
     def with_repetition(self, fingerprint: str, number: int) -> "ChainRecord":
         """Return the record in which these facts are asked for again."""
-        return ChainRecord(self.runs, self.facts, self.completed, {**self.repetitions, fingerprint: number})
+        return replace(self, repetitions={**self.repetitions, fingerprint: number})
+
+    def with_continued(self, name: str, run: str) -> "ChainRecord":
+        """Return the record in which a run goes on in place of the one that would have had this name."""
+        return replace(self, continued={**self.continued, name: run})
 
 
 def format_record(record: ChainRecord) -> bytes:
@@ -66,6 +72,7 @@ def format_record(record: ChainRecord) -> bytes:
         "facts": {task: facts.to_plain() for task, facts in record.facts.items()},
         "completed": {run: {"job": one.job, "artifacts": dict(one.artifacts)} for run, one in record.completed.items()},
         "repetitions": dict(record.repetitions),
+        "continued": dict(record.continued),
     }
     return json.dumps(plain, indent=1).encode()
 
@@ -81,6 +88,7 @@ def read_record(text: bytes, where: str) -> ChainRecord:
             {task: read_facts(facts) for task, facts in plain["facts"].items()},
             {run: CompletedRun(one["job"], one["artifacts"]) for run, one in plain["completed"].items()},
             plain["repetitions"],
+            plain["continued"],
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Problem(

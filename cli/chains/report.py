@@ -9,8 +9,8 @@ from cli import place
 from cli.chains.definition import Chain
 from cli.chains.graph import list_generations
 from cli.chains.plan import TaskPlan, TaskStep
-from cli.chains.task_runs import TaskProgress
-from cli.place import Place, now
+from cli.chains.task_runs import TaskProgress, TaskRuns
+from cli.place import now
 from cli.report import gather_facts, save
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
@@ -35,9 +35,10 @@ STATES = {
 
 
 def write_report(
-    page: Path, chain: Chain, plan: Mapping[str, TaskPlan], progress: Mapping[str, TaskProgress], where: Place
+    page: Path, chain: Chain, plan: Mapping[str, TaskPlan], progress: Mapping[str, TaskProgress], world: TaskRuns
 ) -> list[Path]:
     """Write the chain's page and a page for each run that Rerail has a record of; return them, the chain's first."""
+    where = world.where
     region = "" if where.is_local else where.client("sagemaker").meta.region_name
     folder = page.with_suffix("")
     pages = {}
@@ -50,7 +51,7 @@ def write_report(
     try:
         from report_page.chain_page import render_chain_page
 
-        report = make_chain_report(chain, plan, progress, known, where, folder.name)
+        report = make_chain_report(chain, plan, progress, known, world.command, folder.name)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(render_chain_page(report), encoding="utf-8")
     except ModuleNotFoundError as error:
@@ -65,7 +66,7 @@ def make_chain_report(
     plan: Mapping[str, TaskPlan],
     progress: Mapping[str, TaskProgress],
     known: Mapping[str, Facts],
-    where: Place,
+    command: str,
     folder: str,
 ) -> "ChainReport":
     """Return the content of the page; `folder` has the pages of the runs in `known`."""
@@ -89,7 +90,7 @@ def make_chain_report(
         generations=tuple(map(tuple, list_generations(chain.tasks))),
         facts=tuple(_list_facts(plan, known)),
         todo=tuple(todo),
-        command=where.complete_command(f"rerail chain {chain.name} --dry-run"),
+        command=f"{command} --dry-run",
     )
 
 

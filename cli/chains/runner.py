@@ -6,7 +6,7 @@ running it again.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -83,7 +83,8 @@ class ChainRunner:
             if name in self.progress and self.progress[name].state in ENDS:
                 continue
             is_known = run.run in record.completed
-            self.progress[name] = TaskProgress(TaskState.COMPLETED) if is_known else self.world.find_progress(run.run)
+            found = TaskProgress(TaskState.COMPLETED) if is_known else self.world.find_progress(run.run)
+            self.progress[name] = replace(found, advice=found.advice.replace("TASK", name))
 
     def _record_ends(self) -> None:
         """Record what completed runs have left, and which run each complete task stands for."""
@@ -118,6 +119,7 @@ class ChainRunner:
                     self.world.check_artifact(task, source, places[source.channel])
             self._warn_of_earlier_run(task.name)
             self.records.change(partial(ChainRecord.with_run, task=task.name, run=run.run, facts=run.facts))
+            self.show(task.name, f"starts: {one.reason}")
             for line in self.world.start(task, run.run, places):
                 self.show(task.name, line)
         except Problem as problem:
@@ -127,7 +129,7 @@ class ChainRunner:
                 return True
             self.progress[task.name] = TaskProgress(TaskState.REFUSED, problem.what, problem.remedy)
             return False
-        self.progress[task.name] = TaskProgress(TaskState.RUNNING, f"started: {one.reason}")
+        self.progress[task.name] = TaskProgress(TaskState.RUNNING, "started")
         return True
 
     def _warn_of_earlier_run(self, task: str) -> None:
@@ -140,7 +142,7 @@ class ChainRunner:
         found = self.progress[one.task]
         text = {
             TaskStep.SKIP: "complete",
-            TaskStep.WAIT: one.reason,
+            TaskStep.WAIT: f"waits {one.reason}",
             TaskStep.BLOCKED: f"does not run: {one.reason}",
         }.get(one.step, found.text or one.reason)
         if one.step is TaskStep.SKIP and not self._shown.get(one.task):

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from cli.trouble import explain
 
 # Options of `rerail submit` that the chain itself gives, or that make no sense in one.
 CHAINS_OWN = ("name", "input", "follow", "download", "continue", "dry-run", "upload-only", "json", "local", "help")
+# Options that a run keeps when it is continued.
+KEPT = ("role", "bucket", "spot", "max-runtime", "max-wait", "keep-alive", "tag", "agent", "checkpoint-path")
 # In the request of a dry run, in place of what a task's name and the artifacts are not yet known for.
 PLACEHOLDER = "chain"
 SAMPLE = 16  # hexadecimal digits of a file's digest in the record
@@ -46,6 +48,7 @@ class Submitter:
 
     def __init__(self, chain: Chain, *, local: bool) -> None:
         self._chain, self._local = chain, local
+        self._digests: dict[tuple[Path, str, tuple[str, ...]], dict[str, str]] = {}
 
     def make_words(self, task: ChainTask, *, name: str, places: Mapping[str, str], mode: str) -> list[str]:
         """Return the words after `rerail submit`; `places` are the S3 folders or paths of the channels."""
@@ -78,11 +81,27 @@ class Submitter:
         request: dict[str, Any] = json.loads(answer.printed)
         return request
 
+    def continue_run(self, task: ChainTask, *, run: str, places: Mapping[str, str]) -> tuple[str, ...]:
+        """Have the next attempt of a held or stopped run take the task's code, arguments and options; return messages.
+
+        Raise Problem if it is refused.
+        """
+        words = [str(task.script), "--continue", run, "--exclude", self._chain.file.name]
+        where = f"{self._chain.file}: chain {self._chain.name}, task {task.name}"
+        kept = {key: value for key, value in task.options.items() if not _is_kept(_find_option(key, where))}
+        words += _make_option_words(replace(task, options=kept), where)
+        words += [word for channel, place in places.items() for word in ("--input", f"{channel}={place}")]
+        words += ["--json", *(["--local"] if self._local else []), "--", *task.arguments]
+        return self._call(task, words).messages
+
     def _digest_files(self, task: ChainTask) -> dict[str, str]:
         folder = task.script if task.script.is_dir() else task.script.parent
         usual = read_defaults(folder, Path.home()).get("exclude", ())
         exclude = (*usual, self._chain.file.name, *_as_list(task.options.get("exclude", ())))
-        return _digest_packed(task.script, str(task.options.get("entry", "")), exclude)
+        packed = (task.script, str(task.options.get("entry", "")), exclude)
+        if packed not in self._digests:  # tasks often share a folder
+            self._digests[packed] = _digest_packed(*packed)
+        return self._digests[packed]
 
     def _call(self, task: ChainTask, words: Sequence[str]) -> SubmitAnswer:
         with chdir(self._chain.file.parent):
@@ -158,6 +177,10 @@ def _find_option(key: str, where: str) -> Parameter:
     )
 
 
+def _is_kept(option: Parameter) -> bool:
+    return any(spelling.removeprefix("--") in KEPT for spelling in option.opts)
+
+
 def _find_named(task: ChainTask) -> dict[str, str]:
     """Return the hyperparameters that are given by name."""
     given = task.options.get("hyperparameters", task.options.get("hyperparameter", {}))
@@ -170,7 +193,6 @@ def _as_list(given: Any) -> tuple[str, ...]:
     return tuple(map(str, given)) if isinstance(given, list | tuple) else (str(given),)
 
 
-@cache
 def _digest_packed(script: Path, entry: str, exclude: tuple[str, ...]) -> dict[str, str]:
     source = pack(script, entry=entry, exclude=exclude)
     return {name: hashlib.sha256(content).hexdigest()[:SAMPLE] for name, (content, _) in source.files.items()}

@@ -34,7 +34,7 @@ class TaskProgress:
 
     state: TaskState
     text: str = ""
-    # What is left to people.
+    # What is left to people; TASK is the task's name.
     advice: str = ""
 
 
@@ -44,6 +44,8 @@ class TaskRuns:
 
     where: Place
     submitter: Submitter
+    # The command that runs the chain.
+    command: str
     clock: Callable[[], float] = time.monotonic
     # When a job without a run was first seen to have failed.
     _failed_since: dict[str, float] = field(default_factory=dict)
@@ -91,10 +93,13 @@ class TaskRuns:
         state = ENDED.get(run.state, TaskState.RUNNING)
         text = format_progress(run)
         if state is TaskState.HELD:
-            command = self.where.complete_command(format_next_command(run))
-            return TaskProgress(
-                state, f"{text}: {run.hold_text}" if run.hold_text else text, f"fix the cause, then `{command}`"
-            )
+            reason, command = f": {run.hold_text}" if run.hold_text else "", format_next_command(run)
+            if not command.startswith("rerail release"):  # which would repeat the code
+                return TaskProgress(state, text + reason, f"fix the script, then `{self.command} --continue TASK`")
+            return TaskProgress(state, text + reason, f"fix the cause, then `{self.where.complete_command(command)}`")
+        if state is TaskState.STOPPED:
+            advice = f"`{self.command} --again TASK` starts another; `--continue TASK` goes on with it after a change"
+            return TaskProgress(state, text, advice)
         return TaskProgress(state, text)
 
     def _find_job(self, run: str) -> TaskProgress:

@@ -1,4 +1,4 @@
-"""A chain of four tasks on the deployed stack: killed in the middle, resumed, and changed."""
+"""Chains on the deployed stack: killed in the middle and resumed, changed, held and continued."""
 
 import json
 import re
@@ -57,7 +57,8 @@ def test_a_chain_that_was_killed_is_resumed_and_starts_each_task_once(
     resumed = rerail(environment, *chain, "--report", str(page))
     assert resumed.returncode == 0, resumed.stderr
     assert f"prepare: skipped: complete, and nothing has changed ({runs['prepare']})" in resumed.stderr
-    assert "prepare: started" not in resumed.stderr and "pretrain: started" not in resumed.stderr
+    assert "prepare: starts" not in resumed.stderr and "pretrain: starts" not in resumed.stderr
+    assert "finetune: starts: first run" in resumed.stderr
     done = read(resumed.stdout)
     assert {task: done[task]["run"] for task in TASKS} == runs
     jobs = {task: account.jobs(run) for task, run in runs.items()}
@@ -82,5 +83,36 @@ def test_a_chain_that_was_killed_is_resumed_and_starts_each_task_once(
     changed = read(rerail(environment, *chain, "--dry-run").stdout)
     assert [changed[task]["does"] for task in TASKS] == ["skip", "skip", "start", "wait"]
     assert changed["finetune"]["why"] == "arguments changed: --lr 0.05 -> 0.1"
-    assert changed["evaluate"]["why"].startswith("after finetune: input model changed: another finetune.model (")
+    assert changed["evaluate"]["why"].startswith("for finetune: input model changed: another finetune.model (")
     assert [len(account.jobs(run)) for run in runs.values()] == [1, 2, 1, 1]
+
+
+def test_the_run_of_a_held_task_goes_on_with_a_fixed_script(
+    account: Account, environment: dict[str, str], tmp_path: Path
+):
+    """Without --continue the fix would be a change, and start another run; its dependent waits meanwhile."""
+    for name, text in (("fit", "raise ValueError('a bug')\n"), ("use", "print('used')\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "main.py").write_text(text)
+    (tmp_path / "rerail.toml").write_text(
+        '[chain.fixed.fit]\nscript = "fit"\n[chain.fixed.use]\nscript = "use"\nafter = ["fit"]\n'
+    )
+    chain = ["chain", "--file", str(tmp_path), "--local", "--json"]
+    held = rerail(environment, *chain)
+    found = read(held.stdout)
+    run = found["fit"]["run"]
+    assert (held.returncode, found["fit"]["does"], found["use"]["does"]) == (1, "held", "wait")
+    assert f"to do: fix the script, then `rerail chain fixed --file {tmp_path} --local --continue fit`" in held.stderr
+    same = rerail(environment, *chain, "--continue", "fit")
+    assert same.returncode == 2 and f"nothing has changed since its run {run} began" in same.stderr
+
+    (tmp_path / "fit" / "main.py").write_text("print('fixed')\n")
+    changed = read(rerail(environment, *chain, "--dry-run").stdout)
+    assert changed["fit"]["why"] == "code changed: main.py" and changed["fit"]["run"] != run
+    fixed = rerail(environment, *chain, "--continue", "fit")
+    assert fixed.returncode == 0, fixed.stderr
+    assert f"fit: continues {run}: code changed: main.py" in fixed.stderr
+    assert read(fixed.stdout)["fit"]["run"] == run and account.jobs(run) == [run, f"{run}-a002", f"{run}-a003"]
+    assert account.jobs(changed["fit"]["run"]) == []
+    again = read(rerail(environment, *chain).stdout)
+    assert {task["does"] for task in again.values()} == {"skip"} and len(account.jobs(again["use"]["run"])) == 1

@@ -97,7 +97,7 @@ def make_runner(
 ) -> ChainRunner:
     """Return what one call of the command has."""
     records = ChainRecords(world.s3, "b", "k")
-    runs = identify_runs(chain.name, chain.tasks, facts, records.read().repetitions)
+    runs = identify_runs(chain.name, chain.tasks, facts, records.read().repetitions, records.record.continued)
     shown = [] if lines is None else lines
     return ChainRunner(
         chain, runs, records, world, lambda task, line: shown.append(f"{task}: {line}"), 0.0, sleep=lambda _: None
@@ -254,15 +254,15 @@ def test_a_lost_record_starts_nothing_twice():
 
 def test_asked_for_again_a_task_and_what_reads_from_it_run_again():
     facts = facts_of(DIAMOND)
-    before = identify_runs("c", DIAMOND.tasks, facts, {})
-    after = identify_runs("c", DIAMOND.tasks, facts, {}, ["b"])
+    before = identify_runs("c", DIAMOND.tasks, facts, {}, {})
+    after = identify_runs("c", DIAMOND.tasks, facts, {}, {}, ["b"])
     assert {name for name in before if before[name].run != after[name].run} == {"b", "e"}
-    kept = identify_runs("c", DIAMOND.tasks, facts, {before["b"].first: 1})
+    kept = identify_runs("c", DIAMOND.tasks, facts, {before["b"].first: 1}, {})
     assert kept == after
     states = {name: TaskState.NEW if name in "be" else TaskState.COMPLETED for name in after}
     newest = {name: run.facts for name, run in before.items()}
     plan = make_plan(DIAMOND.tasks, after, states, newest)
-    assert plan["b"].reason == "asked for again" and plan["e"].reason.startswith("after b: input i changed: another b.")
+    assert plan["b"].reason == "asked for again" and plan["e"].reason.startswith("for b: input i changed: another b.")
 
 
 def test_what_changes_back_is_complete_still_and_is_the_task_from_then_on():
