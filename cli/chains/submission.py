@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
-from click import ClickException, Parameter
+from typer.core import TyperOption
+from typer.exceptions import TyperException
 
 from cli.chains.definition import Chain, ChainTask
 from cli.chains.fingerprints import TaskFacts, find_code_digest, list_options
@@ -120,12 +121,18 @@ def call_submit(words: Sequence[str]) -> SubmitAnswer:
     with redirect_stdout(out), redirect_stderr(err):
         try:
             status = _submit_command().main(list(words), prog_name="rerail submit", standalone_mode=False)
-        except ClickException as error:
-            return SubmitAnswer(2, "", (f"error: {error.format_message()}",))
+        except TyperException as error:
+            return SubmitAnswer(2, "", (f"error: {_format_usage(error)}",))
         except (ClientError, BotoCoreError) as error:
             what, remedy = explain(error)
             return SubmitAnswer(2, "", (f"error: {what}", f"to do: {remedy}"))
     return SubmitAnswer(int(status or 0), out.getvalue(), tuple(err.getvalue().splitlines()))
+
+
+def _format_usage(error: TyperException) -> str:
+    """Return what is wrong with a word of the command line, such as a number that is none."""
+    formatted = getattr(error, "format_message", None)
+    return str(formatted() if formatted else error)
 
 
 @cache
@@ -154,7 +161,7 @@ def _make_option_words(task: ChainTask, where: str) -> Iterator[str]:
             raise Problem(f"{where}: field {key!r} is {value!r:.100}", f"it must be {wanted}")
 
 
-def _find_option(key: str, where: str) -> Parameter:
+def _find_option(key: str, where: str) -> TyperOption:
     """Return the option of `rerail submit` that a field names, in the singular or the plural, as `[submit]` does."""
     import difflib
 
@@ -167,7 +174,7 @@ def _find_option(key: str, where: str) -> Parameter:
     name = key.replace("_", "-")
     for spelling in (name, name.removesuffix("s")):
         if spelling in known:
-            found: Parameter = known[spelling]
+            found: TyperOption = known[spelling]
             return found
     fields = ["script", "arguments", "inputs", "after", *(spelling.replace("-", "_") for spelling in known)]
     near = difflib.get_close_matches(key, fields, n=1)
@@ -177,7 +184,7 @@ def _find_option(key: str, where: str) -> Parameter:
     )
 
 
-def _is_kept(option: Parameter) -> bool:
+def _is_kept(option: TyperOption) -> bool:
     return any(spelling.removeprefix("--") in KEPT for spelling in option.opts)
 
 
