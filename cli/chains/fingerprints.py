@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rerail.model.redaction import redact_patterns
 from rerail.requests.supervised import CHANNEL
 
 # The version of the fingerprint: another one repeats every task.
@@ -14,6 +15,7 @@ VERSION = 1
 # Characters of the fingerprint in a run's name: 48 bits among the runs of one task.
 DIGITS = 12
 NAME_PART = 20
+ENVIRONMENT = "environment "
 FILES_NAMED = 3
 # Of the toolkit's hyperparameters, those that hold the job's name or place.
 JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
@@ -77,7 +79,7 @@ def _list_options(request: Mapping[str, Any], named: Mapping[str, str], entry_po
     yield "instance groups", _format(machines.get("InstanceGroups"))
     yield "checkpoint path", request.get("CheckpointConfig", {}).get("LocalPath", "")
     for name, value in request.get("Environment", {}).items():
-        yield f"environment {name}", value
+        yield f"{ENVIRONMENT}{name}", hashlib.sha256(value.encode()).hexdigest()[:DIGITS]  # it may be a secret
     for name, value in request.get("HyperParameters", {}).items():
         if name.startswith("sagemaker_") and name not in JOBS_OWN:
             yield name.removeprefix("sagemaker_").replace("_", " "), value
@@ -109,7 +111,7 @@ def find_code_digest(request: Mapping[str, Any]) -> str:
 
 def explain_changes(before: TaskFacts, now: TaskFacts) -> str:
     """Return what differs, for people; empty if nothing does."""
-    return "; ".join(_list_changes(before, now))
+    return redact_patterns("; ".join(_list_changes(before, now)))
 
 
 def _list_changes(before: TaskFacts, now: TaskFacts) -> Iterator[str]:
@@ -125,7 +127,8 @@ def _list_changes(before: TaskFacts, now: TaskFacts) -> Iterator[str]:
         yield "code changed"
     for name in sorted(before.options.keys() | now.options.keys()):
         if before.options.get(name) != now.options.get(name):
-            yield f"{name} changed: {before.options.get(name, 'none')} -> {now.options.get(name, 'none')}"
+            values = f": {before.options.get(name, 'none')} -> {now.options.get(name, 'none')}"
+            yield f"{name} changed{'' if name.startswith(ENVIRONMENT) else values}"
     for channel in sorted(before.inputs.keys() | now.inputs.keys()):
         if before.inputs.get(channel) != now.inputs.get(channel):
             yield _explain_input(channel, before.inputs.get(channel, ""), now.inputs.get(channel, ""))

@@ -130,4 +130,4 @@ def explain_start(now: TaskFacts, before: TaskFacts | None) -> str:
     """Return why a task runs."""
     if before is None:
         return "first run"
-    return explain_changes(before, now) or "its earlier run is gone"
+    return explain_changes(before, now) or "its run was not started, or is gone"

@@ -91,7 +91,7 @@ def test_what_changes_a_task_is_named_and_what_does_not_is_not(folder):
     assert plan()["prepare"]["does"] == "skip", "none of these changes a result"
 
     write(folder, 'env = { A = "1" }\ncount = 2')
-    assert plan()["prepare"]["why"] == "environment A changed: none -> 1; machines changed: 1 -> 2"
+    assert plan()["prepare"]["why"] == "environment A changed; machines changed: 1 -> 2"
     write(folder, 'hyperparameters = { lr = "0.1" }')
     assert plan()["prepare"]["why"] == "hyperparameter lr changed: none -> 0.1"
     write(folder)

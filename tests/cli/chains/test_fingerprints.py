@@ -1,5 +1,6 @@
 """What a task's result depends on, and how a difference reads."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ FACTS = TaskFacts(
         (replace(FACTS, code="c2", files={**FACTS.files, "train.py": "2"}), "code changed: train.py"),
         (replace(FACTS, code="c2", files={"train.py": "1", "new.py": "1"}), "code changed: model.py, new.py"),
         (replace(FACTS, code="c2"), "code changed"),
-        (replace(FACTS, options={"image": "two"}), "environment A changed: 1 -> none; image changed: one -> two"),
+        (replace(FACTS, options={"image": "two"}), "environment A changed; image changed: one -> two"),
         (replace(FACTS, inputs={**FACTS.inputs, "more": "files 2"}), "input more changed"),
         (
             replace(FACTS, inputs={"data": "run c-a-2 a.output"}),
@@ -101,8 +102,17 @@ def test_what_does_not_change_a_result_is_not_among_the_options():
         "entry point": "python",
         "instance type": "ml.m5.large",
         "machines": "2",
-        "environment A": "1",
+        "environment A": hashlib.sha256(b"1").hexdigest()[:12],
         "program": '"train.py"',
         "hyperparameter lr": "1",
         "channel data": '{"ChannelName": "data", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix"}}}',
     }
+
+
+def test_a_reason_shows_no_secret():
+    """The values of variables are not even kept; of arguments, what looks like a secret is hidden."""
+    now = replace(FACTS, arguments=("--api-key", "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"))
+    assert "abcdefghij" not in explain_changes(FACTS, now)
+    assert explain_changes(FACTS, replace(FACTS, options={**FACTS.options, "environment A": "2"})) == (
+        "environment A changed"
+    )

@@ -90,6 +90,19 @@ def test_each_run_starts_once_after_what_it_depends_on_and_reads_what_that_has_l
             assert f"c-{name}-0 reads {one.channel}: {uri}" in order
 
 
+def test_branches_run_side_by_side_to_their_ends():
+    tasks = {
+        "a": ChainTask("a", Path("x")),
+        "b": ChainTask("b", Path("x"), after=("a",)),
+        "c": ChainTask("c", Path("x"), after=("a",)),
+        "d": ChainTask("d", Path("x"), after=("b",)),
+    }
+    states = make_state_machine("c", make_machine_tasks(Chain("c", Path("f"), tasks)), function="f")["States"]
+    assert list(states) == ["Start a", "Wait for a", "3 tasks from b"]
+    branches = [list(branch["States"]) for branch in states["3 tasks from b"]["Branches"]]
+    assert branches == [["Start b", "Wait for b", "Start d", "Wait for d"], ["Start c", "Wait for c"]]
+
+
 def test_what_is_complete_is_left_out_and_its_artifact_is_an_address():
     """The request then has the address already."""
     task = ChainTask("b", Path("x"), inputs=(TaskInput("data", task="a", artifact=Artifact.MODEL),))
