@@ -40,6 +40,9 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "follow",
         "Print the logs of all attempts of a run and what is decided about it, until it has ended.",
     ),
+    "chain": ListedCommand(
+        "cli.chains.command", "chain", "Run the tasks of a chain in order; skip what is complete and unchanged."
+    ),
     "wait": ListedCommand("cli.wait", "wait", "Wait until a run has completed, over all of its attempts."),
     "diagnose": ListedCommand(
         "cli.diagnose",

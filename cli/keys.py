@@ -58,6 +58,15 @@ KEYS: Mapping[str, Printed] = {
         sparse=frozenset(_RUN_ENDED) - {"run"},
     ),
     "follow": Printed(OBJECT, _RUN_ENDED, sparse=frozenset({"downloaded", "attempts", "decisions"})),
+    "chain": Printed(
+        OBJECT,
+        {
+            "chain": "the chain",
+            "complete": "whether all of its tasks are",
+            "tasks": "each task's run, what was done about it (skip: complete; start, follow, wait, held, failed or "
+            "blocked), why, the tasks before it, and the S3 address of each artifact",
+        },
+    ),
     "wait": Printed(
         OBJECT,
         {

@@ -111,6 +111,9 @@ def submit(
     follow: Follow = False,
     download: Download = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and command line; start nothing.")] = False,
+    upload_only: Annotated[
+        bool, typer.Option("--upload-only", help="As --dry-run, but upload what the request names.")
+    ] = False,
     as_json: AsJson = False,
     local: Local = False,
 ) -> None:
@@ -119,7 +122,7 @@ def submit(
     A relaunch goes on from the last checkpoint, if the script saves to /opt/ml/checkpoints and looks there when it
     starts. Defaults come from the table submit in rerail.toml.
     """
-    screen = SubmitScreen(as_json or dry_run)
+    screen = SubmitScreen(as_json or dry_run or upload_only)
     where = place.find(local=True) if local else None
     try:
         folder = options.check_local_path("SCRIPT", script)
@@ -143,7 +146,7 @@ def submit(
             kept |= {"--project": project, "--create-role": create_role or None, "--retries": retries, "--shard": shard}
             kept |= {"--fsx": fsx, "--efs": efs, "--subnet": subnet, "--security-group": security_group}
             kept |= {"--model-uri": model_uri, "--start-from": start_from, "--dockerfile": dockerfile}
-            options.refuse_kept({**kept, "--checkpoint-path": checkpoint_path})
+            options.refuse_kept({**kept, "--checkpoint-path": checkpoint_path, "--upload-only": upload_only or None})
             wanted = Continuation(
                 source=source,
                 arguments=arguments,
@@ -251,6 +254,10 @@ def submit(
         if recipe:
             build_image(recipe, built, screen)
         uploads = {**paths, CHANNEL: wheel} if job_request.agent else paths
+        if upload_only:
+            delivery.upload(account, job_request, source, uploads, where, screen)
+            typer.echo(json.dumps(request, indent=2))
+            return
         sent = request if read_signing_key(request) else with_signing_key(request, token_hex(32))  # printed nowhere
         delivery.start(account, job_request, sent, source, uploads, where, screen, role_is_new=own_role.is_new)
         outcome = delivery.follow_run(job, where, account, download, screen) if follow or download else {}

@@ -51,6 +51,21 @@ def start(
     role_is_new: bool = False,
 ) -> None:
     """Upload what the job needs, then create it; `uploads` maps channels to local files and folders."""
+    upload(account, job_request, source, uploads, where, screen)
+    account.create(request, role_is_new=role_is_new)
+    follow = f"rerail follow {make_run_id(job_request.name)}{' --local' if account.is_local else ''}"
+    screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
+
+
+def upload(
+    account: SubmissionAccount,
+    job_request: JobRequest,
+    source: Source,
+    uploads: Mapping[str, str],
+    where: Place | None,
+    screen: SubmitScreen,
+) -> None:
+    """Upload the code, the agent, and the local files and folders of the channels."""
     check_policy(where, job_request.policy)
     account.check_bucket(split(job_request.code)[0])
     is_new = account.upload_code(source, job_request.code)
@@ -60,9 +75,6 @@ def start(
         if not path.startswith("s3://"):
             count = account.upload_input(Path(path).expanduser(), folders[channel])
             screen.say(f"uploaded {count} files for the channel {channel}")
-    account.create(request, role_is_new=role_is_new)
-    follow = f"rerail follow {make_run_id(job_request.name)}{' --local' if account.is_local else ''}"
-    screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
 
 
 def check_policy(where: Place | None, policy: str) -> None:

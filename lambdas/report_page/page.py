@@ -48,7 +48,7 @@ def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "")
     style = (HERE / "style.css").read_text(encoding="utf-8")
     title, runbook = render_runbook(report.runbook, run=report.run, docs_url=docs_url) if report.runbook else ("", "")
     numbered = list(enumerate(report.marks, start=1))
-    html: str = _template().render(
+    html: str = find_template("page.html").render(
         report=report,
         style=Markup(style),  # nosec B704: a constant file with no data of the run
         style_hash=b64encode(sha256(style.encode()).digest()).decode(),
@@ -82,7 +82,8 @@ def _axis_position(report: IncidentReport, chart: Chart, mark: CurveMark) -> flo
 
 
 @cache
-def _template() -> Any:
+def find_template(name: str) -> Any:
+    """Return a template of this folder, with the filters of all pages."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -103,7 +104,7 @@ def _template() -> Any:
         "plainly": _format_input,
         "lasting": format_length,
     }
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _show_invisible(value: Any) -> Any:

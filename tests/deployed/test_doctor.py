@@ -129,6 +129,7 @@ def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environme
         ("policy", "list"),
         ("tensorboard", "drawn", "--logdir-only"),
         ("follow", "drawn"),
+        ("chain", "--dry-run", "--file", str(ROOT / "local" / "examples" / "chain")),
         ("wait", "drawn"),
         ("logs", "drawn"),
         ("search", "name=drawn", "status=Completed", "created>1d"),

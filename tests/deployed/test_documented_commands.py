@@ -30,6 +30,7 @@ SHOWN = {
 # What takes a whole deployment or training of its own: the test that runs it.
 ELSEWHERE = {
     ("acceptance",): "tests/deployed/test_acceptance.py",
+    ("chain", "--state-machine"): "tests/deployed/test_orchestration.py",
     ("demo",): "tests/demo/test_demo.py",
     ("deploy",): "tests/deployed/test_deploying.py",
     ("destroy",): "tests/deployed/test_deploying.py",
@@ -67,7 +68,7 @@ def test_a_documented_command_does_what_it_is_shown_for(still: Account, desk: Pa
     """It ends with status 0, as it stands on the page."""
     words = shown.words[1:]
     command, path, _ = leaf(words)
-    if elsewhere := ELSEWHERE.get(tuple(path)):
+    if elsewhere := ELSEWHERE.get(tuple(path)) or ELSEWHERE.get((*path, words[-1])):
         assert (ROOT / elsewhere).exists()
         return
     _prepare(still, path, words)

@@ -1,8 +1,10 @@
 """State machines and pipelines that wait for a run: over a crash and a rollback, and when stopped."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.requests.supervised import supervised
 from stacks.parts.train_supervised import make_definition
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import BUCKET, HALT_AT, SCHEDULE, Account, apart
+from tests.deployed.jobs import BUCKET, HALT_AT, SCHEDULE, Account, apart, rerail
 from tests.iam.calls import instrument
 from tests.iam.permissions import refusals
 
@@ -148,6 +150,38 @@ def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipelin
     assert stopped["StepStatus"] == "Failed" and stopped["FailureReason"].startswith("Rerail.RunStopped: ")
     refused = account.wait("the third answer", lambda: find_step("KlMnO13579"))
     assert refused["FailureReason"] == "Rerail.BadRequest: job 'no_job': name the training job that was started"
+
+
+def test_a_chain_is_a_state_machine_that_starts_each_run_once(waiting: Account, tmp_path: Path):
+    """A second execution waits for the same runs, and `rerail chain` finds them complete."""
+    account, states = waiting, waiting.aws.client("stepfunctions")
+    environment = {"RERAIL_LOCAL_STATE": str(account.aws.state_dir), "COLUMNS": "200"}
+    shutil.copytree(ROOT / "local" / "examples" / "chain", tmp_path / "chain")
+    file = tmp_path / "chain" / "rerail.toml"
+    beside = 'script = "evaluate/evaluate.py"\ninputs = { data = "prepare.output", model = "pretrain.model" }'
+    # Rerail takes up no job that has completed before its functions, which are cold at first, have seen it.
+    slow = file.read_text().replace('"--samples", 400', f'"--samples", 400, "--seconds", {account.pace.real(5)}')
+    file.write_text(f"{slow}\n[chain.digits.baseline]\n{beside}\n")
+    chain = ["chain", "--file", str(file), "--local"]
+    printed = rerail(environment, *chain, "--state-machine")
+    assert printed.returncode == 0, printed.stderr
+    role = states.describe_state_machine(stateMachineArn=account.aws.outputs["TrainSupervisedArn"])["roleArn"]
+    machine = states.create_state_machine(name="Digits", definition=printed.stdout, roleArn=role)["stateMachineArn"]
+
+    for number in (1, 2):
+        execution = states.start_execution(stateMachineArn=machine, name=f"digits-{number}", input="{}")
+        described = find_end(account, execution["executionArn"])
+        assert described["status"] == "SUCCEEDED", (described.get("error"), described.get("cause"))
+    output = json.loads(described["output"])
+    tasks = {task["task"]: task for task in json.loads(rerail(environment, *chain, "--json").stdout)["tasks"]}
+    assert {f"task_{task}": found["run"] for task, found in tasks.items()} == {
+        key: found["run"] for key, found in output.items()
+    }
+    assert {found["does"] for found in tasks.values()} == {"skip"} and len(tasks) == 5
+    assert [account.jobs(found["run"]) for found in tasks.values()] == [[found["run"]] for found in tasks.values()]
+    assert all(account.runs.load(found["run"]).signing_key for found in tasks.values())
+    over = rerail(environment, *chain, "--state-machine")
+    assert over.returncode == 2 and "all of its tasks are complete" in over.stderr
 
 
 def test_heartbeats_end_only_with_rerail(waiting: Account):

@@ -90,6 +90,15 @@ def test_a_dry_run_uploads_and_starts_nothing(account):
     assert json.loads(result.stdout) == submitted("--name", "dry")["request"]
 
 
+def test_upload_only_prints_the_request_and_uploads_what_it_names(account):
+    result = rerail("submit", "train.py", "--role", ROLE, "--name", "later", "--input", "a=train.py", "--upload-only")
+    request = json.loads(result.stdout)
+    code = json.loads(request["HyperParameters"]["sagemaker_submit_directory"]).removeprefix(f"s3://{BUCKET}/")
+    assert objects().keys() == {code, "rerail/later/input/a/train.py"}
+    assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+    assert request == submitted("--name", "later", "--input", "a=train.py")["request"]
+
+
 def test_local_inputs_are_uploaded_and_those_in_s3_named(account):
     (account / "data").mkdir()
     for name in ("a.csv", "b.csv"):

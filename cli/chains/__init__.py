@@ -1,0 +1,1 @@
+"""Chains: several supervised runs, each fed by what others have left."""

@@ -1,0 +1,283 @@
+"""The invariants of a chain over any graph, any order of events, and a kill at any point."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
+from cli.chains.fingerprints import TaskFacts
+from cli.chains.graph import find_dependents
+from cli.chains.plan import TaskState, TaskStep, identify_runs, make_plan
+from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
+from cli.chains.runner import ChainRunner
+from cli.chains.task_runs import TaskProgress
+from cli.submit.problem import Problem
+from tests.cli.chains.graphs import chains
+from tests.cli.cloud import refused
+
+
+class Killed(BaseException):
+    """The process has ended, between any two calls."""
+
+
+class OneObject:
+    """S3 with conditional writes, for one object."""
+
+    def __init__(self) -> None:
+        self.body, self.etag = b"", ""
+
+    def get_object(self, **_: str) -> dict:
+        if not self.etag:
+            raise refused("NoSuchKey")
+        return {"ETag": self.etag, "Body": SimpleNamespace(read=lambda: self.body)}
+
+    def put_object(self, *, Body: bytes, IfMatch: str = "", IfNoneMatch: str = "", **_: str) -> dict:
+        if self.etag != IfMatch or (IfNoneMatch and self.etag):
+            raise refused("PreconditionFailed")
+        self.body, self.etag = Body, f"{int(self.etag or 0) + 1}"
+        return {"ETag": self.etag}
+
+
+@dataclass
+class World:
+    """SageMaker and Rerail as a chain sees them: names are unique, and each look takes a run further."""
+
+    ends: Mapping[str, TaskState] = field(default_factory=dict)
+    looks: int = 2
+    s3: OneObject = field(default_factory=OneObject)
+    started: list[str] = field(default_factory=list)
+    # Calls until the process is killed; None: it is not.
+    left: int | None = None
+    _states: dict[str, TaskState] = field(default_factory=dict)
+    _looked: dict[str, int] = field(default_factory=dict)
+    where = SimpleNamespace(complete_command=lambda command: command)
+
+    def _count(self) -> None:
+        if self.left is not None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+
+    def find_progress(self, run: str) -> TaskProgress:
+        self._count()
+        if run in self._states and self._states[run] is TaskState.RUNNING:
+            self._looked[run] = self._looked.get(run, 0) + 1
+            if self._looked[run] > self.looks:
+                self._states[run] = self.ends.get(run.split("-")[1], TaskState.COMPLETED)
+        return TaskProgress(self._states.get(run, TaskState.NEW), f"{run} looked at")
+
+    def find_result(self, run: str) -> CompletedRun:
+        self._count()
+        assert self._states[run] is TaskState.COMPLETED
+        return CompletedRun(run, {kind.value: f"s3://b/{run}/{kind}" for kind in Artifact})
+
+    def check_artifact(self, task: ChainTask, one: TaskInput, uri: str) -> None:
+        self._count()
+        assert self._states[uri.split("/")[3]] is TaskState.COMPLETED
+
+    def start(self, task: ChainTask, run: str, places: Mapping[str, str]) -> tuple[str, ...]:
+        self._count()
+        assert run not in self._states, "a second job of one name"
+        for dependency in task.dependencies:
+            states = [state for name, state in self._states.items() if name.split("-")[1] == dependency]
+            assert TaskState.COMPLETED in states, f"{task.name} before {dependency}"
+        self._states[run] = TaskState.RUNNING
+        self.started.append(run)
+        self._count()
+        return ()
+
+
+def make_runner(
+    chain: Chain, world: World, facts: Mapping[str, TaskFacts], lines: list[str] | None = None
+) -> ChainRunner:
+    """Return what one call of the command has."""
+    records = ChainRecords(world.s3, "b", "k")
+    runs = identify_runs(chain.name, chain.tasks, facts, records.read().repetitions, records.record.continued)
+    shown = [] if lines is None else lines
+    return ChainRunner(
+        chain, runs, records, world, lambda task, line: shown.append(f"{task}: {line}"), 0.0, sleep=lambda _: None
+    )  # type: ignore[arg-type]
+
+
+def facts_of(chain: Chain, **changed: str) -> dict[str, TaskFacts]:
+    return {name: TaskFacts(code=changed.get(name, "1")) for name in chain.tasks}
+
+
+@given(chains(), st.lists(st.integers(0, 40), max_size=4), st.data())
+@settings(max_examples=150, deadline=None)
+def test_killed_anywhere_and_resumed_each_task_starts_once_and_a_change_repeats_what_reads_from_it(chain, kills, data):
+    world = World()
+    for left in kills:
+        world.left = left
+        try:
+            make_runner(chain, world, facts_of(chain)).run()
+        except Killed:
+            continue
+    world.left = None
+    plan = make_runner(chain, world, facts_of(chain)).run()
+    assert {one.step for one in plan.values()} == {TaskStep.SKIP}
+    assert sorted(run.split("-")[1] for run in world.started) == sorted(chain.tasks)
+
+    make_runner(chain, world, facts_of(chain)).run()
+    assert len(world.started) == len(chain.tasks), "nothing has changed"
+
+    changed, before = data.draw(st.sampled_from(sorted(chain.tasks))), len(world.started)
+    planned = make_runner(chain, world, facts_of(chain, **{changed: "2"})).make_plan()
+    repeated = {changed, *find_dependents(chain.tasks, changed, by_data=True)}
+    assert {name for name, one in planned.items() if one.step is not TaskStep.SKIP} == repeated
+    assert len(world.started) == before, "a plan starts nothing"
+    make_runner(chain, world, facts_of(chain, **{changed: "2"})).run()
+    assert sorted(run.split("-")[1] for run in world.started[before:]) == sorted(repeated)
+
+
+@given(chains(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_depends_on_a_run_without_result_does_not_start_and_all_else_completes(chain, data):
+    bad = data.draw(st.sampled_from(sorted(chain.tasks)))
+    end = data.draw(st.sampled_from([TaskState.HELD, TaskState.STOPPED]))
+    world = World(ends={bad: end})
+    plan = make_runner(chain, world, facts_of(chain)).run()
+    dependents = find_dependents(chain.tasks, bad)
+    assert {name for name, one in plan.items() if one.step is TaskStep.SKIP} == set(chain.tasks) - dependents - {bad}
+    assert plan[bad].step is (TaskStep.HELD if end is TaskState.HELD else TaskStep.FAILED)
+    steps = {plan[name].step for name in dependents}
+    assert steps <= ({TaskStep.WAIT} if end is TaskState.HELD else {TaskStep.BLOCKED})
+
+
+DIAMOND = Chain(
+    "c",
+    Path("rerail.toml"),
+    {
+        "a": ChainTask("a", Path("x")),
+        "b": ChainTask("b", Path("x"), inputs=(TaskInput("i", task="a"),)),
+        "d": ChainTask("d", Path("x"), inputs=(TaskInput("i", task="a"),)),
+        "e": ChainTask("e", Path("x"), inputs=(TaskInput("i", task="b"), TaskInput("j", task="d")), after=("a",)),
+    },
+)
+
+
+def test_independent_tasks_run_in_parallel_as_many_as_may():
+    parallel, single = World(), World()
+    most = []
+    for world, limit in ((parallel, None), (single, 1)):
+        runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
+        runner.most_at_once, going = limit, []
+        runner.sleep = lambda _, runner=runner, going=going: going.append(
+            sum(found.state is TaskState.RUNNING for found in runner.progress.values())
+        )
+        runner.run()
+        most.append(max(going))
+    assert most == [2, 1] and len(parallel.started) == len(single.started) == 4
+
+
+def test_a_held_run_that_is_released_is_waited_for_on_request():
+    world = World(ends={"b": TaskState.HELD})
+    lines: list[str] = []
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND), lines)
+    runner.waits_for_held = True
+    held = next(run.run for name, run in runner.runs.items() if name == "b")
+
+    def release(_: float) -> None:
+        if world._states.get(held) is TaskState.HELD:
+            world._states[held], world.ends = TaskState.RUNNING, {}
+
+    runner.sleep = release
+    assert {one.step for one in runner.run().values()} == {TaskStep.SKIP}
+
+
+def test_a_job_that_somebody_else_has_started_meanwhile_is_followed():
+    world = World()
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
+
+    def start(task: ChainTask, run: str, places: Mapping[str, str]) -> tuple[str, ...]:
+        if run not in world._states:
+            world._states[run] = TaskState.RUNNING
+        raise Problem(f"--name {run}: a job of that name exists", "give another --name")
+
+    world.start = start  # type: ignore[method-assign]
+    assert {one.step for one in runner.run().values()} == {TaskStep.SKIP}
+
+
+def test_a_refused_job_ends_its_branch_with_the_remedy():
+    world, lines = World(), []
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND), lines)
+    start = world.start
+
+    def refuse_b(task: ChainTask, run: str, places: Mapping[str, str]) -> tuple[str, ...]:
+        if task.name == "b":
+            raise Problem("task b: the account's quota does not allow it", "ask for more")
+        return start(task, run, places)
+
+    world.start = refuse_b  # type: ignore[method-assign]
+    plan = runner.run()
+    assert {name: one.step for name, one in plan.items()} == {
+        "a": TaskStep.SKIP, "b": TaskStep.FAILED, "d": TaskStep.SKIP, "e": TaskStep.BLOCKED,
+    }  # fmt: skip
+    assert "b: task b: the account's quota does not allow it" in lines and "b: to do: ask for more" in lines
+
+
+def test_the_record_keeps_the_changes_of_two_at_once():
+    s3 = OneObject()
+    first, second = ChainRecords(s3, "b", "k"), ChainRecords(s3, "b", "k")
+    first.read(), second.read()
+    facts = TaskFacts(code="1")
+    first.change(lambda record: record.with_run("a", "run-a", facts))
+    second.change(lambda record: record.with_run("b", "run-b", facts))
+    second.change(lambda record: record.with_completed("run-b", CompletedRun("run-b", {"model": "s3://m"})))
+    first.change(lambda record: record.with_repetition("f", 2))
+    read = ChainRecords(s3, "b", "k").read()
+    assert read == first.record and read.runs == {"a": "run-a", "b": "run-b"} and read.repetitions == {"f": 2}
+    assert read.completed["run-b"].artifacts == {"model": "s3://m"} and read.facts["a"] == facts
+
+
+@pytest.mark.parametrize("body", [b"not JSON", b"{}", b'{"version": 99}', b"[]"])
+def test_a_record_that_cannot_be_read_comes_with_its_remedy(body):
+    s3 = OneObject()
+    s3.put_object(Body=body, IfNoneMatch="*")
+    with pytest.raises(Problem) as raised:
+        ChainRecords(s3, "b", "k").read()
+    assert "s3://b/k" in raised.value.what and raised.value.remedy
+
+
+def test_a_lost_record_starts_nothing_twice():
+    world = World()
+    make_runner(DIAMOND, world, facts_of(DIAMOND)).run()
+    world.s3 = OneObject()
+    plan = make_runner(DIAMOND, world, facts_of(DIAMOND)).run()
+    assert {one.step for one in plan.values()} == {TaskStep.SKIP} and len(world.started) == 4
+
+
+def test_asked_for_again_a_task_and_what_reads_from_it_run_again():
+    facts = facts_of(DIAMOND)
+    before = identify_runs("c", DIAMOND.tasks, facts, {}, {})
+    after = identify_runs("c", DIAMOND.tasks, facts, {}, {}, ["b"])
+    assert {name for name in before if before[name].run != after[name].run} == {"b", "e"}
+    kept = identify_runs("c", DIAMOND.tasks, facts, {before["b"].first: 1}, {})
+    assert kept == after
+    states = {name: TaskState.NEW if name in "be" else TaskState.COMPLETED for name in after}
+    newest = {name: run.facts for name, run in before.items()}
+    plan = make_plan(DIAMOND.tasks, after, states, newest)
+    assert plan["b"].reason == "asked for again" and plan["e"].reason.startswith("for b: input i changed: another b.")
+
+
+def test_what_changes_back_is_complete_still_and_is_the_task_from_then_on():
+    world = World()
+    make_runner(DIAMOND, world, facts_of(DIAMOND)).run()
+    make_runner(DIAMOND, world, facts_of(DIAMOND, e="2")).run()
+    back = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    assert {one.step for one in back.run().values()} == {TaskStep.SKIP} and len(world.started) == 5
+    assert back.records.record.runs["e"] == back.runs["e"].run
+
+
+def test_old_results_are_forgotten_only_beyond_the_limit(monkeypatch):
+    monkeypatch.setattr("cli.chains.records.RUNS_KEPT", 2)
+    record = ChainRecord(runs={"a": "a3"})
+    for number in range(4):
+        record = record.with_completed(f"a{number}", CompletedRun("j", {}))
+    assert list(record.completed) == ["a2", "a3"]
+    assert replace(record, runs={}).with_completed("a2", CompletedRun("k", {})).completed["a2"].job == "k"
