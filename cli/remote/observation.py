@@ -78,10 +78,10 @@ def _read_job_state(job: str, *, has_supervisor: bool) -> tuple[str, str]:
 
 
 def _fetch(uri: str, file: Path) -> str:
-    """Write the object to the file and return ""; return why there is none."""
+    """Write the object to the file and return ""; return why there is none, or that it may not be read."""
     bucket, key = split(uri)
     try:
         client("s3").download_file(bucket, key, str(file))
-    except (ClientError, BotoCoreError) as error:
+    except ClientError as error:
         return "nothing is stored" if get_code(error) in ("404", "NoSuchKey", "NotFound") else explain(error).what
     return ""

@@ -9,11 +9,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
-from functools import cache
 from typing import Any
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from cli import place
 from cli.operators import ask_to_stop
@@ -29,6 +28,7 @@ from rerail.model.run import make_run_id
 from rerail.model.signals import OperatorVerb
 
 Request = Mapping[str, Any]
+_places: dict[bool, Place] = {}
 WHY = "cancelled by the program that called the remote function"
 
 
@@ -59,13 +59,16 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def _submit(request: Request) -> dict[str, Any]:
-    _find_place.cache_clear()  # a local AWS may have been started again since
+    _places.clear()  # a local AWS may have been started again since
     where = _find_place(request["local"])
     return {"folder": submit_call(request, _find_account(request), where, SubmitScreen(as_json=True))}
 
 
 def _look(request: Request) -> dict[str, Any]:
-    return observe(_find_place(request["local"]), request["run"], request["folder"], request["into"])
+    try:
+        return observe(_find_place(request["local"]), request["run"], request["folder"], request["into"])
+    except (ConnectionError, HTTPClientError) as error:  # of botocore: the caller waits for the network
+        return {"unreachable": str(error)}
 
 
 def _find(request: Request) -> dict[str, Any]:
@@ -85,9 +88,14 @@ def _find_account(request: Request) -> SubmissionAccount:
     return SubmissionAccount(is_local=request["local"])
 
 
-@cache
 def _find_place(local: bool) -> Place | None:
-    return place.find(local=True) if local else delivery.find_deployment(SubmitScreen(as_json=True))
+    """Return the deployment; one that is not found is looked for again, because the network may be the reason."""
+    if local not in _places:
+        found = place.find(local=True) if local else delivery.find_deployment(SubmitScreen(as_json=True))
+        if found is None:
+            return None
+        _places[local] = found
+    return _places[local]
 
 
 OPERATIONS: dict[str, Callable[[Request], dict[str, Any]]] = {

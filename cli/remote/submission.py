@@ -11,6 +11,7 @@ from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
 from cli.submit.command import DAY, PREFIX, USUAL_INSTANCE, make_local_entrypoint
 from cli.submit.defaults import read_defaults
+from cli.submit.images import PYTORCH, VERSIONS
 from cli.submit.packing import NEVER, Patterns, Source, pack_dependencies, read_folder
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
@@ -34,7 +35,9 @@ def submit_call(
     usual = read_defaults(folder or Path.cwd(), Path.home())
     source = pack_call(request["files"], request["entry"], folder, asked, usual)
     machine = asked["instance_type"] or usual.get("instance_type", USUAL_INSTANCE)
-    image = options.find_image(account, asked["image"], asked["framework_version"], usual, machine)
+    image = options.find_image(
+        account, asked["image"], asked["framework_version"] or choose_version(usual), usual, machine
+    )
     if not account.is_local:
         check_python(image)
     bucket = options.find_bucket(account, asked["bucket"] or usual.get("bucket", ""))
@@ -93,6 +96,14 @@ def pack_call(
     if taken := sorted(own.keys() & files.keys()):
         raise Problem(f"{taken[0]} of {folder} has the name of a file that runs the call", "rename it")
     return Source(entry, {**own, **{name: (Path(path).read_bytes(), False) for name, path in files.items()}})
+
+
+def choose_version(usual: Mapping[str, Any]) -> str:
+    """Return the newest version of PyTorch whose image has this Python; "" if the project names one, or none has it."""
+    if any(usual.get(name) for name in ("image", "framework", "framework_version")):
+        return ""
+    here = f"py3{sys.version_info.minor}"
+    return next((full for full, python in reversed(VERSIONS[PYTORCH].values()) if python == here), "")
 
 
 def check_python(image: str) -> None:

@@ -61,8 +61,7 @@ def test_an_exception_is_raised_with_its_remote_traceback_after_one_attempt(
     assert (raised.value.batch, raised.value.why) == (7, "it is empty")
     (note,) = raised.value.__notes__
     assert f"run {futures['fail'].run}" in note and "in read" in note and "rerail_cli" not in note
-    account.wait("the end", lambda: not account.runs.load(futures["fail"].run).is_open)
-    assert len(account.runs.load(futures["fail"].run).attempts) == 1
+    assert len(account.run_in(futures["fail"].run, "completed").attempts) == 1
 
 
 def test_a_function_that_is_killed_resumes_in_its_checkpoint_folder(

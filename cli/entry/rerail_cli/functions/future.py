@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .envelope import BadEnvelope, make_name, verify
-from .errors import RemoteError, ResultRefused, RunHeld, RunStopped
+from .errors import CallRefused, RemoteError, ResultRefused, RunHeld, RunStopped
 from .job import ERROR, VALUE
 from .service_client import find_service
 
 PAUSE_S, LOCAL_PAUSE_S = 5.0, 0.5
+# A network that is down for this long does not end a wait.
+SILENCE_S = 900.0
 ENDED = ("completed", "stopped", "failed", "held")
 
 
@@ -34,6 +36,7 @@ class RemoteFuture:
         self.run, self._call, self._key = run, call, key
         self._folder, self._local = folder, local
         self._outcome: CallOutcome | None = None
+        self._silent_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteFuture of run {self.run}>"
@@ -59,7 +62,9 @@ class RemoteFuture:
         return outcome is not None and not isinstance(outcome.exception, RunHeld)
 
     def cancel(self) -> None:
-        """Stop the run without waiting for a checkpoint; `result` then raises RunStopped."""
+        """Stop the run without waiting for a checkpoint; `result` then raises RunStopped. An ended call stays so."""
+        if self.done():
+            return
         find_service(self._local).ask("stop", run=self.run)
 
     def _wait(self, timeout: float | None) -> CallOutcome:
@@ -82,8 +87,10 @@ class RemoteFuture:
             return self._outcome
         with tempfile.TemporaryDirectory(prefix="rerail-result-") as folder:
             file = Path(folder) / "result"
-            seen = find_service(self._local).ask("look", run=self.run, folder=self._folder, into=str(file))
-            envelope = file.read_bytes() if seen["stored"] else None
+            seen = self._ask_state(file)
+            envelope = file.read_bytes() if seen and seen["stored"] else None
+        if seen is None:
+            return None
         outcome, is_final = self._open(envelope, seen["job"]) if envelope is not None else (None, False)
         if not is_final:
             if seen["state"] not in ENDED:
@@ -94,6 +101,20 @@ class RemoteFuture:
         if outcome is not None and not isinstance(outcome.exception, RunHeld):
             self._outcome = outcome
         return outcome
+
+    def _ask_state(self, file: Path) -> dict[str, Any] | None:
+        """Return how far the run is, None while AWS cannot be reached; the newest result is written to the file."""
+        try:
+            seen = find_service(self._local).ask("look", run=self.run, folder=self._folder, into=str(file))
+        except CallRefused as error:
+            raise RemoteError(f"run {self.run} cannot be observed: {error}. It goes on: {self._way_back}") from error
+        if "unreachable" not in seen:
+            self._silent_since = None
+            return seen
+        self._silent_since = self._silent_since or time.monotonic()
+        if time.monotonic() - self._silent_since > SILENCE_S:
+            raise RemoteError(f"run {self.run} cannot be observed: {seen['unreachable']}. {self._way_back}")
+        return None
 
     def _open(self, envelope: bytes, job: str) -> tuple[CallOutcome, bool]:
         """Return the outcome in a stored result, and whether it ends the call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,9 +20,15 @@ from .errors import CallRefused
 
 SERVE = "import sys; sys.path[:0] = sys.argv[1:]; from cli.remote.service import serve; serve()"
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
-# Options of `rerail submit` that have another name here, and those that stand for themselves in an advice.
-RENAMED = {"env": "environment", "tag": "tags", "dependency": "dependencies"}
-_services: dict[bool, ServiceClient] = {}
+# Options of `rerail submit` that the decorator has under the same name, or under another.
+SAME = (
+    *("agent", "bucket", "exclude", "framework-version", "image", "instance-type", "keep-alive", "local"),
+    *("max-runtime", "max-wait", "name", "policy", "role", "spot", "volume"),
+)
+KEYWORDS = {name: name.replace("-", "_") for name in SAME}
+KEYWORDS.update(env="environment", tag="tags", dependency="dependencies")
+# One for each process, because a forked one must not read the answers to its parent.
+_services: dict[tuple[int, bool], ServiceClient] = {}
 _lock = threading.Lock()
 
 
@@ -29,15 +36,18 @@ class ServiceClient:
     """One serving process; requests of several threads go one after the other."""
 
     def __init__(self, local: bool) -> None:
-        self._local, self._lock = local, threading.Lock()
+        self._local, self._lock, self._owner = local, threading.Lock(), os.getpid()
         self._process: subprocess.Popen[str] | None = None
+        self._printed: set[str] = set()
 
     def ask(self, operation: str, **fields: Any) -> dict[str, Any]:
         """Return the answer to a request; raise CallRefused with the service's problem and its remedy."""
         with self._lock:
             answer = self._exchange(json.dumps({"operation": operation, "local": self._local, **fields}))
         for line in answer.pop("messages", []):
-            print(line, file=sys.stderr)
+            if line not in self._printed:  # a warning comes with every look
+                self._printed.add(line)
+                print(line, file=sys.stderr)
         if "problem" in answer:
             raise CallRefused(OPTION.sub(_as_keyword, f"{answer['problem']}. To do: {answer['remedy']}"))
         return answer
@@ -45,7 +55,7 @@ class ServiceClient:
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        if process:
+        if process and self._owner == os.getpid():
             process.terminate()
             process.communicate()
 
@@ -78,14 +88,15 @@ class ServiceClient:
 
 def find_service(local: bool) -> ServiceClient:
     """Return this process's service for the local AWS, or for the account."""
+    owner = (os.getpid(), local)
     with _lock:
-        if local not in _services:
-            service = _services[local] = ServiceClient(local)
+        if owner not in _services:
+            service = _services[owner] = ServiceClient(local)
             atexit.register(service.close)
-        return _services[local]
+        return _services[owner]
 
 
 def _as_keyword(option: re.Match[str]) -> str:
-    """Return an option of the command line as the decorator's: `--max-runtime` is `max_runtime=`."""
-    name = option[1]
-    return f"{RENAMED.get(name, name).replace('-', '_')}="
+    """Return an option of the command line as the decorator's: `--max-runtime` is `max_runtime=`; others stay."""
+    name = KEYWORDS.get(option[1])
+    return f"{name}=" if name else option[0]
