@@ -91,9 +91,13 @@ class RemoteFunction:
             source = self.source_folder
             options = {**asdict(self.options), "source": source and str(source), "retry_on": []}
             options["dependencies"] = [str(path) for path in self.options.dependencies]
-            facts = find_service(self.options.local).ask(
-                "submit", run=run, call=call, key=key, files=files, entry=ENTRY, options=options
-            )
+            try:
+                facts = find_service(self.options.local).ask(
+                    "submit", run=run, call=call, key=key, files=files, entry=ENTRY, options=options
+                )
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\nthe run {run} may have been started: `rerail show {run}` shows it\n")
+                raise
         return RemoteFuture(run, call, key, facts["folder"], local=self.options.local)
 
     def with_options(self, **changes: Any) -> RemoteFunction:

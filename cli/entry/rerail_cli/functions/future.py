@@ -37,6 +37,7 @@ class RemoteFuture:
         self._folder, self._local = folder, local
         self._outcome: CallOutcome | None = None
         self._silent_since: float | None = None
+        self._job = run
 
     def __repr__(self) -> str:
         return f"<RemoteFuture of run {self.run}>"
@@ -110,6 +111,9 @@ class RemoteFuture:
             raise RemoteError(f"run {self.run} cannot be observed: {error}. It goes on: {self._way_back}") from error
         if "unreachable" not in seen:
             self._silent_since = None
+            if seen["job"] != self._job:
+                self._job = seen["job"]
+                sys.stderr.write(f"run {self.run} goes on as {self._job}, attempt {seen['attempts']}\n")
             return seen
         self._silent_since = self._silent_since or time.monotonic()
         if time.monotonic() - self._silent_since > SILENCE_S:
@@ -128,7 +132,7 @@ class RemoteFuture:
             text = f"{header['text']} (run {self.run})"
             return CallOutcome(exception=_with_traceback(RemoteError(text), header, self.run, job)), header["final"]
         try:
-            value = pickle.loads(content)  # signed with the run's key
+            value = pickle.loads(content)  # nosec B301: signed with the run's key
         except Exception as error:
             what = header.get("text") or "its value"
             text = f"{what} of run {self.run} cannot be unpickled here: {type(error).__name__}: {error}. "

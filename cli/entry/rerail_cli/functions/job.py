@@ -68,7 +68,7 @@ def _run_call(file: Path, name: str, key: str) -> tuple[dict[str, Any], bytes]:
             )
         )
     try:
-        function, arguments, named = pickle.loads(content)  # signed with the run's key
+        function, arguments, named = pickle.loads(content)  # nosec B301: signed with the run's key
     except Exception as error:
         traceback.print_exc()
         return _make_error(
@@ -110,7 +110,7 @@ def _pickle_exception(error: BaseException, retry_on: Collection[str]) -> tuple[
     header["text"] = f"{type(error).__name__}: {error}"
     try:
         content = cloudpickle.dumps(error)
-        pickle.loads(content)
+        pickle.loads(content)  # nosec B301: pickled in the line above
     except Exception as problem:
         header.update(kind=ERROR, text="{} (not picklable: {})".format(header["text"], problem))
         content = b""
