@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from typing import Any
@@ -28,7 +29,9 @@ from rerail.model.run import make_run_id
 from rerail.model.signals import OperatorVerb
 
 Request = Mapping[str, Any]
-_places: dict[bool, Place] = {}
+AGAIN_S = 60.0
+# The deployment of the account and of this machine, and when it was looked for.
+_places: dict[bool, tuple[Place | None, float]] = {}
 WHY = "cancelled by the program that called the remote function"
 
 
@@ -89,13 +92,12 @@ def _find_account(request: Request) -> SubmissionAccount:
 
 
 def _find_place(local: bool) -> Place | None:
-    """Return the deployment; one that is not found is looked for again, because the network may be the reason."""
-    if local not in _places:
+    """Return the deployment; one that was not found is looked for again later: the network may have been the reason."""
+    found, looked_at = _places.get(local, (None, -AGAIN_S))
+    if found is None and time.monotonic() - looked_at >= AGAIN_S:
         found = place.find(local=True) if local else delivery.find_deployment(SubmitScreen(as_json=True))
-        if found is None:
-            return None
-        _places[local] = found
-    return _places[local]
+        _places[local] = (found, time.monotonic())
+    return found
 
 
 OPERATIONS: dict[str, Callable[[Request], dict[str, Any]]] = {

@@ -144,7 +144,7 @@ def place_of(monkeypatch: pytest.MonkeyPatch):
 
     def know(run: Any) -> None:
         monkeypatch.setattr(Place, "runs", property(lambda self: Runs(run)))
-        service._places[False] = Place("stack Rerail", {})
+        service._places[False] = (Place("stack Rerail", {}), 0.0)
 
     return know
 
@@ -181,7 +181,9 @@ def test_a_stopped_and_a_lost_result_say_where_to_look(account, place_of):
 
 def test_an_interrupted_wait_leaves_the_run_alone(account, place_of, monkeypatch, capsys):
     submitted = double.submit(4)
-    place_of(make_run(submitted.run))
+    run = make_run(submitted.run)
+    second = Attempt(2, f"{submitted.run}-a002", status=JobStatus.IN_PROGRESS)
+    place_of(dataclasses.replace(run, attempts=(*run.attempts, second)))
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -190,6 +192,7 @@ def test_an_interrupted_wait_leaves_the_run_alone(account, place_of, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         submitted.result()
     said = capsys.readouterr().err
+    assert f"{submitted.run} goes on as {submitted.run}-a002, attempt 2" in said
     assert f'{submitted.run} goes on: `rerail_cli.attach("{submitted.run}").result()`' in said
     assert f"`rerail stop {submitted.run}` ends it" in said
 
