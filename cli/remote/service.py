@@ -16,6 +16,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from cli import place
+from cli.logbook import Logbook
 from cli.operators import ask_to_stop
 from cli.place import Place, client
 from cli.remote.observation import find_call, observe
@@ -33,6 +34,9 @@ AGAIN_S = 60.0
 # The deployment of the account and of this machine, and when it was looked for.
 _places: dict[bool, tuple[Place | None, float]] = {}
 WHY = "cancelled by the program that called the remote function"
+
+# What was read of each run's log, and the jobs that it was read of.
+_books: dict[str, tuple[Logbook, list[str]]] = {}
 
 
 def serve() -> None:
@@ -69,9 +73,22 @@ def _submit(request: Request) -> dict[str, Any]:
 
 def _look(request: Request) -> dict[str, Any]:
     try:
-        return observe(_find_place(request["local"]), request["run"], request["folder"], request["into"])
+        seen = observe(_find_place(request["local"]), request["run"], request["folder"], request["into"])
+        return {**seen, "lines": _read_lines(request["run"], seen["job"]) if request["logs"] else []}
     except (ConnectionError, HTTPClientError) as error:  # of botocore: the caller waits for the network
         return {"unreachable": str(error)}
+
+
+def _read_lines(run: str, job: str) -> list[str]:
+    """Return what the run's newest job, and the one before it, have printed since the last look."""
+    book, jobs = _books.setdefault(run, (Logbook(client("logs")), [run]))
+    if job not in jobs:
+        jobs.append(job)
+    try:
+        return [f"{name} | {line.shown}" for name in jobs[-2:] for line in book.read_new_lines(name)]
+    except ClientError as error:
+        SubmitScreen(as_json=True).say(f"warning: the log of {run} cannot be read: {explain(error).what}")
+        return []
 
 
 def _find(request: Request) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def count(steps: int, killed_at: int) -> tuple[int, str]:
     """Note each step in a checkpoint; be killed once. Return where the last attempt began, and all steps in order."""
     done = checkpoint_folder() / "done"
     start = len(done.read_text().split()) if done.exists() else 0
+    print(f"began at step {start}", flush=True)
     for step in range(start, steps):
         if step == killed_at and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -73,12 +73,15 @@ def test_an_exception_is_raised_with_its_remote_traceback_after_one_attempt(
 
 
 def test_a_function_that_is_killed_resumes_in_its_checkpoint_folder(
-    account: Account, futures: dict[str, RemoteFuture]
+    account: Account, futures: dict[str, RemoteFuture], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each step was done once: none is lost, and none was repeated."""
-    start, done = futures["count"].result()
+    """Each step was done once: none is lost, and none was repeated. The log of both attempts is shown."""
+    run = futures["count"].run
+    start, done = futures["count"].result(logs=True)
     assert start == KILLED_AT and done.split() == [str(step) for step in range(STEPS)]
-    assert len(account.runs.load(futures["count"].run).attempts) == 2
+    assert len(account.runs.load(run).attempts) == 2
+    printed = capsys.readouterr().err
+    assert f"{run} | began at step 0" in printed and f"run {run} goes on as {run}-a002, attempt 2" in printed
 
 
 def test_a_run_that_is_cancelled_has_no_result(account: Account, futures: dict[str, RemoteFuture]) -> None:

@@ -69,10 +69,10 @@ class RemoteFunction:
         functools.update_wrapper(self, function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the function as a job; return its value, or raise its exception with the remote traceback."""
+        """Run the function as a job and show its log; return its value, or raise its exception."""
         if is_in_job():
             return self.function(*arguments, **named)
-        return self.submit(*arguments, **named).result()
+        return self.submit(*arguments, **named).result(logs=True)
 
     def submit(self, *arguments: Any, **named: Any) -> RemoteFuture:
         """Start a job that runs the function, and return its future; raise CallRefused if it cannot be started."""

@@ -42,13 +42,14 @@ class RemoteFuture:
     def __repr__(self) -> str:
         return f"<RemoteFuture of run {self.run}>"
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None, *, logs: bool = False) -> Any:
         """Return the function's value, or raise its exception with the remote traceback as a note.
 
+        With `logs`, what the jobs print appears on stderr meanwhile; `rerail logs RUN` has the last lines too.
         Raise TimeoutError after `timeout` seconds, RunHeld or RunStopped if the run ended without a result, and
         ResultRefused if the stored result is not signed with the run's key.
         """
-        outcome = self._wait(timeout)
+        outcome = self._wait(timeout, logs=logs)
         if outcome.exception is not None:
             raise outcome.exception
         return outcome.value
@@ -68,11 +69,11 @@ class RemoteFuture:
             return
         find_service(self._local).ask("stop", run=self.run)
 
-    def _wait(self, timeout: float | None) -> CallOutcome:
+    def _wait(self, timeout: float | None, *, logs: bool = False) -> CallOutcome:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause_s = LOCAL_PAUSE_S if self._local else PAUSE_S
         try:
-            while (outcome := self._look()) is None:
+            while (outcome := self._look(logs=logs)) is None:
                 left = pause_s if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"run {self.run} has not ended within {timeout} s; it goes on: {self._way_back}")
@@ -82,13 +83,13 @@ class RemoteFuture:
             raise
         return outcome
 
-    def _look(self) -> CallOutcome | None:
+    def _look(self, *, logs: bool = False) -> CallOutcome | None:
         """Return how the call has ended, None if it has not. A hold is looked at again: an operator may release it."""
         if self._outcome is not None:
             return self._outcome
         with tempfile.TemporaryDirectory(prefix="rerail-result-") as folder:
             file = Path(folder) / "result"
-            seen = self._ask_state(file)
+            seen = self._ask_state(file, logs=logs)
             envelope = file.read_bytes() if seen and seen["stored"] else None
         if seen is None:
             return None
@@ -103,10 +104,10 @@ class RemoteFuture:
             self._outcome = outcome
         return outcome
 
-    def _ask_state(self, file: Path) -> dict[str, Any] | None:
+    def _ask_state(self, file: Path, *, logs: bool) -> dict[str, Any] | None:
         """Return how far the run is, None while AWS cannot be reached; the newest result is written to the file."""
         try:
-            seen = find_service(self._local).ask("look", run=self.run, folder=self._folder, into=str(file))
+            seen = find_service(self._local).ask("look", run=self.run, folder=self._folder, into=str(file), logs=logs)
         except CallRefused as error:
             raise RemoteError(f"run {self.run} cannot be observed: {error}. It goes on: {self._way_back}") from error
         if "unreachable" not in seen:
@@ -114,6 +115,7 @@ class RemoteFuture:
             if seen["job"] != self._job:
                 self._job = seen["job"]
                 sys.stderr.write(f"run {self.run} goes on as {self._job}, attempt {seen['attempts']}\n")
+            sys.stderr.writelines(f"{line}\n" for line in seen["lines"])
             return seen
         self._silent_since = self._silent_since or time.monotonic()
         if time.monotonic() - self._silent_since > SILENCE_S:
