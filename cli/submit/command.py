@@ -228,7 +228,7 @@ def submit(
                 source, {**usual.get("metrics", {}), **options.parse_pairs("--metric", metric)}, screen
             ),
             agent="" if local else options.make_uri(wheel, f"{store}agent/{Path(wheel).name}"),
-            entrypoint=_local_entrypoint(bool(wheel)) if local and not image else (),
+            entrypoint=make_local_entrypoint(bool(wheel)) if local and not image else (),
             sharded=shard or (),
             file_systems={
                 **parse_file_systems(FSX, options.parse_pairs("--fsx", fsx)),
@@ -290,7 +290,7 @@ def _continue(
     return {"change": change, "decision": answer}
 
 
-def _local_entrypoint(under_init: bool) -> tuple[str, ...]:
+def make_local_entrypoint(under_init: bool) -> tuple[str, ...]:
     """Script mode; the agent is in every local image."""
     return (*(("python", "-m", "rerail_agent.init") if under_init else ()), "python", str(SCRIPT_MODE))
 

@@ -80,11 +80,7 @@ def pack(
     script = COMMAND_SCRIPT if command else _entry_of(folder, entry) if path.is_dir() else path.name
     keeps = Patterns((*NEVER, *exclude))
     files = _read_files(_walk(folder, keeps), folder)
-    for given in dependencies:
-        packed = _read_dependency(given, keeps)
-        if twice := sorted(packed.keys() & files.keys()):
-            raise Problem(f"--dependency {given}: {twice[0]} is packed already", "rename one of the two")
-        files |= packed
+    files |= pack_dependencies(dependencies, keeps, files)
     size = sum(len(content) for content, _ in files.values())
     if size > MOST_BYTES:
         largest = sorted(((len(content), name) for name, (content, _) in files.items()), reverse=True)[:3]
@@ -161,6 +157,19 @@ def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
 def read_folder(folder: Path, patterns: Patterns, *, entry: str) -> Source:
     """Return what the patterns leave of a folder."""
     return Source(entry, _read_files(_walk(folder, patterns), folder))
+
+
+def pack_dependencies(
+    dependencies: Sequence[str], patterns: Patterns, files: Mapping[str, tuple[bytes, bool]]
+) -> dict[str, tuple[bytes, bool]]:
+    """Return the files of all dependencies; raise Problem if one has the name of another or of a packed file."""
+    found: dict[str, tuple[bytes, bool]] = {}
+    for given in dependencies:
+        packed = _read_dependency(given, patterns)
+        if twice := sorted(packed.keys() & (files.keys() | found.keys())):
+            raise Problem(f"--dependency {given}: {twice[0]} is packed already", "rename one of the two")
+        found |= packed
+    return found
 
 
 def _read_dependency(given: str, patterns: Patterns) -> dict[str, tuple[bytes, bool]]:

@@ -29,6 +29,15 @@ for step in range(parser.parse_args().steps):
 """
 
 
+# A program whose modules have the names of the command line's own folders.
+PROGRAM = {
+    "cli.py": "def square(number):\n    return number * number\n",
+    "sums.py": "import cli\nfrom rerail_cli import remote\n\n\n@remote(local=True)\ndef total(numbers):\n"
+    "    return sum(map(cli.square, numbers))\n",
+    "program.py": "import sums\n\nprint(sums.total([1, 2, 3]))\n",
+}
+
+
 def call(*words: object, cwd: Path | None = None, **environment: str) -> str:
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "LANG") if name in os.environ}
     done = subprocess.run(
@@ -64,7 +73,7 @@ def test_each_distribution_has_packages_of_its_own(files: Path) -> None:
 
 
 def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path: Path) -> None:
-    """In a bare environment: a run on the local AWS, a backtest, a policy, a planned deployment."""
+    """In a bare environment: a run, a remote function, a backtest, a policy, a planned deployment."""
     venv, work = tmp_path / "venv", tmp_path / "work"
     work.mkdir()
     call(sys.executable, "-m", "venv", "--without-pip", venv)
@@ -88,6 +97,9 @@ def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path
 
     assert rerail("--version") == f"rerail {release.version_of(files)}\n"
     (work / "train.py").write_text(SCRIPT)
+    for name, text in PROGRAM.items():
+        (tmp_path / "program").mkdir(exist_ok=True)
+        (tmp_path / "program" / name).write_text(text)
     (work / "losses.csv").write_text("step,loss\n" + "".join(f"{step},{2 - step / 1000}\n" for step in range(100)))
     assert "1 log, 100 rows" in rerail("backtest", "losses.csv")
     assert "default" in rerail("policy", "show", "default")
@@ -97,6 +109,8 @@ def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path
         assert "step 19" in said
         assert json.loads(rerail("status", "--local", "--json"))["runs"][0]["state"] == "completed"
         assert "resources:" in rerail("deploy", "--local", "--plan")
+        environment = {"XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONDONTWRITEBYTECODE": "1"}
+        assert call(venv / "bin" / "python", "program.py", cwd=tmp_path / "program", **environment) == "14\n"
     finally:
         rerail("local", "down")
     assert sorted(path.name for path in work.iterdir()) == ["losses.csv", "train.py"]

@@ -1,11 +1,16 @@
-"""Start the command `rerail` from a checkout, or from the wheel, in which this package holds the checkout's folders."""
+"""Start the command `rerail` from a checkout or from the wheel, in which this package holds the checkout's folders.
+
+`from rerail_cli import remote` runs a function as a supervised job: see docs/remote.md.
+"""
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 # In a checkout this package lies in cli/entry.
-PROJECT = HERE if (HERE / "cli").is_dir() else HERE.parents[2]
+PROJECT = HERE if (HERE / "cli").is_dir() else HERE.parent.parent.parent
 
 
 def main() -> None:
@@ -14,3 +19,11 @@ def main() -> None:
     from cli.main import app
 
     app()
+
+
+def __getattr__(name: str) -> Any:
+    """Import what remote functions need when it is first used: the command line starts without it."""
+    functions = import_module(f"{__name__}.functions") if not name.startswith("_") else None
+    if functions is None or name not in functions.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(functions, name)
