@@ -3,12 +3,14 @@
 import ast
 import json
 import pickle
+import socket
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from rerail_cli import CallRefused, RemoteError, checkpoint_folder, remote
 from rerail_cli.functions import decorator, future, job, serialization
 from rerail_cli.functions.envelope import make_name, sign, verify
@@ -83,6 +85,18 @@ def test_what_cannot_be_pickled_is_named(service):
     with pytest.raises(CallRefused, match=r"argument 'second' \(_thread.lock\) cannot be pickled"):
         add.submit(1, second=threading.Lock())
     assert not service.requests
+
+
+def test_what_cannot_be_pickled_is_named_beside_a_variable_without_a_value(service):
+    lock = threading.Lock()
+
+    @remote(source=None)
+    def use():
+        return lock, later
+
+    with pytest.raises(CallRefused, match="variable 'lock' that the function uses"):
+        use.submit()
+    later = 1
 
 
 def test_a_call_that_is_too_large_states_its_parts(service, monkeypatch):
@@ -166,8 +180,11 @@ def raise_error(error: BaseException) -> None:
         (ValueError("bad"), [], True),
         (RuntimeError("shapes differ"), [], True),
         (FileNotFoundError("data.csv"), [], True),
-        (SystemExit(3), [], True),
         (ConnectionResetError("by peer"), [], False),
+        (MemoryError(), [], False),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), [], False),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), [], False),
+        (RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed."), [], False),
         (RuntimeError("CUDA error: an illegal memory access"), [], False),
         (FileNotFoundError("data.csv"), ["builtins.OSError"], False),
     ],
@@ -178,6 +195,33 @@ def test_an_exception_ends_the_call_unless_a_machine_causes_it(tmp_path, monkeyp
     assert (status, final) == (0 if is_final else 1, is_final)
     assert type(outcome.exception) is type(error) and outcome.exception.args == error.args
     assert "in raise_error" in outcome.exception.__notes__[0]
+
+
+def test_an_error_of_the_network_is_found_behind_the_types_of_libraries():
+    assert job.is_retried(EndpointConnectionError(endpoint_url="https://s3"), [])
+    assert job.is_retried(ReadTimeoutError(endpoint_url="https://s3"), [])
+    error = ValueError("the batch cannot be read")
+    error.__cause__ = ConnectionResetError()
+    assert job.is_retried(error, [])
+    error.__cause__ = KeyError("name")
+    assert not job.is_retried(error, [])
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_function_that_exits_does_not_end_the_callers_program(tmp_path, monkeypatch, status):
+    _, result = run_job(tmp_path, monkeypatch, call(lambda: sys.exit(status)))
+    outcome, final = open_result(result)
+    assert final and isinstance(outcome.exception, RemoteError)
+    assert f"SystemExit: {status}" in str(outcome.exception)
+
+
+def test_an_exception_without_a_text_is_returned_all_the_same(tmp_path, monkeypatch):
+    class Silent(RuntimeError):
+        def __str__(self):
+            raise ValueError("no text")
+
+    _, result = run_job(tmp_path, monkeypatch, call(lambda: raise_error(Silent())))
+    assert type(open_result(result)[0].exception).__name__ == "Silent"
 
 
 def test_an_exception_that_cannot_be_pickled_becomes_its_text(tmp_path, monkeypatch):
@@ -242,3 +286,15 @@ def test_what_a_job_imports_first_is_understood_by_older_pythons():
         module = ast.parse(path.read_text(), feature_version=(3, 8))
         annotated = any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(module))
         assert not annotated or "from __future__ import annotations" in path.read_text(), path.name
+
+
+def test_a_method_is_refused_where_it_is_defined():
+    """Its object would have to be pickled with it, unseen."""
+    with pytest.raises((CallRefused, RuntimeError)) as error:
+
+        class Trainer:
+            @remote
+            def train(self):
+                return 1
+
+    assert "is a method" in str(error.value.__cause__ or error.value)

@@ -68,6 +68,9 @@ class RemoteFunction:
         self.function, self.options = function, options
         functools.update_wrapper(self, function)
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise CallRefused(f"{owner.__qualname__}.{name} is a method: decorate a function that is given the object")
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the function as a job and show its log; return its value, or raise its exception."""
         if is_in_job():

@@ -33,7 +33,22 @@ from rerail_cli.functions.job import main
 sys.exit(main(Path(__file__).resolve().parent))
 '''
 # Texts of errors that a machine or its network causes, though they reach Python as exceptions of general types.
-MACHINE_ERRORS = re.compile(r"CUDA error|NCCL|cuDNN error|cublas|uncorrectable ECC|Connection reset|Broken pipe", re.I)
+MACHINE_ERRORS = re.compile(
+    r"CUDA error|CUDA out of memory|NCCL|cuDNN error|cublas|uncorrectable ECC|is killed by signal|"
+    r"Connection (reset|closed by peer|timed out)|Broken pipe",
+    re.I,
+)
+# Errors of the network that do not inherit from Python's own; by name, because the image may lack their packages.
+NETWORK_ERRORS = {
+    "botocore.exceptions.ConnectionError",
+    "botocore.exceptions.HTTPClientError",
+    "requests.exceptions.ConnectionError",
+    "requests.exceptions.Timeout",
+    "socket.gaierror",
+    "urllib3.exceptions.NewConnectionError",
+    "urllib3.exceptions.ProtocolError",
+    "urllib3.exceptions.TimeoutError",
+}
 VALUE, EXCEPTION, ERROR = "value", "exception", "error"
 
 
@@ -43,12 +58,15 @@ def main(folder: Path) -> int:
     run, _, identifier = call.partition("/")
     key = os.environ.get(KEY_VARIABLE, "")
     job = os.environ.get("TRAINING_JOB_NAME", run)
+    # An image without boto3, or a role without the permission, must fail before the function runs, not after.
+    _store(f"{os.environ[RESULTS_VARIABLE]}{job}.begun", b"")
     header, content = _run_call(folder / CALL_FILE, make_name("call", run, identifier), key)
     if not key:
         sys.stderr.write("rerail: the job has no key, so its result cannot be signed: submit the call again\n")
         return 1
     result = sign(header, content, make_name("result", run, identifier, job), key)
     _store(os.environ[RESULTS_VARIABLE] + job, result)
+    sys.stdout.write(f"rerail: stored the result, {len(result)} bytes\n")
     sys.stdout.flush()
     return 0 if header["final"] else 1
 
@@ -107,7 +125,9 @@ def _pickle_exception(error: BaseException, retry_on: Collection[str]) -> tuple[
     does = "the call ends with it" if final else "the job fails, and Rerail decides about a relaunch"
     sys.stderr.write(f"rerail: the function has raised {type(error).__name__}; {does}\n")
     header = {"kind": EXCEPTION, "final": final, "type": type(error).__qualname__, "traceback": text}
-    header["text"] = f"{type(error).__name__}: {error}"
+    header["text"] = "".join(traceback.format_exception_only(type(error), error)).strip()
+    if not isinstance(error, Exception):  # raised again, sys.exit() of the job would end the caller's program
+        return {**header, "kind": ERROR}, b""
     try:
         content = cloudpickle.dumps(error)
         pickle.loads(content)  # nosec B301: pickled in the line above
@@ -118,12 +138,19 @@ def _pickle_exception(error: BaseException, retry_on: Collection[str]) -> tuple[
 
 
 def is_retried(error: BaseException, retry_on: Collection[str]) -> bool:
-    """Return whether the error is one of the machine, or of a type that is named in `retry_on`."""
+    """Return whether the error or its cause is one of the machine, or the error's type is named in `retry_on`."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    if names & set(retry_on):
+    if names & set(retry_on) or is_machine_error(error, names):
         return True
-    is_connection = isinstance(error, (ConnectionError, TimeoutError))
-    return is_connection or bool(isinstance(error, RuntimeError) and MACHINE_ERRORS.search(str(error)))
+    return error.__cause__ is not None and is_retried(error.__cause__, ())
+
+
+def is_machine_error(error: BaseException, names: Collection[str]) -> bool:
+    """Return whether the machine or its network has caused the error; `names` are those of its type's bases."""
+    if isinstance(error, (ConnectionError, TimeoutError, MemoryError)) or NETWORK_ERRORS & set(names):
+        return True
+    text = "".join(traceback.format_exception_only(type(error), error))
+    return isinstance(error, RuntimeError) and MACHINE_ERRORS.search(text) is not None
 
 
 def _make_error(text: str) -> tuple[dict[str, Any], bytes]:
@@ -141,4 +168,3 @@ def _store(uri: str, content: bytes) -> None:
     except Exception:
         sys.stderr.write(f"rerail: cannot store the result: the job's role needs s3:PutObject on {uri}\n")
         raise
-    sys.stdout.write(f"rerail: stored the result, {len(content)} bytes\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import CallRefused
 
-# Packed code may hold 200 MB; a call beyond this is data, which belongs into S3.
+# Packed code may hold 200 MB; a call beyond this is data, which belongs in S3.
 MOST_BYTES = 100 * 1024 * 1024
 SHOWN = 3
 
@@ -62,10 +62,20 @@ def _list_parts(function: Any, arguments: Sequence[Any], named: Mapping[str, Any
         bound = dict(named)
     yield from ((f"argument {name!r}", value) for name, value in bound.items())
     if not function.is_imported:
-        captured = inspect.getclosurevars(function.function)
-        for name, value in {**captured.globals, **captured.nonlocals}.items():
+        for name, value in _list_captured(function.function):
             if value is not function:
                 yield f"variable {name!r} that the function uses", value
+
+
+def _list_captured(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each global and enclosing variable that the function uses; not those that have no value yet."""
+    code = function.__code__
+    yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # assigned after the call
+            continue
 
 
 def _measure_parts(function: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
