@@ -7,7 +7,7 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 # Options of pip-audit, such as --ignore-vuln ID.
 AUDIT ?=
-PROGRAMS := agent app.py bench cli container lambdas local stacks tools
+PROGRAMS := agent app.py bench cli container integrations/airflow/rerail_airflow lambdas local stacks tools
 SCENARIO ?= crash
 
 .PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit sbom release proof mutants soak bench
