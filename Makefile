@@ -7,12 +7,12 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 # Options of pip-audit, such as --ignore-vuln ID.
 AUDIT ?=
-PROGRAMS := agent app.py bench cli container lambdas local stacks tools
+PROGRAMS := agent app.py bench cli container integrations/airflow/rerail_airflow lambdas local stacks tools
 SCENARIO ?= crash
 
 .PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit sbom release proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
-.PHONY: synth deploy destroy cdk clean
+.PHONY: test-airflow synth deploy destroy cdk clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,6 +54,10 @@ browser: $(VENV)/test.ready ## the browser that the report is tested in: this ma
 
 image-test: $(VENV)/test.ready ## build the training image without Docker and run it as SageMaker would (3 minutes, then 30 s)
 	$(BIN)/python -m tools.image_test
+
+test-airflow: $(VENV)/test.ready $(VENV)/airflow.ready ## the Airflow package in an environment of its own, with the local AWS (2 minutes)
+	$(BIN)/python -m uv pip install --quiet --python $(VENV)/airflow --no-deps --no-build-isolation --editable integrations/airflow
+	$(VENV)/airflow/bin/python -m pytest integrations/airflow/tests
 
 rehearse: $(VENV)/test.ready ## every demo scenario, and a small soak
 	$(BIN)/python -m pytest tests/demo -v -m "not load" -n 2

@@ -6,7 +6,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LICENCE = ("LICENSE", "NOTICE")
-CORE = ("__init__.py", "model", "detection", "requests")
+CORE = ("__init__.py", "model", "detection", "accounting", "requests")
 
 
 class CoreHook(BuildHookInterface):  # type: ignore[type-arg]

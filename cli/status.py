@@ -55,12 +55,22 @@ def status(
     advice: Annotated[
         bool, typer.Option("--advice", help="Say how often each would best save; lists its saves.")
     ] = False,
+    organization: Annotated[
+        bool, typer.Option("--organization", help="All accounts, as the hub knows them; with the hub's credentials.")
+    ] = False,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
     """All runs: their state, step, cost and goodput, and what is to be done."""
     from rerail.aws.ssm import SsmPolicies
 
+    if organization:
+        if watch or state or policy or everything or advice or local:
+            place.fail("--organization takes --json alone", "leave the other options out")
+        from cli.organization import show_organization
+
+        show_organization(as_json=as_json)
+        return
     if watch and as_json:
         place.fail("--watch and --json exclude each other", "leave one of them out")
     look = FleetReader(place.find(local=local))

@@ -50,7 +50,13 @@ NAMES = (
     "forwardRunEvents",
     "orchestration",
 )
-ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions", "organizationDelegated")
+ORGANIZATION = (
+    "organizationId",
+    "organizationalUnits",
+    "organizationRegions",
+    "organizationDelegated",
+    "organizationView",
+)
 ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
 UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
@@ -177,6 +183,8 @@ class Organization:
     regions: tuple[str, ...]
     # Whether the hub is a delegated administrator of StackSets instead of the management account.
     is_delegated: bool = False
+    # Whether the members forward their runs' events to the hub, for `rerail status --organization` and a dashboard.
+    has_view: bool = False
 
     @classmethod
     def from_context(cls, node: Node) -> "Organization | None":
@@ -193,7 +201,13 @@ class Organization:
         for name, given in (("organizationId", id), ("organizationRegions", regions)):
             if not given:
                 raise BadOption(f"context 'organizationalUnits' is given without {name!r}; give both, or neither")
-        return cls(id=id, units=units, regions=regions, is_delegated=_yes_or_no(context, "organizationDelegated"))
+        return cls(
+            id=id,
+            units=units,
+            regions=regions,
+            is_delegated=_yes_or_no(context, "organizationDelegated"),
+            has_view=_yes_or_no(context, "organizationView"),
+        )
 
 
 def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], such_as: str) -> tuple[str, ...]:

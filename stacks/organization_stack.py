@@ -14,6 +14,7 @@ from aws_cdk import aws_s3_assets as assets
 from constructs import Construct
 
 from stacks.options import DeploymentOptions, Organization
+from stacks.parts.organization_view import OrganizationView
 from stacks.parts.permissions import acknowledge
 from stacks.supervisor_stack import SupervisorStack
 
@@ -21,6 +22,8 @@ MEMBER = "Member"
 ASSETS, HUB = "RerailOrganizationAssets", "RerailOrganization"
 # Lambda takes code from a bucket of its own region only, so there is one in each; a member is told the part before it.
 PREFIX = "AssetsPrefix"
+# The members' parameter with the ARN of the bus to which they forward run events.
+HUB_BUS = "HubBus"
 BUCKET = f"rerail-assets-{Aws.ACCOUNT_ID}"
 
 
@@ -35,11 +38,14 @@ def add_organization(
     from_the_hub = cdk.DefaultStackSynthesizer(
         generate_bootstrap_version_rule=False, file_assets_bucket_name=f"${{{PREFIX}}}-${{AWS::Region}}"
     )
-    member = SupervisorStack(stage, "Rerail", options=options, synthesizer=from_the_hub)
+    hub_bus = HUB_BUS if organization.has_view else ""
+    member = SupervisorStack(stage, "Rerail", options=options, hub_bus=hub_bus, synthesizer=from_the_hub)
     cdk.CfnParameter(member, PREFIX, description="Where the code of the functions is, up to -<region>")
     template = stage.synth().get_stack_artifact(member.artifact_id).template_full_path
     OrganizationAssetsStack(app, ASSETS, organization=organization, synthesizer=synthesizer())
-    OrganizationStack(app, HUB, organization=organization, template=template, synthesizer=synthesizer())
+    OrganizationStack(
+        app, HUB, organization=organization, options=options, template=template, synthesizer=synthesizer()
+    )
 
 
 class OrganizationAssetsStack(cdk.Stack):
@@ -75,8 +81,22 @@ class OrganizationAssetsStack(cdk.Stack):
 class OrganizationStack(cdk.Stack):
     """The StackSet: a member that leaves keeps its stack, and with it its runs; one region after the other."""
 
-    def __init__(self, scope: Construct, id: str, *, organization: Organization, template: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        organization: Organization,
+        options: DeploymentOptions,
+        template: str,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(scope, id, description="Rerail: the accounts of an organization", **kwargs)
+        given = {PREFIX: BUCKET}
+        if organization.has_view:
+            view = OrganizationView(self, "View", organization=organization.id, retention=options.log_retention)
+            given[HUB_BUS] = view.bus.attr_arn
+            cdk.CfnOutput(self, "RunEventsLogGroup", value=view.log_group.log_group_name)
         asset = assets.Asset(self, "Template", path=template)
         cdk.CfnStackSet(
             self,
@@ -89,7 +109,10 @@ class OrganizationStack(cdk.Stack):
             managed_execution={"Active": True},
             capabilities=["CAPABILITY_IAM"],
             template_url=asset.http_url,
-            parameters=[cdk.CfnStackSet.ParameterProperty(parameter_key=PREFIX, parameter_value=BUCKET)],
+            parameters=[
+                cdk.CfnStackSet.ParameterProperty(parameter_key=name, parameter_value=value)
+                for name, value in given.items()
+            ],
             operation_preferences=cdk.CfnStackSet.OperationPreferencesProperty(
                 region_concurrency_type="SEQUENTIAL", max_concurrent_percentage=25, failure_tolerance_percentage=10
             ),

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 class SupervisorStack(cdk.Stack):
     """Signals arrive in a queue, one function decides, a sweep checks all runs, and notices leave through the bus."""
 
-    def __init__(self, scope: Construct, id: str, *, options: DeploymentOptions, **kwargs: Any) -> None:
+    def __init__(
+        self, scope: Construct, id: str, *, options: DeploymentOptions, hub_bus: str = "", **kwargs: Any
+    ) -> None:
+        """`hub_bus` is the stack parameter with the ARN of the bus in an organization's hub; "" without one."""
         super().__init__(scope, id, description="Rerail: keeps SageMaker training runs on their rails", **kwargs)
         PolicyParameters(self, "Policies", folder=options.policies_folder)
         pause = PauseParameter(self)
@@ -117,6 +120,10 @@ class SupervisorStack(cdk.Stack):
         )
         if options.forward_run_events:
             ForwardedRunEvents(self, "Forward", bus=bus, key=key, page=page)
+        if hub_bus:
+            parameter = cdk.CfnParameter(self, hub_bus, description="The bus of the hub that receives run events")
+            to_hub = {"to": parameter.value_as_string, "name": "the hub"}
+            ForwardedRunEvents(self, "ForwardToHub", bus=bus, key=key, page=page, **to_hub)
         orchestration = (
             Orchestration(
                 self,

@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mutants": ("mutants",),
 }
 # The dependency groups of pyproject.toml that do not fit beside the others: each has an environment of its own.
-APART = ("checkov",)
+APART = ("checkov", "airflow")
 BUILT_ON = {"test": "demo", "check": "test", "audit": "demo", "mutants": "test"}
 # PyTorch itself, and what only its CUDA builds need: installed with the build that is chosen.
 HARDWARE_PACKAGES = re.compile(r"(torch|triton|cuda|nvidia)\b")

@@ -23,6 +23,7 @@ ORGANIZATION: dict[str, Any] = {
     "organizationRegions": "us-east-1,eu-west-1",  # as `-c` passes it
     "organizationDelegated": True,
 }
+VIEW: dict[str, Any] = {"organizationView": True}
 # Each option that changes statements or values.
 CHOICES: dict[str, Any] = {
     "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
@@ -40,6 +41,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": LOCAL_SCOPE,
     "full": LOCAL_SCOPE | EVERYTHING,
     "organization": LOCAL_SCOPE | ORGANIZATION | CHOICES,
+    "organization_view": LOCAL_SCOPE | ORGANIZATION | CHOICES | VIEW,
 }
 
 

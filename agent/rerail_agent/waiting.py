@@ -5,13 +5,17 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from rerail.accounting.costs import sum_attempt_dollars
 from rerail.model.codec import loads
+from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
 
 STACK = "Rerail"
 UNTIL = ("completed", "training")
+ON_HOLD = ("fail", "wait")
 DELAY_S, MAX_ATTEMPTS = 15.0, 40_320  # a week
 # A tagged job becomes a run with its first event, or with the next sweep.
 ADOPTION_S = 180.0
@@ -32,6 +36,8 @@ class RunResult:
     artifacts: str
     # Why the run is held; "" if it is not.
     reason: str
+    # The cost of all attempts so far; None if a price is not known.
+    dollars: float | None = None
 
 
 class RunWaiter:
@@ -41,15 +47,28 @@ class RunWaiter:
     is given.
     """
 
-    def __init__(self, session: Any = None, *, table: str = "", stack: str = STACK, until: str = "completed") -> None:
-        """`session` is a boto3 Session; `until` is `completed` or `training` (a job of the run trains)."""
+    def __init__(
+        self,
+        session: Any = None,
+        *,
+        table: str = "",
+        stack: str = STACK,
+        until: str = "completed",
+        on_hold: str = "fail",
+    ) -> None:
+        """`session` is a boto3 Session; `until` is `completed` or `training` (a job of the run trains).
+
+        `on_hold="wait"` waits until a held run is released or stopped; `fail` ends the wait.
+        """
         if until not in UNTIL:
             raise ValueError(f"until {until!r}: must be one of {', '.join(UNTIL)}")
+        if on_hold not in ON_HOLD:
+            raise ValueError(f"on_hold {on_hold!r}: must be one of {', '.join(ON_HOLD)}")
         if session is None:
             import boto3
 
             session = boto3.Session()
-        self._until = until
+        self._until, self._on_hold = until, on_hold
         self._table = table or _find_table(session, stack)
         self._dynamodb = session.client("dynamodb")
         self._sleep: Callable[[float], None] = time.sleep
@@ -91,6 +110,11 @@ class RunWaiter:
         trains = run.state is RunState.WATCHING and run.current.training_started_at is not None
         return self._until == "training" and trains
 
+    def has_failed(self, run: Run) -> bool:
+        """Return whether the run has ended without the goal, by itself or as its holds are understood here."""
+        is_waited_for = run.state is RunState.HELD and self._on_hold == "wait"
+        return run.state.is_end and not is_waited_for and not self.has_reached(run)
+
     def now(self) -> float:
         """Return seconds of a clock that does not jump."""
         return self._clock()
@@ -129,11 +153,11 @@ class _Look:
         except (NoConnection, HTTPClientError):
             if self._answered is None or self._waiter.now() - self._answered > SILENCE_S:
                 raise
-        result = _make_result(run) if run else None
+        result = make_result(run) if run else None
         if run and result:
             if self._waiter.has_reached(run):
                 return result
-            if run.state.is_end:
+            if self._waiter.has_failed(run):
                 raise self._make_error(f"the run is {run.state.value}. {run.hold_text}".strip(), result)
         if self._left <= 0:
             raise self._make_error("Max attempts exceeded; the run goes on, and so does its supervision", result)
@@ -146,9 +170,14 @@ class _Look:
         return error
 
 
-def _make_result(run: Run) -> RunResult:
-    attempt = run.current
-    return RunResult(run.id, run.state.value, attempt.job_name, len(run.attempts), attempt.artifacts, run.hold_text)
+def make_result(run: Run) -> RunResult:
+    """Return what a wait for this run ends with now."""
+    attempt, prices, now = run.current, (run.last_policy or Policy()).prices, datetime.now(UTC)
+    costs = [sum_attempt_dollars(known, now, prices) for known in run.attempts]
+    dollars = None if None in costs else sum(cost for cost in costs if cost is not None)
+    return RunResult(
+        run.id, run.state.value, attempt.job_name, len(run.attempts), attempt.artifacts, run.hold_text, dollars
+    )
 
 
 def _find_table(session: Any, stack: str) -> str:

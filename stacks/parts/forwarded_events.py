@@ -1,4 +1,4 @@
-"""Forward the runs' events from the bus `rerail` to the account's default bus, for rules of other teams."""
+"""Forward the runs' events from the bus `rerail` to another bus: the account's default one, or the hub's."""
 
 from aws_cdk import Aws
 from aws_cdk import aws_events as events
@@ -16,25 +16,37 @@ PATTERN = {"source": ["rerail"], "detail-type": ["Rerail Run State Change"]}
 
 
 class ForwardedRunEvents(Construct):
-    """A rule whose target is the default bus, with the role that may put events there."""
+    """A rule whose target is the other bus, with the role that may put events there."""
 
-    def __init__(self, scope: Construct, id: str, *, bus: RerailBus, key: kms.IKey, page: sns.ITopic) -> None:
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        bus: RerailBus,
+        key: kms.IKey,
+        page: sns.ITopic,
+        to: str = "",
+        name: str = "the default bus",
+    ) -> None:
+        """`to` is the ARN of the other bus, without it the account's default bus; `name` is what people call it."""
         super().__init__(scope, id)
-        default_bus = f"arn:{Aws.PARTITION}:events:{Aws.REGION}:{Aws.ACCOUNT_ID}:event-bus/default"
+        target = to or f"arn:{Aws.PARTITION}:events:{Aws.REGION}:{Aws.ACCOUNT_ID}:event-bus/default"
         ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
         role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("events.amazonaws.com", conditions=ours))
-        allow(role, "events:PutEvents", on=default_bus)
-        dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the rule that forwards run events")
+        allow(role, "events:PutEvents", on=target)
+        of = "the rule that forwards run events" + (f" to {name}" if to else "")
+        dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of=of)
         rule = events.CfnRule(
             self,
             "Rule",
-            description="Rerail: state changes of runs for the default bus",
+            description=f"Rerail: state changes of runs for {name}",
             event_bus_name=bus.bus.event_bus_name,
             event_pattern=PATTERN,
             targets=[
                 events.CfnRule.TargetProperty(
-                    id="DefaultBus",
-                    arn=default_bus,
+                    id="OtherBus" if to else "DefaultBus",
+                    arn=target,
                     role_arn=role.role_arn,
                     dead_letter_config=events.CfnRule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
                     retry_policy=events.CfnRule.RetryPolicyProperty(

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
@@ -10,6 +10,7 @@ from botocore.exceptions import EndpointConnectionError, WaiterError
 
 from cli import wait
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Run, RunState
 from rerail_agent.waiting import UNTIL, RunWaiter
 from tests.aws.places import REGION
@@ -27,8 +28,8 @@ HELD = replace(SECOND, state=RunState.HELD, hold_reason="the budget is spent", h
 class Night:
     """A waiter whose every pause lets the next thing happen to the run."""
 
-    def __init__(self, table: str, *records: Run | None, until: str = "completed") -> None:
-        self.waiter = RunWaiter(boto3.Session(region_name=REGION), table=table, until=until)
+    def __init__(self, table: str, *records: Run | None, **options: str) -> None:
+        self.waiter = RunWaiter(boto3.Session(region_name=REGION), table=table, **options)
         self.runs, self.left, self.version, self.now = DynamoRuns(table), list(records), 0, 0.0
         self.waiter._sleep, self.waiter._clock = self.go_on, lambda: self.now
         self.go_on(0)
@@ -46,6 +47,39 @@ def test_a_wait_goes_on_over_a_relaunch_and_returns_the_model(table):
     result = Night(table, None, FIRST, TRAINS, WAITS, SECOND, DONE).waiter.wait(Run=NAME)
     assert (result.state, result.run, result.job, result.attempts) == ("completed", "gpt", "gpt-a002", 2)
     assert result.artifacts == MODEL
+
+
+def test_a_held_run_is_waited_for_if_asked(table):
+    """Once it is released it goes on; the default ends the wait, and a stop ends any."""
+    night = Night(table, HELD, SECOND, DONE, on_hold="wait")
+    assert night.waiter.wait(Run="gpt").state == "completed"
+    with pytest.raises(WaiterError, match="the run is stopped"):
+        Night(
+            table, replace(HELD, id="other"), replace(HELD, id="other", state=RunState.STOPPED), on_hold="wait"
+        ).waiter.wait(Run="other")
+    with pytest.raises(ValueError, match="on_hold 'go on'"):
+        RunWaiter(boto3.Session(region_name=REGION), table=table, on_hold="go on")
+
+
+def test_the_cost_is_that_of_all_attempts(table):
+    """At the prices of the run's policy; None if one is missing."""
+    hour, policy = NOON + timedelta(hours=1), replace(Policy(), prices={"ml.test": 3.0})
+    attempts = [
+        Attempt(
+            number,
+            f"gpt-a00{number}",
+            instance_type="ml.test",
+            instance_count=2,
+            training_started_at=NOON,
+            ended_at=hour,
+            billable_s=3600,
+        )
+        for number in (1, 2)
+    ]
+    run = replace(DONE, attempts=tuple(attempts), last_policy=policy)
+    assert Night(table, run).waiter.wait(Run="gpt").dollars == pytest.approx(12.0)
+    unpriced = replace(run, id="new", last_policy=replace(policy, prices={}))
+    assert Night(table, unpriced).waiter.wait(Run="new").dollars is None
 
 
 def test_training_is_reached_before_the_end(table):

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("lambdas", "stacks", "agent", "container", "cli", "local", "bench", "tools", "tests")
+CODE = ("lambdas", "stacks", "agent", "container", "cli", "local", "bench", "tools", "integrations", "tests")
 NOT_OURS = {"cdk.out", ".venv", "__pycache__", "node_modules", ".local", ".hypothesis"}
 STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
 

@@ -30,7 +30,7 @@ OPEN_TO_THE_STACKS = (
 )
 # The packages of this project that each folder may import besides its own. Nothing imports bench or tests.
 ALLOWED = {
-    "agent": ("rerail_agent", "rerail.model", "rerail.detection"),
+    "agent": ("rerail_agent", "rerail.model", "rerail.detection", "rerail.accounting"),
     "container": ("container", "rerail_agent", "rerail.model"),
     "local": ("local",),
     "cli": ("cli", "rerail", "report_page", "local"),

@@ -15,7 +15,7 @@ from local import deploy
 from local.deploy import LOCAL_SCOPE, node_folder
 from stacks import ROOT
 from tests.stacks.template import Template
-from tools.variants import CHOICES, EVERYTHING, ORGANIZATION, find_templates
+from tools.variants import CHOICES, EVERYTHING, ORGANIZATION, VIEW, find_templates
 
 
 def synthesize(
@@ -49,6 +49,12 @@ def full_assembly() -> Path:
 def organization() -> Path:
     """Return the folder of the cloud assembly of an organization's account with CHOICES."""
     return _keep_assembly("organization", ORGANIZATION | CHOICES)
+
+
+@pytest.fixture(scope="session")
+def organization_view() -> Path:
+    """Return the folder of the cloud assembly of an organization whose members forward run events."""
+    return _keep_assembly("organization_view", ORGANIZATION | CHOICES | VIEW)
 
 
 def _keep_assembly(name: str, context: Mapping[str, Any]) -> Path:

@@ -31,6 +31,8 @@ class RunEvent:
     first_job: str
     # The number of attempts so far.
     attempts: int
+    # The last step of that attempt that Rerail knows of; None before the first one.
+    step: int | None
     # What all attempts have cost; None if a price is not known.
     dollars: float | None
     # The model of the attempt's job in S3; "" without one.

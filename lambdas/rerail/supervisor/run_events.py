@@ -26,6 +26,7 @@ def make_run_event(run: Run, change: StateChange, *, at: datetime, policy: Polic
         job=attempt.job_name,
         first_job=run.attempts[0].job_name,
         attempts=len(run.attempts),
+        step=attempt.last_step,
         dollars=find_cost(run, at, policy),
         artifacts=attempt.artifacts,
         report=f"s3://{reports}/{make_page_key(run.id)}" if reports else "",

@@ -1,0 +1,1 @@
+"""Airflow tasks that start supervised training runs and wait for them."""

@@ -1,0 +1,67 @@
+"""The hub's view: members forward run events and nothing else, the hub logs them and can act on nothing."""
+
+import json
+
+from cli.deploy import permissions
+from cli.deploy.organization import find_member
+from tests.stacks.template import Template
+from tools.variants import ORGANIZATION
+
+EVENTS = {"source": ["rerail"], "detail-type": ["Rerail Run State Change"]}
+
+
+def test_members_have_one_more_permission_and_send_run_events_alone(organization, organization_view):
+    """It is to put events on the bus that the parameter names; the rule that uses it forwards run events."""
+    before, member = find_member(organization).template, find_member(organization_view).template
+    change = permissions.find_changes(before, member)
+    assert not change.removed
+    new = {id: r for id, r in member["Resources"].items() if id not in before["Resources"]}
+    kinds = {resource["Type"].removeprefix("AWS::") for resource in new.values()}
+    assert kinds == {"CloudWatch::Alarm", "Events::Rule", "IAM::Policy", "IAM::Role", "SQS::Queue", "SQS::QueuePolicy"}
+    (rule,) = (r["Properties"] for r in new.values() if r["Type"] == "AWS::Events::Rule")
+    (target,) = rule["Targets"]
+    assert rule["EventPattern"] == EVENTS and target["Arn"] == {"Ref": "HubBus"}
+    (policy,) = (r["Properties"]["PolicyDocument"] for r in new.values() if r["Type"] == "AWS::IAM::Policy")
+    (statement,) = policy["Statement"]
+    assert (statement["Action"], statement["Resource"]) == ("events:PutEvents", {"Ref": "HubBus"})
+    (role,) = (r["Properties"] for r in new.values() if r["Type"] == "AWS::IAM::Role")
+    trusted = [statement["Principal"] for statement in role["AssumeRolePolicyDocument"]["Statement"]]
+    assert trusted == [{"Service": "events.amazonaws.com"}]
+
+
+def test_the_bus_takes_run_events_of_the_organization_alone(organization_view):
+    hub = Template.read(organization_view, "RerailOrganization")
+    (policy,) = hub.of("Events::EventBusPolicy").values()
+    statement = policy["Statement"]
+    assert (statement["Effect"], statement["Action"]) == ("Allow", "events:PutEvents")
+    assert statement["Condition"] == {
+        "StringEquals": {
+            "aws:PrincipalOrgID": ORGANIZATION["organizationId"],
+            "events:source": EVENTS["source"],
+            "events:detail-type": EVENTS["detail-type"],
+        }
+    }
+
+
+def test_the_hub_logs_them_with_an_end_and_has_no_role(organization_view):
+    """Without a role and a function, nothing of the hub's view can act on a member's run."""
+    hub = Template.read(organization_view, "RerailOrganization")
+    (rule,) = hub.of("Events::Rule").values()
+    assert rule["EventPattern"] == EVENTS and len(rule["Targets"]) == 1
+    (group,) = hub.of("Logs::LogGroup").values()
+    assert group["LogGroupName"].startswith("/aws/events/") and group["RetentionInDays"] == 30
+    assert not hub.of("IAM::Role") and not hub.of("Lambda::Function") and not hub.of("IAM::Policy")
+    (members,) = hub.of("CloudFormation::StackSet").values()
+    assert [pair["ParameterKey"] for pair in members["Parameters"]] == ["AssetsPrefix", "HubBus"]
+
+
+def test_each_list_of_the_dashboard_takes_the_newest_event_of_a_run(organization_view):
+    hub = Template.read(organization_view, "RerailOrganization")
+    (board,) = hub.of("CloudWatch::Dashboard").values()
+    body = json.dumps(board["DashboardBody"])
+    assert body.count("latest(detail.state) as state") == body.count("by account, region, detail.run") == 3
+    assert "FailedInvocations" in body
+
+
+def test_every_finding_of_it_is_fixed_or_acknowledged(organization_view):
+    assert json.loads((organization_view / "validation-report.json").read_text())["pluginReports"] == []
