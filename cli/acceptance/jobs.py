@@ -25,7 +25,7 @@ PROGRAM = "acceptance_job.py"
 REQUIREMENTS = b"xxhash>=3.4\n"
 WHEEL = "rerail_agent-0-py3-none-any.whl"
 # Of Rerail's core, what the agent imports: the same as in agent/hatch_build.py.
-CORE = ("__init__.py", "model", "detection", "requests")
+CORE = ("__init__.py", "model", "detection", "accounting", "requests")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,12 @@ def count(steps: int, killed_at: int) -> tuple[int, str]:
     return start, done.read_text()
 
 
+@remote(local=True, source=None, retry_on=[KeyError])
+def look_up(name: str) -> None:
+    """Raise what is retried, in each attempt."""
+    raise KeyError(name)
+
+
 @local
 def wait_for(seconds: float) -> None:
     """Sleep."""

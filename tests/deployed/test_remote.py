@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rerail_cli import CallRefused, RemoteFuture, ResultRefused, RunStopped, attach
+from rerail_cli import CallRefused, RemoteFuture, ResultRefused, RunHeld, RunStopped, attach
 from rerail_cli.functions import service_client
 
 from tests.deployed import remote_calls
@@ -40,6 +40,7 @@ def futures(service: None) -> dict[str, RemoteFuture]:
         "count": remote_calls.count.submit(STEPS, killed_at=KILLED_AT),
         "add": remote_calls.add.submit(1, 2, 3),
         "fail": remote_calls.fail.submit(7),
+        "held": remote_calls.look_up.submit("weights"),
         "stopped": remote_calls.wait_for.submit(3600.0),
     }
 
@@ -82,6 +83,16 @@ def test_a_function_that_is_killed_resumes_in_its_checkpoint_folder(
     assert len(account.runs.load(run).attempts) == 2
     printed = capsys.readouterr().err
     assert f"{run} | began at step 0" in printed and f"run {run} goes on as {run}-a002, attempt 2" in printed
+
+
+def test_an_exception_that_is_retried_holds_the_run_when_its_budget_is_spent(
+    account: Account, futures: dict[str, RemoteFuture]
+) -> None:
+    future = futures["held"]
+    with pytest.raises(RunHeld, match=f"run {future.run} is held after 2 attempts: .*`rerail release") as raised:
+        future.result()
+    assert isinstance(raised.value.__cause__, KeyError) and not future.done()
+    assert len(account.run_in(future.run, "held").attempts) == 2
 
 
 def test_a_run_that_is_cancelled_has_no_result(account: Account, futures: dict[str, RemoteFuture]) -> None:

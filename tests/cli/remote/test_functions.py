@@ -6,7 +6,9 @@ import pickle
 import socket
 import sys
 import threading
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -298,3 +300,25 @@ def test_a_method_is_refused_where_it_is_defined():
                 return 1
 
     assert "is a method" in str(error.value.__cause__ or error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "file", "root"),
+    [
+        ("__main__", None, "program.py", "."),
+        ("__main__", "shapes.areas", "shapes/areas.py", "."),
+        ("shapes.areas", "shapes.areas", "shapes/areas.py", "."),
+        ("shapes", "shapes", "shapes/__init__.py", "."),
+        ("shapes.round", "shapes.round", "shapes/round/__init__.py", "."),
+        ("sums", "sums", "lib/sums.py", "lib"),
+        ("__main__", None, "<stdin>", None),
+    ],
+)
+def test_the_folder_of_the_program_or_of_the_top_package_is_packed(tmp_path, monkeypatch, name, spec, file, root):
+    if root:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    module = ModuleType(name)
+    module.__file__, module.__spec__ = str(tmp_path / file), spec and ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert decorator._find_root(name) == (tmp_path / root if root else None)

@@ -90,8 +90,8 @@ def _run_call(file: Path, name: str, key: str) -> tuple[dict[str, Any], bytes]:
     except Exception as error:
         traceback.print_exc()
         return _make_error(
-            f"the call cannot be loaded in the job: {type(error).__name__}: {error}. Modules beside the function are "
-            "packed; others must be in the image, or named in dependencies=."
+            f"the call cannot be loaded in the job: {type(error).__name__}: {error}. Modules in the folder of the "
+            "program are packed; name others in source= or dependencies=, or have them in the image."
         )
     try:
         value = function(*arguments, **named)
