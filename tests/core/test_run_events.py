@@ -16,6 +16,8 @@ from rerail.supervisor.run_events import make_run_event
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
+# Fields that events of an earlier version do not have.
+ADDED = {"step"}
 SCHEMA = Path(__file__).parents[2] / "docs" / "run.schema.json"
 MODEL = "s3://bucket/gpt-a002/output/model.tar.gz"
 
@@ -40,7 +42,7 @@ def validate(event: RunEvent) -> None:
     schema = json.loads(SCHEMA.read_text())
     detail = json.loads(json.dumps(format_run_event(event)))
     Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(detail)
-    assert set(detail) == set(schema["properties"]) == set(schema["required"])
+    assert set(detail) == set(schema["properties"]) == {*schema["required"], *ADDED}
 
 
 def test_a_recovered_run_is_one_chain_of_events_with_one_end():
@@ -62,6 +64,9 @@ def test_a_recovered_run_is_one_chain_of_events_with_one_end():
     assert (end.job, end.first_job, end.attempts, end.artifacts) == ("gpt-a002", "gpt", 2, MODEL)
     assert end.dollars == make_run_event(world.run(), _change(world), at=end.at, policy=Policy(), reports="").dollars
     assert end.dollars and end.dollars > 0
+    run = world.run()
+    trained = replace(run, attempts=(*run.attempts[:-1], replace(run.current, last_step=700)))
+    assert make_run_event(trained, _change(world), at=end.at, policy=Policy(), reports="").step == 700
 
 
 @pytest.mark.parametrize("name", ["run_ended", "run_changed"])

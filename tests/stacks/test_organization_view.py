@@ -2,8 +2,14 @@
 
 import json
 
+import boto3
+from moto import mock_aws
+
 from cli.deploy import permissions
 from cli.deploy.organization import find_member
+from cli.organization import read_event
+from stacks import ROOT
+from tests.aws.places import REGION, our_own_clients
 from tests.stacks.template import Template
 from tools.variants import ORGANIZATION
 
@@ -53,6 +59,30 @@ def test_the_hub_logs_them_with_an_end_and_has_no_role(organization_view):
     assert not hub.of("IAM::Role") and not hub.of("Lambda::Function") and not hub.of("IAM::Policy")
     (members,) = hub.of("CloudFormation::StackSet").values()
     assert [pair["ParameterKey"] for pair in members["Parameters"]] == ["AssetsPrefix", "HubBus"]
+
+
+def test_a_run_event_on_the_bus_is_listed_and_another_event_is_not(organization_view):
+    """By the rule of the template in an emulated EventBridge; only EventBridge's own field names the account."""
+    hub = Template.read(organization_view, "RerailOrganization")
+    (rule,) = hub.of("Events::Rule").values()
+    (group,) = hub.of("Logs::LogGroup").values()
+    event = json.loads((ROOT / "tests" / "events" / "run_changed.json").read_text())
+    detail = json.dumps({**event["detail"], "account": "999999999999"})
+    entry = {"EventBusName": "hub", "Source": "rerail", "DetailType": "Rerail Run State Change", "Detail": detail}
+    with mock_aws(), our_own_clients():
+        bus, logs = (boto3.client(name, region_name=REGION) for name in ("events", "logs"))
+        arn = f"arn:aws:logs:{REGION}:123456789012:log-group:{group['LogGroupName']}"
+        logs.create_log_group(logGroupName=group["LogGroupName"])
+        bus.create_event_bus(Name="hub")
+        bus.put_rule(Name="rule", EventBusName="hub", EventPattern=json.dumps(rule["EventPattern"]))
+        bus.put_targets(Rule="rule", EventBusName="hub", Targets=[{"Id": "Log", "Arn": arn}])
+        bus.put_events(Entries=[entry, {**entry, "DetailType": "Rerail Notice"}])
+        logged = logs.filter_log_events(logGroupName=group["LogGroupName"])["events"]
+    (message,) = (json.loads(logged_event["message"]) for logged_event in logged)
+    assert read_event(json.dumps(message)) is None, "the emulator leaves the account out, and the detail's is not taken"
+    run = read_event(json.dumps({**message, "account": "111122223333"}))
+    assert run is not None
+    assert (run.account, run.run, run.state) == ("111122223333", event["detail"]["run"], event["detail"]["state"])
 
 
 def test_each_list_of_the_dashboard_takes_the_newest_event_of_a_run(organization_view):

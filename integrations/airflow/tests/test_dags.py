@@ -11,6 +11,7 @@ import pytest
 from airflow.exceptions import TaskDeferred
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.sdk import DAG
+from conftest import ROOT
 from rerail_airflow.deployment import AwsSettings, find_deployment, make_waiter
 from rerail_airflow.operators import SupervisedTrainingOperator
 from rerail_airflow.triggers import RunTrigger
@@ -19,6 +20,7 @@ from rerail.model.run import Run
 
 # Where a job waits for its fault; its successor has one more save to do.
 HALT_AT = 20
+LOSSES = ROOT / "tests" / "deployed" / "loss_script.py"
 
 
 def load(name: str) -> Run | None:
@@ -69,6 +71,19 @@ def test_a_dag_goes_on_with_the_model_of_the_attempt_that_succeeded(account, dat
     assert run["report"].endswith(f"/runs/{first}/report.html")
     assert read_xcom(dag_run, "seen") == run
     assert read_xcom(dag_run, "read_model") == f"{second} {run['artifacts']}"
+
+
+def test_a_dag_goes_on_over_a_rollback(account, database):
+    """No job fails: its loss is no number from a step on, so Rerail stops it and goes back before that step."""
+    fault = {"FAULT": "nan", "FAULT_STEP": "80"}
+    request = account.call("make_request", "rolled-back", steps=100, script=str(LOSSES), **fault)
+    dag_run = play("retries", request)
+    assert dag_run.state == "success"
+    run, (first, second) = read_xcom(dag_run, "train"), account.call("jobs", "rolled-back")
+    assert (run["job"], run["attempts"]) == (second, 2)
+    described = boto3.client("sagemaker").describe_training_job(TrainingJobName=first)
+    assert described["TrainingJobStatus"] == "Stopped"
+    assert 0 < load(first).current.resumed_from_step <= 80
 
 
 def test_a_retry_waits_for_the_run_of_the_try_before(account, database):
