@@ -27,7 +27,7 @@ SHOWN = {
     for shown in blocks(page)
     if shown.words[0].removeprefix(".venv/bin/") == "rerail"
 }
-# What takes a whole deployment or training of its own: the test that runs it.
+# What takes a whole deployment or training of its own, or a hub: the test that runs it.
 ELSEWHERE = {
     ("acceptance",): "tests/deployed/test_acceptance.py",
     ("chain", "--state-machine"): "tests/deployed/test_orchestration.py",
@@ -37,6 +37,7 @@ ELSEWHERE = {
     ("drill",): "tests/deployed/test_operations.py",
     ("local", "up"): "tests/deployed/conftest.py",
     ("local", "down"): "tests/deployed/conftest.py",
+    ("status", "--organization"): "tests/cli/test_organization.py",
 }
 # What would take minutes as it stands takes these too, after its own.
 SHORTER = {("simulate",): ["--days", "1", "--seeds", "1"]}
