@@ -55,22 +55,23 @@ class ChainRunner:
             try:
                 self._look()
                 self._record_ends()
+                plan = self._plan()
+                for one in plan.values():
+                    self._show_change(one)
+                has_started = self._start_ready(plan)
                 answered = self.clock()
             except (ClientError, BotoCoreError, StateUnknown) as error:
+                # Whatever was started before the error is found by its name.
                 cause = error.__cause__ if isinstance(error, StateUnknown) else error
                 if not isinstance(cause, Exception) or not is_passing(cause) or self.clock() - answered > SILENCE_S:
                     raise
                 self.sleep(self.pause_s)
                 continue
-            plan = self._plan()
-            for one in plan.values():
-                self._show_change(one)
-            if self._start_ready(plan):
-                continue
             going = {TaskStep.FOLLOW, TaskStep.START, *([TaskStep.HELD] if self.waits_for_held else [])}
-            if not any(one.step in going for one in plan.values()):
+            if not has_started and not any(one.step in going for one in plan.values()):
                 return plan
-            self.sleep(self.pause_s)
+            if not has_started:
+                self.sleep(self.pause_s)
 
     def _plan(self) -> dict[str, TaskPlan]:
         states = {name: found.state for name, found in self.progress.items()}

@@ -22,7 +22,7 @@ from cli.submit.command import SCRIPT_MODE
 from cli.submit.defaults import read_defaults
 from cli.submit.packing import pack
 from cli.submit.problem import Problem
-from cli.trouble import explain
+from cli.trouble import explain, is_passing
 
 # Options of `rerail submit` that the chain itself gives, or that make no sense in one.
 CHAINS_OWN = ("name", "input", "follow", "download", "continue", "dry-run", "upload-only", "json", "local", "help")
@@ -128,6 +128,8 @@ def call_submit(words: Sequence[str]) -> SubmitAnswer:
         except TyperException as error:
             return SubmitAnswer(2, "", (f"error: {_format_usage(error)}",))
         except (ClientError, BotoCoreError) as error:
+            if is_passing(error):
+                raise
             what, remedy = explain(error)
             return SubmitAnswer(2, "", (f"error: {what}", f"to do: {remedy}"))
     return SubmitAnswer(int(status or 0), out.getvalue(), tuple(err.getvalue().splitlines()))

@@ -221,6 +221,24 @@ def test_a_refused_job_ends_its_branch_with_the_remedy():
     assert "b: task b: the account's quota does not allow it" in lines and "b: to do: ask for more" in lines
 
 
+@pytest.mark.parametrize("call", ["find_progress", "find_result", "check_artifact", "start"])
+def test_a_network_that_is_down_for_a_moment_ends_no_chain(monkeypatch, call):
+    """After the call that AWS has carried out, its answer is lost."""
+    world = World()
+    answer, calls = getattr(world, call), []
+
+    def lose_two(*given, **named):
+        answered = answer(*given, **named)
+        calls.append(call)
+        if len(calls) in (1, 3):
+            raise refused("ThrottlingException")
+        return answered
+
+    monkeypatch.setattr(world, call, lose_two)
+    assert {one.step for one in make_runner(DIAMOND, world, facts_of(DIAMOND)).run().values()} == {TaskStep.SKIP}
+    assert len(world.started) == 4 and calls
+
+
 def test_the_record_keeps_the_changes_of_two_at_once():
     s3 = OneObject()
     first, second = ChainRecords(s3, "b", "k"), ChainRecords(s3, "b", "k")
