@@ -1,4 +1,4 @@
-"""How surely a slow rank is named, and what measuring it costs a step: `python -m bench.stragglers [--json FILE]`.
+"""Measure how reliably a slow rank is named, and the cost per step: `python -m bench.stragglers [--json FILE]`.
 
 Identification is a simulation of the scoring function with made-up noise, not of machines: each rank has a level of its
 own, steps have lognormal noise, every rank sometimes pauses, and medians are taken of a minute of steps. The constants

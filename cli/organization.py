@@ -28,7 +28,7 @@ RUN_LIMIT, REASON_LIMIT = 63, 300
 
 @dataclass(frozen=True, slots=True)
 class MemberRun:
-    """What the newest event of a run says."""
+    """A run, as its newest event describes it."""
 
     # As EventBridge has written them into the event; the sender cannot.
     account: str

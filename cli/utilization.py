@@ -1,4 +1,4 @@
-"""How busy the machines of a run's current job are, from the metrics that SageMaker itself publishes for each host."""
+"""Read the utilization of a job's machines from the metrics that SageMaker publishes for each host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -46,7 +46,7 @@ class LinkClass:
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """What a step's time depends on, beside the plan."""
+    """The inputs of a step's time, beside the plan."""
 
     # FLOP/s of one rank.
     flops: float

@@ -25,7 +25,7 @@ SILENCE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a wait has ended with."""
+    """The outcome of a wait."""
 
     run: str
     state: str

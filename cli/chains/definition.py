@@ -1,4 +1,4 @@
-"""What a chain is: the tables `[chain.NAME.TASK]` of `rerail.toml`, checked, with one error for what is wrong."""
+"""Read and check the tables `[chain.NAME.TASK]` of `rerail.toml`."""
 
 import difflib
 import re
@@ -19,7 +19,7 @@ OWN_FIELDS = ("script", "arguments", "inputs", "after")
 
 
 class Artifact(StrEnum):
-    """What a run leaves that another task can read."""
+    """An artifact of a run that another task can read."""
 
     MODEL = "model"  # SM_MODEL_DIR, as model.tar.gz
     OUTPUT = "output"  # SM_OUTPUT_DATA_DIR, as output.tar.gz

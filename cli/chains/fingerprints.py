@@ -1,4 +1,4 @@
-"""What a task's result depends on, as a fingerprint, and the differences between two of them in words."""
+"""Fingerprint the inputs of a task, and describe the differences between two of them."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_l
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """All that a task's result depends on."""
+    """Everything that a task's result depends on."""
 
     # The digest of what is packed.
     code: str

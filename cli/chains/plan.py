@@ -1,4 +1,4 @@
-"""What a chain does next: each task's run, by its fingerprint, and what is done about it, with the reason. Pure."""
+"""Plan the next step of each task of a chain, with the reason. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from cli.chains.graph import sort_tasks
 
 
 class TaskState(StrEnum):
-    """How the run of a task is."""
+    """The state of a task's run."""
 
     NEW = "new"  # there is no such run and no such job
     RUNNING = "running"
@@ -21,7 +21,7 @@ class TaskState(StrEnum):
 
 
 class TaskStep(StrEnum):
-    """What the chain does about a task now."""
+    """The next step for a task."""
 
     SKIP = "skip"  # it is complete and nothing has changed
     START = "start"
@@ -49,7 +49,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """What is done about one task, and why."""
+    """The next step for one task, and its reason."""
 
     run: TaskRun
     step: TaskStep

@@ -24,7 +24,7 @@ RUNS_KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class CompletedRun:
-    """What a completed run has left: its last job, and the S3 address of each artifact."""
+    """The result of a completed run: its last job, and the S3 address of each artifact."""
 
     job: str
     artifacts: Mapping[str, str]
@@ -32,7 +32,7 @@ class CompletedRun:
 
 @dataclass(frozen=True, slots=True)
 class ChainRecord:
-    """All that a chain remembers."""
+    """The stored record of a chain."""
 
     # The run that each task stood for last.
     runs: Mapping[str, str] = field(default_factory=dict)

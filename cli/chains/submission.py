@@ -39,7 +39,7 @@ SAMPLE = 16  # hexadecimal digits of a file's digest in the record
 
 @dataclass(frozen=True, slots=True)
 class SubmitAnswer:
-    """What `rerail submit` has printed."""
+    """The output of `rerail submit`."""
 
     status: int
     # What it prints with --json or --dry-run.

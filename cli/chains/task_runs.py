@@ -30,7 +30,7 @@ WRITTEN_TO = {
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How a task's run is, and a line about it for people."""
+    """The state of a task's run, and a line about it for people."""
 
     state: TaskState
     text: str = ""

@@ -10,13 +10,13 @@ from botocore.exceptions import ClientError
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.storage import find_bucket_key
 from cli.doctor.subject import Subject
+from cli.logbook import LOG_GROUP
 from cli.project import CHOICES
 from cli.trouble import is_missing
 from rerail.model.mailbox import make_command_key, make_heartbeat_key, make_report_key
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 ALLOWED = "allowed"
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LOG_ACTIONS = ("logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams")
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 # As the SageMaker Developer Guide lists them for a job in a VPC.
@@ -237,7 +237,7 @@ def _lacking(subject: Subject, who: str, actions: Sequence[str], key: str) -> li
 
 
 def _lacking_on(subject: Subject, actions: Sequence[str], arns: Sequence[str]) -> list[str]:
-    """Of these actions, those that the job's role is not allowed on the resources."""
+    """Return those of the actions that the job's role is not allowed on the resources."""
     answer = subject.client("iam").simulate_principal_policy(
         PolicySourceArn=subject.role, ActionNames=list(actions), ResourceArns=list(arns)
     )

@@ -1,4 +1,4 @@
-"""How far the run of a remote call is, the result that its newest job has stored, and what attaches to it again."""
+"""Read the state of a remote call's run, its stored result, and the facts to attach to it again."""
 
 from pathlib import Path
 from typing import Any

@@ -105,7 +105,7 @@ class SubmissionAccount:
     def create(
         self, request: Mapping[str, Any], *, role_is_new: bool = False, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Create the training job; of a new role SageMaker hears after some seconds, for which is waited."""
+        """Create the training job; while a new role is not known to SageMaker yet, try again."""
         for remaining_s in range(ROLE_KNOWN_WITHIN_S if role_is_new else 0, -1, -ROLE_PAUSE_S):
             try:
                 client("sagemaker").create_training_job(**request)

@@ -3,7 +3,6 @@
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
@@ -15,11 +14,11 @@ from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.feed import feed
 from stacks.parts.functions import FunctionFactory
+from stacks.parts.minute_schedule import call_each_minute, make_scheduler_role
 from stacks.parts.permissions import SEND_MESSAGE, allow, read_policies, use_key
 from stacks.parts.policies import PREFIX
 from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.runs_table import RunsTable
-from stacks.parts.sweep import RETRY
 from stacks.parts.train_supervised import TrainSupervised
 
 NAME = "orchestrate"
@@ -85,25 +84,17 @@ class Orchestration(Construct):
 
 def _check_each_minute(scope: Construct, queue: sqs.Queue, dead_letters: DeadLetterQueue, key: kms.IKey) -> None:
     """Send the message that has all waits checked; answers are at most a minute late."""
-    ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
-    role = iam.Role(scope, "Scheduler", assumed_by=iam.ServicePrincipal("scheduler.amazonaws.com", conditions=ours))
+    role = make_scheduler_role(scope, "Scheduler")
     allow(role, "sqs:SendMessage", on=[queue.queue_arn, dead_letters.queue.queue_arn])
     use_key(role, key, *SEND_MESSAGE, service="sqs")
-    schedule = scheduler.CfnSchedule(
+    call_each_minute(
         scope,
-        "Schedule",
+        queue.queue_arn,
+        role=role,
+        dead_letters=dead_letters.queue,
         description="Rerail: the check of all waits for runs",
-        schedule_expression="rate(1 minute)",
-        flexible_time_window=scheduler.CfnSchedule.FlexibleTimeWindowProperty(mode="OFF"),
-        target=scheduler.CfnSchedule.TargetProperty(
-            arn=queue.queue_arn,
-            role_arn=role.role_arn,
-            input=CHECK,
-            retry_policy=RETRY,
-            dead_letter_config=scheduler.CfnSchedule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
-        ),
+        input=CHECK,
     )
-    schedule.node.add_dependency(role)  # also on its policy: Scheduler checks the role when it is created
 
 
 def _answer_tokens(role: iam.Role) -> None:

@@ -4,7 +4,6 @@ from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
@@ -14,6 +13,7 @@ from stacks.parts.alarms import Blind, DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.functions import FunctionFactory
 from stacks.parts.mailbox import JobMailbox
+from stacks.parts.minute_schedule import call_each_minute, make_scheduler_role
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import (
@@ -31,8 +31,6 @@ from stacks.parts.signals_queue import SignalsQueue
 
 NAME = "sweep"
 TIMEOUT = Duration.minutes(2)
-# An older tick is useless, because the next one follows. A minute is Scheduler's minimum age.
-RETRY = scheduler.CfnSchedule.RetryPolicyProperty(maximum_event_age_in_seconds=60, maximum_retry_attempts=3)
 
 
 class ScheduledSweep(Construct):
@@ -98,22 +96,14 @@ class EveryMinute(Construct):
     ) -> None:
         super().__init__(scope, id)
         dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the schedule of the sweep")
-        ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
-        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("scheduler.amazonaws.com", conditions=ours))
+        role = make_scheduler_role(self, "Role")
         allow(role, "lambda:InvokeFunction", on=function.function_arn)
         allow(role, "sqs:SendMessage", on=dead_letters.queue.queue_arn)
         use_key(role, key, *SEND_MESSAGE, service="sqs")
-        schedule = scheduler.CfnSchedule(
+        call_each_minute(
             self,
-            "Schedule",
+            function.function_arn,
+            role=role,
+            dead_letters=dead_letters.queue,
             description="Rerail: the minute's round",
-            schedule_expression="rate(1 minute)",
-            flexible_time_window=scheduler.CfnSchedule.FlexibleTimeWindowProperty(mode="OFF"),
-            target=scheduler.CfnSchedule.TargetProperty(
-                arn=function.function_arn,
-                role_arn=role.role_arn,
-                retry_policy=RETRY,
-                dead_letter_config=scheduler.CfnSchedule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
-            ),
         )
-        schedule.node.add_dependency(role)  # also on its policy: Scheduler checks the role when it is created

@@ -1,4 +1,4 @@
-"""How busy machines are: the mean of SageMaker's own host metrics, and nothing where there are none."""
+"""Utilization of machines: the mean of SageMaker's own host metrics, and nothing where there are none."""
 
 from datetime import UTC, datetime, timedelta
 

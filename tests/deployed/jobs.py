@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from cli import place
 from cli.demo.stage import scale_policy
 from cli.main import app
+from local import deploy
 from local.pace import Pace
 from local.sagemaker.control import inject
 from local.stack import LocalAws
@@ -28,6 +29,8 @@ from rerail.model.policy import Policy, parse_policy, to_toml
 from rerail.model.run import Run, RunState
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG
+from tests.iam.calls import instrument
+from tests.iam.permissions import refusals
 
 BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
@@ -60,6 +63,20 @@ def apart(state: Path, **how: Any) -> Iterator[LocalAws]:
     finally:
         if before:
             place.use_local(before)
+
+
+@contextmanager
+def apart_with(folder: Path, context: Mapping[str, Any], assemblies: Path, pace: Pace) -> Iterator["Account"]:
+    """A local AWS with a deployment of these choices; at the end no call was refused, and no message was left over."""
+    with apart(folder, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
+        assembly = deploy.synthesize(ROOT, assemblies, context={**context, **deploy.LOCAL_SCOPE})
+        aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
+        account = Account(aws, pace)
+        account.set_up_for_tests()
+        instrument(aws, folder / "calls.jsonl")
+        yield account
+        assert not refusals(aws, folder / "calls.jsonl")
+        assert account.dead_letters() == []
 
 
 def patient(policy: Policy, pace: Pace) -> Policy:

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from aws_cdk import Duration
 
-from local import deploy
 from local.pace import Pace
 from local.stack import ROOT
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.requests.supervised import supervised
 from stacks.parts.train_supervised import make_definition
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import BUCKET, HALT_AT, SCHEDULE, Account, apart, rerail
-from tests.iam.calls import instrument
-from tests.iam.permissions import refusals
+from tests.deployed.jobs import BUCKET, HALT_AT, SCHEDULE, Account, apart_with, rerail
 
 pytestmark = pytest.mark.slow
 CONTEXT = {"orchestration": True}
@@ -28,16 +25,8 @@ CONTEXT = {"orchestration": True}
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Account]:
     """A deployment for which others wait."""
-    folder = tmp_path_factory.mktemp("waiting")
-    with apart(folder, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
-        assembly = deploy.synthesize(ROOT, ASSEMBLIES, context=CONTEXT | deploy.LOCAL_SCOPE)
-        aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
-        account = Account(aws, pace)
-        account.set_up_for_tests()
-        instrument(aws, folder / "calls.jsonl")
+    with apart_with(tmp_path_factory.mktemp("waiting"), CONTEXT, ASSEMBLIES, pace) as account:
         yield account
-        assert not refusals(aws, folder / "calls.jsonl")
-        assert account.dead_letters() == []
 
 
 def start(account: Account, name: str, machine: str = "", **environment: str) -> str:

@@ -8,14 +8,11 @@ from typing import Any
 import boto3
 import pytest
 
-from local import deploy
 from local.pace import Pace
 from local.stack import ROOT
 from rerail_agent.waiting import RunWaiter
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import BUCKET, Account, apart
-from tests.iam.calls import instrument
-from tests.iam.permissions import refusals
+from tests.deployed.jobs import BUCKET, Account, apart_with
 
 pytestmark = pytest.mark.slow
 CONTEXT = {"forwardRunEvents": True}
@@ -24,16 +21,8 @@ CONTEXT = {"forwardRunEvents": True}
 @pytest.fixture(scope="module")
 def forwarding(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Account]:
     """A deployment that forwards the runs' events to the default bus."""
-    folder = tmp_path_factory.mktemp("forwarding")
-    with apart(folder, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
-        assembly = deploy.synthesize(ROOT, ASSEMBLIES, context=CONTEXT | deploy.LOCAL_SCOPE)
-        aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
-        account = Account(aws, pace)
-        account.set_up_for_tests()
-        instrument(aws, folder / "calls.jsonl")
+    with apart_with(tmp_path_factory.mktemp("forwarding"), CONTEXT, ASSEMBLIES, pace) as account:
         yield account
-        assert not refusals(aws, folder / "calls.jsonl")
-        assert account.dead_letters() == []
 
 
 class EventQueue:

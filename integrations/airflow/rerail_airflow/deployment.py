@@ -18,7 +18,7 @@ WHY_LIMIT = 400
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
-    """How the hooks of Airflow's Amazon provider reach AWS; the arguments of its operators and sensors."""
+    """The connection settings of the Amazon provider's hooks, as its operators and sensors take them."""
 
     aws_conn_id: str | None = "aws_default"
     region_name: str | None = None

@@ -1,4 +1,4 @@
-"""What Airflow has to know of this package; the entry point `apache_airflow_provider` names it."""
+"""Describe this package to Airflow; the entry point `apache_airflow_provider` names it."""
 
 from importlib.metadata import version
 from typing import Any

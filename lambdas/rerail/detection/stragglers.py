@@ -55,7 +55,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class RankHistory:
-    """What is known of one rank: logarithms of its ratios in normal rounds, and its slow rounds at present."""
+    """The record of one rank: logarithms of its ratios in normal rounds, and its slow rounds at present."""
 
     past: tuple[float, ...] = ()
     # The median of the past, and the smoothed distance of its rounds from it.

@@ -1,4 +1,4 @@
-"""How long to train between two checkpoints: the interval that wastes the least time, within bounds (Young, Daly)."""
+"""Compute the checkpoint interval that wastes the least time, within bounds (Young, Daly)."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -23,7 +23,7 @@ class Caller(StrEnum):
 
 
 class CallerState(StrEnum):
-    """What the execution that waits is doing."""
+    """The state of the execution that waits."""
 
     WAITS = "waits"
     # Somebody has stopped it.

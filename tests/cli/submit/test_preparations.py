@@ -1,4 +1,4 @@
-"""What `rerail submit` makes before a job can start: a role, an image, and the place of another run's checkpoint."""
+"""Preparations of `rerail submit`: a role, an image, and the address of another run's checkpoint."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def aws():
 
 @pytest.fixture
 def docker(monkeypatch, tmp_path):
-    """A docker command that notes what it is told; `code` is a file whose number it ends with."""
+    """A docker command that logs its arguments; `code` is its exit status."""
     log, folder = tmp_path / "docker.log", tmp_path / "bin"
     folder.mkdir()
 

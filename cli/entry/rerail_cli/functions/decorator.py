@@ -30,7 +30,7 @@ LONGEST_NAME = 36
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """What `rerail submit` would be given; empty values are filled from rerail.toml, as there."""
+    """The options of `rerail submit`; empty values are filled from rerail.toml, as there."""
 
     instance_type: str = ""
     policy: str = ""
@@ -122,7 +122,7 @@ class RemoteFunction:
 
     @property
     def is_imported(self) -> bool:
-        """Whether the job imports the function from a packed module; any other is pickled by value."""
+        """Return whether the job imports the function from a packed module; any other is pickled by value."""
         module = self.function.__module__
         root = self.source_folder
         if module == "__main__" or "<" in self.function.__qualname__ or root is None:

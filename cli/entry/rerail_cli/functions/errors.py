@@ -1,4 +1,4 @@
-"""What can go wrong with a remote function, beside the function's own exceptions."""
+"""Errors of a remote call, beside the function's own exceptions."""
 
 
 class RemoteError(RuntimeError):

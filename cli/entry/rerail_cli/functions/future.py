@@ -23,7 +23,7 @@ ENDED = ("completed", "stopped", "failed", "held")
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """What a call has ended with: a value, or the exception to raise."""
+    """The outcome of a call: a value, or the exception to raise."""
 
     value: Any = None
     exception: BaseException | None = None
