@@ -10,7 +10,7 @@ AUDIT ?=
 PROGRAMS := agent app.py bench cli container integrations/airflow/rerail_airflow lambdas local stacks tools
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit sbom release proof mutants soak bench
+.PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit audit-online sbom release proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: test-airflow synth deploy destroy cdk clean
 
@@ -43,8 +43,8 @@ demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it re
 test: $(VENV)/test.ready ## the whole test suite
 	$(BIN)/python -m tools.suites
 
-test-load: $(VENV)/test.ready ## three demos at once, beside six busy loops (about 5 minutes)
-	$(BIN)/python -m pytest tests/demo -m load
+test-load: $(VENV)/test.ready ## a demo beside six busy loops
+	$(BIN)/python -m pytest tests/demo -m "load and not rehearsal"
 
 test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 	$(BIN)/python -m pytest tests -m "not slow" -n 2 --dist worksteal
@@ -68,13 +68,15 @@ check: $(VENV)/check.ready ## linter, formatter, type checker, linter of the Doc
 	$(BIN)/mypy
 	$(BIN)/hadolint container/Dockerfile
 
-audit: $(VENV)/audit.ready $(VENV)/checkov.ready ## templates, weaknesses, secrets, licences, vulnerabilities (2 minutes)
+audit: $(VENV)/audit.ready $(VENV)/checkov.ready ## templates, weaknesses, secrets, licences
 	@mkdir -p .local
 	$(BIN)/bandit -c pyproject.toml -q -r $(PROGRAMS) 2> .local/bandit.log || { cat .local/bandit.log; exit 1; }
 	$(BIN)/python -m tools.secret_scan
 	$(BIN)/python -m tools.sbom
 	$(BIN)/python -m tools.template_audit
-	$(BIN)/pip-audit --skip-editable --progress-spinner off --timeout 30 $(AUDIT)
+
+audit-online: $(VENV)/audit.ready ## known vulnerabilities of all packages; it needs the internet (AUDIT="--ignore-vuln ID")
+	$(BIN)/python -m tools.audit_online $(AUDIT)
 
 release: $(VENV)/audit.ready ## wheels, source distributions, template without the CDK, SBOM, checksums, into .local/release
 	$(BIN)/python -m tools.release
@@ -86,6 +88,7 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 # The long proofs, of which `make test` plays small versions; docs/proof.md has what they measured.
 proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, speed and the soak (two hours)
 	$(BIN)/python -m pytest tests/deployed/test_every_call.py -m rehearsal -s
+	$(BIN)/python -m pytest tests/demo -m "load and rehearsal"
 	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed

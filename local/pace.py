@@ -51,10 +51,14 @@ def measure_pace(time_round: Callable[[], float] | None = None) -> Pace:
     """
     if given := os.environ.get(VARIABLE):
         return Pace(_read(given))
-    rounds = sorted((time_round or _time_round)() for _ in range(ROUNDS))
-    slowdown = rounds[ROUNDS // 2] / REFERENCE_S
+    slowdown = measure_reference(time_round) / REFERENCE_S
     # Small differences are noise; a clock that differs from run to run for nothing confuses readers.
     return Pace(1.0 if slowdown < 1.5 else min(SLOWEST, round(2 * slowdown) / 2))
+
+
+def measure_reference(time_round: Callable[[], float] | None = None) -> float:
+    """Return the seconds of a median round of the reference work under the present load."""
+    return sorted((time_round or _time_round)() for _ in range(ROUNDS))[ROUNDS // 2]
 
 
 def _read(text: str) -> float:

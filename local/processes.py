@@ -14,6 +14,7 @@ class ProcessEntry(NamedTuple):
     pid: int
     parent: int
     started: str
+    group: int
 
 
 def table() -> dict[int, ProcessEntry]:
@@ -33,14 +34,15 @@ def _from_proc() -> list[ProcessEntry]:
         except OSError:  # ended while we looked
             continue
         if fields[0] != "Z":
-            found.append(ProcessEntry(int(entry.name), int(fields[1]), fields[19]))
+            found.append(ProcessEntry(int(entry.name), int(fields[1]), fields[19], int(fields[2])))
     return found
 
 
 def _from_ps() -> list[ProcessEntry]:
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True)
-    rows = (line.split(None, 3) for line in listing.stdout.splitlines())
-    return [ProcessEntry(int(row[0]), int(row[1]), row[3]) for row in rows if not row[2].startswith("Z")]
+    columns = "pid=,ppid=,stat=,pgid=,lstart="
+    listing = subprocess.run(["ps", "-A", "-o", columns], capture_output=True, text=True, check=True)
+    rows = (line.split(None, 4) for line in listing.stdout.splitlines())
+    return [ProcessEntry(int(row[0]), int(row[1]), row[4], int(row[3])) for row in rows if not row[2].startswith("Z")]
 
 
 def descendants(pid: int) -> list[ProcessEntry]:

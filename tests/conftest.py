@@ -37,11 +37,14 @@ botocore.loaders.create_loader = cache(botocore.loaders.create_loader)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what is slow as a whole where `-m` deselects it: importing the CDK and the frameworks takes seconds."""
-    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+    """Leave out files of which `-m` deselects every test: importing the CDK and the frameworks takes seconds."""
+    markexpr = config.option.markexpr
+    if not markexpr.startswith(("slow", "not slow")) or not collection_path.name.startswith("test_"):
         return None
-    is_slow = "tests/stacks/" in collection_path.as_posix() or IS_SLOW.search(collection_path.read_text())
-    return True if is_slow else None
+    text, is_stack = collection_path.read_text(), "tests/stacks/" in collection_path.as_posix()
+    if markexpr.startswith("not slow"):
+        return True if is_stack or IS_SLOW.search(text) else None
+    return None if is_stack or "mark.slow" in text else True
 
 
 def pytest_collection_finish() -> None:

@@ -1,87 +1,128 @@
-"""Run the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
+"""Run the whole test suite: the tests within one process first and alone, then all that wait for processes together.
 
-Tests that deploy the template, or play a demo, mostly wait for an AWS on this machine, whose clock runs fast: they get
-a core first. All others fill the gaps, at a lower priority and four files at a time, since many wait for processes. The
-clocks follow the speed measured first, with an allowance for what the other runs take.
+Tests that deploy the template, play a demo or start processes mostly wait, so they run side by side. The clocks of
+their local AWSs follow the speed that is measured first. Each suite has a deadline; see `tools.deadlines`.
 """
 
 import os
 import re
-import subprocess
 import sys
-import threading
 import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from local.pace import SLOWEST, VARIABLE, measure_pace
+from local.pace import VARIABLE, measure_pace, measure_reference
+from tools.deadlines import LimitedCommand, make_records, print_line
 
-# The runs share the cores.
-SHARED = 2.0
-RUNS = {
-    # One at a time would take as long as all the others together; "load" gives neighbours to the same worker.
-    "demo": (
-        *("tests/demo", "-m", "not rehearsal and not load"),
-        *("-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder"),
-    ),
-    # The longest files of the folder begin first, which xdist would reorder.
-    "deployed": ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
-    "unit": (
-        *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
-        *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
-    ),
-}
-
-# The runs that yield to the others, but little: beside a busy program they must not starve.
-PATIENT_RUNS = ("unit",)
-NICE = ("nice", "-n", "3")
+ROOT = Path(__file__).resolve().parent.parent
+BUDGETS = ROOT / "tests" / "house" / "budgets.toml"
+# A suite may take this many times the seconds that it took at reference speed.
+PATIENCE = 4.0
+ELSEWHERE = ("--ignore=tests/deployed", "--ignore=tests/demo")
 FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
 FAILURE_LINES = 400
 
 
+@dataclass
+class Suite:
+    """One run of pytest, whose lines appear under its name as they come."""
+
+    name: str
+    # What it takes on two cores at reference speed, beside the other suites of its stage.
+    seconds: float
+    options: tuple[str, ...]
+    # The lines from the first failure's traceback to the end.
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, slowdown: float, more: list[str]) -> int:
+        """Return pytest's exit status, or that of a command ended at its deadline; `slowdown` scales that."""
+        options = (*self.options, "--durations=20", "-o", f"cache_dir=.pytest_cache/{self.name}", *more)
+        with LimitedCommand(
+            f"the suite {self.name}",
+            [sys.executable, "-m", "pytest", *options],
+            limit_s=PATIENCE * self.seconds * slowdown,
+            records=make_records(),
+            environment={**os.environ, VARIABLE: f"{slowdown:g}"},
+            on_line=self.show,
+        ) as command:
+            status = command.wait(self.report)
+            self.show(f"exit status {status} after {command.seconds:.0f} s")
+        return status
+
+    def show(self, line: str) -> None:
+        """Print a line of pytest, and keep it from the first failure on."""
+        print_line(f"{self.name:>9} | {line}")
+        if self.failures or FAILURES_BEGIN.match(line):
+            self.failures.append(line)
+
+    def report(self, line: str) -> None:
+        """Print a line about the suite, and keep it."""
+        self.failures.append(line)
+        print_line(f"{self.name:>9} | {line}")
+
+
+STAGES = (
+    (Suite("unit", 150, ("tests", *ELSEWHERE, "-m", "not slow", "-n", "2", "--dist", "worksteal")),),
+    (
+        # "load" gives neighbours to the same worker.
+        Suite(
+            "demo",
+            200,
+            (
+                *("tests/demo", "-m", "not rehearsal and not load"),
+                *("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"),
+            ),
+        ),
+        # The longest files of the folder begin first, which xdist would reorder.
+        Suite(
+            "deployed",
+            250,
+            ("tests/deployed", "-m", "not rehearsal", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
+        ),
+        Suite(
+            "processes",
+            250,
+            (
+                *("tests", *ELSEWHERE, "-m", "slow and not rehearsal"),
+                *("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
+            ),
+        ),
+    ),
+)
+
+
 def main() -> int:
-    """Return 0 if every test passed; otherwise print the failures of each suite once more, at the end."""
-    began = time.monotonic()
-    slowdown = min(SLOWEST, SHARED * measure_pace().slowdown)
-    environment = {VARIABLE: str(slowdown), **os.environ}
-    share = f"1/{float(environment[VARIABLE]):g}"
-    print(f"the clocks of demos and deployed stacks run at {share} of their usual speed", flush=True)
-    runs = {name: SuiteRun(name, (*options, *sys.argv[1:]), environment) for name, options in RUNS.items()}
-    failed = [name for name, run in runs.items() if run.wait()]
-    print(f"tests took {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
-    for name in failed:
-        print(runs[name].format_failures())
+    """Return 0 if all tests passed within the budget; at the end print the failures of each suite once more."""
+    slowdown, reference = measure_pace().slowdown, measure_reference()
+    began, cpu_began = time.monotonic(), os.times()
+    print_line(f"the clocks of demos and deployed stacks run at 1/{slowdown:g} of their usual speed")
+    failed = []
+    for suites in STAGES:
+        with ThreadPoolExecutor(len(suites)) as threads:
+            statuses = threads.map(lambda suite: suite.run(slowdown, sys.argv[1:]), suites)
+            failed += [suite for suite, status in zip(suites, statuses, strict=True) if status]
+    took, cpu = time.monotonic() - began, os.times()
+    busy = cpu.children_user + cpu.children_system - cpu_began.children_user - cpu_began.children_system
+    share = busy / took / (os.cpu_count() or 1)
+    for suite in failed:
+        print("\n".join(suite.failures[-FAILURE_LINES:]) or f"{suite.name} ended without a report")
+    names = ", ".join(suite.name for suite in failed) or "none"
+    # The load may have come or gone meanwhile: the slower reference counts.
+    ratio, budget = took / max(reference, measure_reference()), read_budget()
+    print(f"tests took {took:.0f} s, {share:.0%} of the processors' time; failed: {names}")
+    print(f"that is {ratio:.0f} times the reference of local/pace.py; the budget is {budget}")
+    if ratio > budget and not sys.argv[1:]:
+        print(f"FAILED: over the budget in {BUDGETS.relative_to(ROOT)}: make tests faster, or raise it there")
+        return 1
     return 1 if failed else 0
 
 
-class SuiteRun:
-    """One run of pytest, whose lines appear under its name as they come."""
-
-    def __init__(self, name: str, options: tuple[str, ...], environment: dict[str, str]) -> None:
-        pytest = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}"]
-        command = [*NICE, *pytest] if name in PATIENT_RUNS else pytest
-        self._name = name
-        self._process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        # The lines from the first failure's traceback to the end.
-        self._failures: list[str] = []
-        self._thread = threading.Thread(target=self._show)
-        self._thread.start()
-
-    def wait(self) -> int:
-        """Return pytest's exit status once its last line is shown."""
-        self._thread.join()
-        return self._process.wait()
-
-    def format_failures(self) -> str:
-        """Return the tracebacks and the names of the failed tests, the names last; the other runs hid them."""
-        return "".join(self._failures[-FAILURE_LINES:]) or f"{self._name} ended without a report\n"
-
-    def _show(self) -> None:
-        assert self._process.stdout, "started with a pipe"
-        for line in self._process.stdout:
-            print(f"{self._name:>8} | {line}", end="", flush=True)
-            if self._failures or FAILURES_BEGIN.match(line):
-                self._failures.append(line)
+def read_budget() -> int:
+    """Return how many times as long as the reference the whole suite may take."""
+    budget: int = tomllib.loads(BUDGETS.read_text())["test_suite"]["ratio"]
+    return budget
 
 
 if __name__ == "__main__":

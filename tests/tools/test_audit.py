@@ -1,4 +1,4 @@
-"""The secret scan reads the history too; the bills of materials list what is shipped."""
+"""The secret scan reads the history too; bills of materials list what is shipped; an unanswered audit has failed."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import sbom, secret_scan
+from tools import audit_online, sbom, secret_scan
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +77,21 @@ def test_a_licence_that_is_not_free_is_reported():
     assert sbom.find_other_licences({"components": [component("MIT"), component("MIT", "Apache-2.0")]}) == []
     assert sbom.find_other_licences({"components": [component("GPL-3.0")]}) == ["a 1: GPL-3.0"]
     assert sbom.find_other_licences({"components": [component()]}) == ["a 1: no licence"]
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "vulnerabilities", "said"),
+    [
+        (1, [], "no known vulnerability in 19 packages; 1 were not audited"),
+        (2, [], "FAILED: the service did not answer for 2 of 20 packages; nothing is known of them"),
+        (20, [], "FAILED: the service did not answer for 20 of 20 packages; nothing is known of them"),
+        (1, [{"id": "CVE-1"}], "FAILED: known vulnerabilities: a 1: CVE-1"),
+    ],
+)
+def test_an_audit_of_too_few_packages_has_failed(unanswered: int, vulnerabilities: list[dict], said: str):
+    skipped = [{"name": "b", "skip_reason": "not found on PyPI"}] * unanswered
+    audited = [{"name": "a", "version": "1", "vulns": []}] * (20 - unanswered)
+    if vulnerabilities:
+        audited[0] = {**audited[0], "vulns": vulnerabilities}
+    assert audit_online.summarize([*audited, *skipped]) == said
+    assert audit_online.summarize([]).startswith("FAILED")
