@@ -1,5 +1,7 @@
 """Synthesize the CDK app without the CDK command and deploy its stacks through CloudFormation with boto3."""
 
+import compileall
+import fcntl
 import hashlib
 import io
 import json
@@ -12,9 +14,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import Any
 
 # What a synthesis reads; anything else may change without a new one.
@@ -28,7 +32,8 @@ LOCAL_SCOPE = {
     "trainingRoleArns": ["arn:${AWS::Partition}:iam::${AWS::AccountId}:role/*SageMaker*"],
     "checkpointBuckets": ["*sagemaker*"],
 }
-KEPT_ASSEMBLIES = 6
+KEPT_ASSEMBLIES = 12
+COMPILED = "compiled"
 FINISHED = ("_COMPLETE", "_FAILED")
 
 Client = Callable[[str], Any]
@@ -57,35 +62,40 @@ def synthesize(
         raise DeployError("the CDK is missing; run: pip install 'rerail[stacks]'")
     chosen = _context(root) | dict(context or {})
     assembly = cache / _fingerprint(root, app, tuple(inputs), chosen | {"validate": validate})
-    if (assembly / "manifest.json").exists():
-        os.utime(assembly)
-        return assembly
     cache.mkdir(parents=True, exist_ok=True)
+    # A synthesis takes seconds of a core: processes that need the same one wait for the first.
+    with _locked(cache / f"{assembly.name}.lock"):
+        if (assembly / "manifest.json").exists():
+            os.utime(assembly)
+        else:
+            _make(root, app, chosen, assembly, validate=validate)
+    _forget_old(cache)
+    return assembly
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _make(root: Path, app: str, context: Mapping[str, Any], assembly: Path, *, validate: bool) -> None:
+    """Synthesize the app into a folder that appears when it is complete."""
+    cache = assembly.parent
     with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as making:
         fresh = Path(making) / "assembly"
         run = subprocess.run(
             [sys.executable, app],
             cwd=root,
-            env=_synth_environment(chosen, fresh, Path(making), validate=validate),
+            env=_synth_environment(context, fresh, Path(making), validate=validate),
             capture_output=True,
             text=True,
         )
         if run.returncode or not (fresh / "manifest.json").exists():
             raise DeployError(f"{app} ended with {run.returncode}:\n{_tail(run.stderr or run.stdout)}")
-        _put(fresh, assembly)
-    _forget_old(cache)
-    return assembly
-
-
-def _put(fresh: Path, assembly: Path) -> None:
-    """Move the assembly to its place, unless another process was first: its assembly may be in use already."""
-    if not (assembly / "manifest.json").exists():
         shutil.rmtree(assembly, ignore_errors=True)
-    try:
         fresh.rename(assembly)
-    except OSError:
-        if not (assembly / "manifest.json").exists():
-            raise
 
 
 def _tail(text: str) -> str:
@@ -96,6 +106,7 @@ def _forget_old(cache: Path) -> None:
     assemblies = sorted(cache.glob("????????????????"), key=lambda path: path.stat().st_mtime, reverse=True)
     for assembly in assemblies[KEPT_ASSEMBLIES:]:
         shutil.rmtree(assembly, ignore_errors=True)
+        assembly.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
@@ -191,7 +202,7 @@ def publish_assets(assembly: Path, stack: str, client: Client, place: dict[str, 
     s3 = client("s3")
     for asset in files.values():
         source = assembly / asset["source"]["path"]
-        body = zipped(source) if asset["source"].get("packaging") == "zip" else source.read_bytes()
+        body = _zip_compiled(source) if asset["source"].get("packaging") == "zip" else source.read_bytes()
         for destination in asset["destinations"].values():
             bucket = _filled(destination["bucketName"], place)
             s3.put_object(Bucket=bucket, Key=_filled(destination["objectKey"], place), Body=body)
@@ -209,13 +220,36 @@ def zipped(folder: Path) -> bytes:
 
     Everyone may read what is in it, whatever the umask here: Lambda runs functions as another user.
     """
+    return _zip(sorted(_files(folder, (".",))), folder, zipfile.ZIP_DEFLATED)
+
+
+def _zip_compiled(folder: Path) -> bytes:
+    """Return the folder as a zip archive with its modules compiled for this Python.
+
+    Each function worker extracts its code anew, and would spend half of its start on compiling it. The archive is kept
+    beside the assets, for the next deployment; the assets themselves stay as they were synthesized.
+    """
+    archive = folder.parent / COMPILED / f"{folder.name}.{sys.implementation.cache_tag}.zip"
+    if not archive.exists():
+        archive.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
+            copy = shutil.copytree(folder, Path(temporary) / "code")
+            compileall.compile_dir(copy, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+            body = _zip(sorted(path for path in copy.rglob("*") if path.is_file()), copy, zipfile.ZIP_STORED)
+            written = Path(temporary) / archive.name
+            written.write_bytes(body)
+            written.replace(archive)
+    return archive.read_bytes()
+
+
+def _zip(files: Iterable[Path], folder: Path, compression: int) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for file in files:
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), (2020, 1, 1, 0, 0, 0))
             mode = 0o755 if file.stat().st_mode & stat.S_IXUSR else 0o644
             entry.external_attr = (stat.S_IFREG | mode) << 16
-            archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(entry, file.read_bytes(), compression)
     return buffer.getvalue()
 
 

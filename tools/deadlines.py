@@ -19,7 +19,7 @@ from local.processes import ProcessEntry
 RECORDS = "RERAIL_RUNNING_TESTS"
 # The exit status of a command that was ended at its deadline, as of coreutils' `timeout`.
 LATE = 124
-POLL_S = 0.5
+POLL_S = 2.0
 # A process has this long to end after SIGTERM, its last lines to arrive after it has ended, its stacks to be written.
 GRACE_S = 5.0
 DUMP_S = 2.0
@@ -72,7 +72,7 @@ class LimitedCommand:
 
     def wait(self, show: Show = print_line) -> int:
         """Return the exit status; at the deadline report, end everything, and return `LATE`."""
-        while (status := self._process.poll()) is None:
+        while (status := self._poll()) is None:
             if self.seconds > self.limit_s:
                 show(f"DEADLINE: {self.name} is not done after {self.limit_s:.0f} s; it was doing this:")
                 for line in describe(self.find_family(), self.records):
@@ -80,9 +80,14 @@ class LimitedCommand:
                 status = LATE
                 break
             self.find_family()
-            time.sleep(POLL_S)
         self.close()
         return status
+
+    def _poll(self) -> int | None:
+        try:
+            return self._process.wait(max(0.0, min(POLL_S, self.limit_s - self.seconds)))
+        except subprocess.TimeoutExpired:
+            return None
 
     def find_family(self) -> list[ProcessEntry]:
         """Return the command's living processes, parents first; call it often, so that no group is missed."""

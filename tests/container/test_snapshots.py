@@ -95,13 +95,18 @@ def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
 def test_a_restart_in_place_goes_on_from_this_machines_memory(
     machine: Callable[..., Machine], train_here: Here, tmp_path: Path
 ) -> None:
-    """The rank is killed at step 23; the next one goes on after step 20 though nothing was saved, to the same end."""
+    """The rank is killed at step 23; the next one goes on after the last snapshot, with nothing saved, to the same end.
+
+    On a busy machine the snapshot of step 20 may not be complete yet.
+    """
     undisturbed = train_here(tmp_path / "undisturbed")
     weights = re.search(r"weights xxh3_64:\w+", train_here.err)
     assert weights
     one = machine("algo-1", RERAIL_DRILL="kill:step=23")
     assert one.process.wait(LIMIT_S) == 0, one.err.read_text()
-    assert one.started_after == [0, 20]
+    begin, again = one.started_after
+    assert begin == 0
+    assert again in (10, 15, 20)
     assert all(agree(loss, undisturbed) for loss in one.all_losses)
     assert weights[0] in one.err.read_text()
     assert not make_folder_path(str(one.base)).exists()  # the snapshot process has ended with its init

@@ -1,7 +1,7 @@
 """A training script without training: counts steps, saves some of them by the book, and resumes where it is told to.
 
 HALT_AT is a step at which the first attempt waits for ever: whatever is to hit it there cannot come too late. With
-HALTS the first so many attempts do.
+HALTS the first so many attempts do, also one that resumes from that step.
 """
 
 import json
@@ -37,8 +37,15 @@ def fail(step: int) -> None:
     raise SystemExit(1)
 
 
+def halt(step: int) -> None:
+    """Wait for ever at the halt."""
+    while HALT_AT and step == HALT_AT:
+        time.sleep(SECONDS_A_SAVE)
+
+
 def main() -> None:
     step = int(os.environ.get("RERAIL_RESUME_STEP", "0"))
+    halt(step)
     while step < int(os.environ["STEPS"]):
         time.sleep(SECONDS_A_SAVE)
         step += STEPS_A_SAVE
@@ -48,8 +55,7 @@ def main() -> None:
         save(step)
         # The step is printed when its save is complete: a fault that waits for the step finds both.
         print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
-        while step == HALT_AT:
-            time.sleep(SECONDS_A_SAVE)
+        halt(step)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ def test_a_crashed_job_is_followed_on_its_own_warm_machines(account: Account):
     def pool(job: str) -> dict[str, str]:
         return account.sagemaker.describe_training_job(TrainingJobName=job).get("WarmPoolStatus", {})
 
-    machines = {"InstanceType": "ml.m5.xlarge", "KeepAlivePeriodInSeconds": 3600}  # nobody else's
+    # No other job of the suite has volumes of this size.
+    machines = {"VolumeSizeInGB": 31, "KeepAlivePeriodInSeconds": 3600}
     name = account.submit_struck("kept-warm", "kill", steps=10_000, machines=machines)
     second = f"{name}-a002"
     account.wait("the successor", lambda: account.jobs(name) == [name, second])

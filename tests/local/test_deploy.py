@@ -1,6 +1,12 @@
 """Synthesis with its cache, and deployment through CloudFormation."""
 
+import compileall
+import io
 import json
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,28 +41,43 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_unchanged_tree_is_not_synthesized_again(project: Path) -> None:
-    """A second synthesis reuses the first one's assembly; a changed function asks for a new one."""
+    """A second synthesis reuses the first one's assembly, also once modules are compiled; a changed one does not."""
     first = deploy.synthesize(project, project / "cache")
+    compileall.compile_dir(project / "lambdas", quiet=2)
     assert deploy.synthesize(project, project / "cache") == first
     assert (project / "runs").read_text() == "x"
     (project / "lambdas" / "one.py").write_text("2")
     assert deploy.synthesize(project, project / "cache") != first
 
 
-def test_two_that_synthesize_at_once_do_not_take_away_what_the_other_reads(project: Path) -> None:
-    """The assembly of whoever was first stays where it is, with the very files that it had."""
-    first_one = f"""
-import pathlib, sys
-if not pathlib.Path("meanwhile").exists():
-    pathlib.Path("meanwhile").touch()
-    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-    from local import deploy
-    (deploy.synthesize(pathlib.Path.cwd(), pathlib.Path.cwd() / "cache") / "read-now").touch()
-"""
-    (project / "app.py").write_text(first_one + APP)
+def test_what_several_synthesize_at_once_is_made_once(project: Path) -> None:
+    """The others wait for the first, and take its assembly."""
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(deploy.synthesize, project, project / "cache") for _ in range(3)]
+    assert len({assembly.result() for assembly in running}) == 1
+    assert (project / "runs").read_text() == "x"
+
+
+def test_published_code_is_compiled_and_runs_without_its_source_being_read(aws: LocalAws, project: Path) -> None:
+    """A worker that starts need not compile; the archive for a real account holds the sources alone."""
     assembly = deploy.synthesize(project, project / "cache")
-    assert (project / "runs").read_text() == "xx"
-    assert (assembly / "read-now").exists()
+    code = assembly / "code"
+    code.mkdir()
+    (code / "answer.py").write_text("VALUE = 42\n")
+    destination = {"bucketName": "cdk-assets", "objectKey": "code.zip"}
+    asset = {"source": {"path": "code", "packaging": "zip"}, "destinations": {"here": destination}}
+    (assembly / "Code.assets.json").write_text(json.dumps({"files": {"code": asset}}))
+    aws.client("s3").create_bucket(Bucket="cdk-assets")
+    deploy.publish_assets(assembly, "Code", aws.client, {"AccountId": "0", "Region": "us-east-1"})
+    archive = aws.client("s3").get_object(Bucket="cdk-assets", Key="code.zip")["Body"].read()
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(project / "extracted")
+    (compiled,) = (project / "extracted" / "__pycache__").iterdir()
+    (project / "extracted" / "answer.py").write_text("raise AssertionError('compiled again')\n")
+    imported = [sys.executable, "-c", "import answer; print(answer.VALUE)"]
+    assert subprocess.check_output(imported, cwd=project / "extracted", text=True) == "42\n", compiled
+    with zipfile.ZipFile(io.BytesIO(deploy.zipped(code))) as files:
+        assert files.namelist() == ["answer.py"]
 
 
 def test_broken_app_is_shown(project: Path) -> None:
