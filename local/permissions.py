@@ -26,6 +26,7 @@ Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[
 TagsOf = Callable[[str], Mapping[str, str]]
 # What the address and the transport of every call are taken for.
 OVER_TLS = ("127.0.0.1", True)
+KEPT_DOCUMENTS = 500
 # MiniStack's names of services with JSON requests, whose members are those of boto3.
 CHECKED = ("dynamodb", "events", "kms", "logs", "sagemaker", "sqs", "ssm")
 
@@ -43,6 +44,7 @@ def apply(account: str, region: str, tags_of: TagsOf) -> None:
     app.pin_request_origin = lambda source_ip, secure_transport: iam_evaluator._request_origin.set(OVER_TLS)
     iam_actions.access_denied_response = _logged(iam_actions.access_denied_response)
     iam_evaluator._resolve_condition_key = _with_role_arn(iam_evaluator._resolve_condition_key)
+    iam_evaluator.parse_policy_document = _once_each(iam_evaluator.parse_policy_document)
 
 
 def _checked(service: str, handler: Handler, place: CallPlace) -> Handler:
@@ -100,6 +102,21 @@ def _logged(stock: Callable[..., Response]) -> Callable[..., Response]:
         return stock(service, action, principal_arn, *rest, **options)
 
     return respond
+
+
+def _once_each(stock: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    """Parse each policy document once, and not at each call of a role that has it: documents are never changed."""
+    parsed: dict[int, tuple[Any, list[Any]]] = {}
+
+    def parse(document: Any) -> list[Any]:
+        known = parsed.get(id(document))
+        if known is None or known[0] is not document:
+            if len(parsed) >= KEPT_DOCUMENTS:  # the part of a resource's policy for one caller is made for each call
+                parsed.clear()
+            known = parsed[id(document)] = (document, stock(document))
+        return known[1]
+
+    return parse
 
 
 def _with_role_arn(stock: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
