@@ -252,18 +252,18 @@ class _Deployment(_Step):
         They have no default: without a terminal, the proposal cannot be confirmed, and the deployment fails.
         """
         written = read_choices()
-        missing = [name for name in choices.SCOPE if not (context.get(name) or written.get(name))]
+        missing = [name for name in choices.SCOPE if not context.get(name, written.get(name))]
         if missing and self.target.is_local:
             context.update({name: LOCAL_SCOPE[name] for name in missing})
             return
         proposed = choices.find_scope(self.target) if missing else {}
         for name in missing:
             found = ",".join(proposed[name])
-            if not self.asks:
+            answer = typer.prompt(choices.SCOPE[name], default=found or None) if self.asks else ""
+            context[name] = [part.strip() for part in answer.split(",") if part.strip()]
+            if not context[name]:
                 tagged = f" -c {name}={found}, which your tagged jobs use" if found else f" -c {name}=..."
                 place.fail(f"{name} is not set", f"write a list into {CHOICES.name}, or add{tagged}")
-            answer = typer.prompt(choices.SCOPE[name], default=found or None)
-            context[name] = [part.strip() for part in answer.split(",") if part.strip()]
             choices.remember(context[name], name=name)
             self.console.print(f"written into {CHOICES.name}: commit it, and every later deployment knows")
 

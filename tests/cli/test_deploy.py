@@ -173,6 +173,15 @@ def test_a_deployment_without_a_terminal_names_what_tagged_jobs_use(unchosen, ca
     assert "-c trainingRoleArns=arn:aws:iam::111122223333:role/train, which your tagged jobs use" in said
 
 
+@pytest.mark.threat("T21")
+def test_an_empty_choice_does_not_make_a_deployment_an_observer(unchosen, capsys):
+    """It wins over cdk.json, and is refused as a missing one is."""
+    unchosen.write_text('{"context": {"trainingRoleArns": ["arn:train"], "checkpointBuckets": ["weights"]}}')
+    with pytest.raises(typer.Exit):
+        _Deployment(TaggedJobs(), as_json=False, yes=True, plan=False)._choose_scope({"trainingRoleArns": ""})
+    assert "trainingRoleArns is not set" in capsys.readouterr().err
+
+
 def test_a_deployment_asks_for_roles_and_buckets_and_remembers_them(unchosen, monkeypatch):
     """The proposal is what jobs with the tag use; what is confirmed is written down."""
     deployment = _Deployment(TaggedJobs(), as_json=False, yes=False, plan=False)
