@@ -57,6 +57,7 @@ ENVIRONMENT = {
     "RERAIL_POLICY_PREFIX": "/rerail/policies",
     "RERAIL_PAUSE_PARAMETER": "/rerail/switch",
     "RERAIL_QUARANTINE_FOLDERS": "{}",
+    "RERAIL_OBSERVE_ONLY": "",
     "RERAIL_MAILBOX": "mailbox",
     "RERAIL_ACCOUNT": ACCOUNT,
 }

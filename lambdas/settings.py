@@ -37,6 +37,7 @@ class SuperviseSettings(Settings):
     account: str  # that owns every bucket
     reports: str = ""  # bucket of the incident reports
     quarantine_folders: str = "{}"  # JSON: the folders in which a role's checkpoints may be moved, by role ARN
+    observe_only: str = ""  # why this deployment may only observe; "" if it may act
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class SweepSettings(Settings):
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
     account: str  # that owns every bucket
+    observe_only: str = ""  # why this deployment may only observe; "" if it may act
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ReportSettings(Settings):
     account: str  # that owns every bucket
     region: str  # of the console that the reports link to
     docs_url: str = ""  # where the runbooks are served; "" if they are not
+    observe_only: str = ""  # why this deployment may only observe; "" if it may act
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import aws_cdk as cdk
 
@@ -14,6 +15,10 @@ from stacks.training_image_stack import TrainingImageStack
 
 # "false" turns off cdk-nag and the CDK's own validation, which reads the variable too: for local AWS emulators only.
 VALIDATION = "CDK_VALIDATION"
+OBSERVE_ONLY = (
+    "note: {missing}, so this template can only observe: it may stop or create no job and read no checkpoints."
+    " To let it act, set trainingRoleArns and checkpointBuckets in cdk.json or with -c (`rerail deploy` proposes both)"
+)
 
 
 def write() -> str | None:
@@ -39,10 +44,13 @@ def build() -> cdk.App:
         from cdk_nag import AwsSolutionsChecks
 
         cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
-    SupervisorStack(app, "Rerail", options=DeploymentOptions.from_context(app.node), synthesizer=_synthesizer())
+    options = DeploymentOptions.from_context(app.node)
+    if options.observe_only:
+        print(OBSERVE_ONLY.format(missing=options.observe_only), file=sys.stderr)
+    SupervisorStack(app, "Rerail", options=options, synthesizer=_synthesizer())
     TrainingImageStack(app, "RerailTrainingImage", synthesizer=_synthesizer())
     if organization := Organization.from_context(app.node):
-        add_organization(app, organization, DeploymentOptions.from_context(app.node), _synthesizer)
+        add_organization(app, organization, options, _synthesizer)
     return app
 
 

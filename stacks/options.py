@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,6 @@ PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 REPORT_LINKS = ("signed", "console")
 # Lambda's limits of an event source's concurrency.
 LEAST_CONCURRENCY, MOST_CONCURRENCY = 2, 1000
-# What an account has to choose itself: a default for all of them would allow too much.
-SCOPE = {
-    "trainingRoleArns": "it lists the ARNs of the roles that Rerail may pass to jobs (RoleArn)",
-    "checkpointBuckets": "it lists the buckets whose checkpoints Rerail may read (CheckpointConfig.S3Uri)",
-}
 ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+")
 URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
 SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
@@ -141,14 +136,16 @@ class DeploymentOptions:
     orchestration: bool = False
     # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
+    # Why Rerail may only observe; empty if it may act.
+    observe_only: str = ""
 
     @classmethod
     def from_context(cls, node: Node) -> "DeploymentOptions":
-        """Return the options. Raises BadOption if a value is missing or malformed."""
+        """Return the options. Raises BadOption if a value is malformed."""
         context = {name: node.try_get_context(name) for name in NAMES}
-        return cls(
-            training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
-            checkpoint_buckets=_texts(context, "checkpointBuckets", at_least=1),
+        options = cls(
+            training_role_arns=_texts(context, "trainingRoleArns", starts="arn:"),
+            checkpoint_buckets=_texts(context, "checkpointBuckets"),
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
             volume_key_arns=_texts(context, "volumeKeyArns", starts="arn:"),
             quarantine_folders=_quarantine_folders(context),
@@ -168,6 +165,23 @@ class DeploymentOptions:
             supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
             forward_run_events=_yes_or_no(context, "forwardRunEvents"),
             orchestration=_yes_or_no(context, "orchestration"),
+        )
+        # What an account has to choose itself: a default for all of them would allow too much.
+        scope = {"trainingRoleArns": options.training_role_arns, "checkpointBuckets": options.checkpoint_buckets}
+        missing = [name for name, chosen in scope.items() if not chosen]
+        return options._as_observer(missing) if missing else options
+
+    def _as_observer(self, missing: list[str]) -> "DeploymentOptions":
+        """Return the options without all that lets Rerail act or read checkpoints."""
+        return replace(
+            self,
+            training_role_arns=(),
+            checkpoint_buckets=(),
+            checkpoint_key_arns=(),
+            volume_key_arns=(),
+            quarantine_folders={},
+            orchestration=False,
+            observe_only=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
         )
 
 
@@ -294,20 +308,13 @@ def _one_of(context: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> 
     return value
 
 
-def _texts(context: Mapping[str, Any], name: str, *, at_least: int = 0, starts: str = "") -> tuple[str, ...]:
+def _texts(context: Mapping[str, Any], name: str, *, starts: str = "") -> tuple[str, ...]:
     value = context[name] or []
     if isinstance(value, str):  # from the command line: -c checkpointBuckets=one,two
         value = [part.strip() for part in value.split(",")]
-    if value == [] and at_least:
-        raise BadOption(
-            f"context {name!r} is not set; {SCOPE[name]}. `rerail deploy` proposes what your tagged jobs use, and"
-            f" `aws sagemaker describe-training-job` shows it for one job. Write a list into cdk.json, or give"
-            f" -c {name}=..."
-        )
-    wrong = not isinstance(value, list) or not all(isinstance(v, str) and v.startswith(starts) for v in value)
-    if wrong or len(value) < at_least:
+    if not isinstance(value, list) or not all(isinstance(v, str) and v and v.startswith(starts) for v in value):
         form = f"a list of texts{f' that start with {starts!r}' if starts else ''}"
-        raise BadOption(f"context {name!r} is {value!r:.200}; it must be {form}, at least {at_least} of them")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be {form}, none of them empty")
     return tuple(_with_tokens(v) for v in value)
 
 

@@ -564,6 +564,7 @@ class World:
     new_key: Callable[[], str] = lambda: KEY
     logs: FakeLogs = field(default_factory=FakeLogs)
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=lambda: {ROLE: ["s3://bucket/"]})
+    observe_only: str = ""
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -576,7 +577,7 @@ class World:
             runs=wrap(self.runs),
             jobs=wrap(self.sagemaker),
             checkpoints=wrap(self.checkpoints),
-            policies=PausablePolicies(self.policies, self.pause),
+            policies=self.paused_policies(),
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
             rate_limit=wrap(self.rate_limit),
@@ -584,14 +585,18 @@ class World:
             clock=self.clock,
             new_key=self.new_key,
             quarantine_folders=self.quarantine_folders,
+            observe_only=self.observe_only,
         )
+
+    def paused_policies(self) -> PausablePolicies:
+        return PausablePolicies(self.policies, self.pause, observe_only=bool(self.observe_only))
 
     def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> ClusterMonitor:
         """The loop for HyperPod clusters on this world."""
         return ClusterMonitor(
             memories=wrap(self.hyperpods),
             runs=wrap(self.runs),
-            policies=PausablePolicies(self.policies, self.pause),
+            policies=self.paused_policies(),
             bus=wrap(self.bus),
             clock=self.clock,
         )
@@ -602,7 +607,7 @@ class World:
             self.runs,
             self.sagemaker,
             self.checkpoints,
-            PausablePolicies(self.policies, self.pause),
+            self.paused_policies(),
             watching,
             self.mailbox,
             self.queue,

@@ -136,7 +136,10 @@ class PausedPolicies(Policies, Protocol):
     """Policies by name, and what the account's pause leaves of a policy."""
 
     def with_pause(self, policy: Policy) -> Policy:
-        """Return the policy as it applies now: with the mode `pause` while Rerail is paused."""
+        """Return the policy as it applies now: with the mode `pause` while Rerail is paused.
+
+        In a deployment that may only observe, the mode is `observe`.
+        """
 
 
 class Pause(Protocol):

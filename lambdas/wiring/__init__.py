@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from rerail.aws.clients import client
 from rerail.aws.ssm import SsmPause, SsmPolicies
 from rerail.supervisor.pause import PausablePolicies
+from settings import SuperviseSettings, SweepSettings
 
 
 def now() -> datetime:
@@ -13,9 +14,10 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def pausable_policies(prefix: str, pause_parameter: str) -> PausablePolicies:
-    """Return the policies below the prefix, subject to the account's pause."""
-    return PausablePolicies(SsmPolicies(prefix, now), SsmPause(pause_parameter, now))
+def pausable_policies(settings: SuperviseSettings | SweepSettings) -> PausablePolicies:
+    """Return the deployed policies, subject to the account's pause and to what the deployment may do."""
+    policies, pause = SsmPolicies(settings.policy_prefix, now), SsmPause(settings.pause_parameter, now)
+    return PausablePolicies(policies, pause, observe_only=bool(settings.observe_only))
 
 
 def clients(*services: str) -> Callable[[], None]:

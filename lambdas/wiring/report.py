@@ -29,7 +29,7 @@ def make_reporter() -> Reporter:
             policies=SsmPolicies(settings.policy_prefix, now),
             series=CloudWatchSeries(),
             logs=CloudWatchLogs(),
-            checkpoints=S3Checkpoints(),
+            checkpoints=S3Checkpoints(is_allowed=not settings.observe_only),
             clock=now,
         ),
         draws=partial(render_page, docs_url=settings.docs_url, region=settings.region),

@@ -42,8 +42,8 @@ def make_supervisor() -> Supervisor:
     return Supervisor(
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
-        checkpoints=S3Checkpoints(),
-        policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
+        checkpoints=S3Checkpoints(is_allowed=not settings.observe_only),
+        policies=pausable_policies(settings),
         bus=EventBus(settings.bus),
         mailbox=S3Mailbox(settings.mailbox),
         rate_limit=DynamoRateLimit(settings.table),
@@ -52,6 +52,7 @@ def make_supervisor() -> Supervisor:
         new_key=partial(token_hex, 32),
         reports=settings.reports,
         quarantine_folders=read_quarantine_folders(settings.quarantine_folders),
+        observe_only=settings.observe_only,
     )
 
 
@@ -72,7 +73,7 @@ def make_cluster_monitor() -> ClusterMonitor:
     return ClusterMonitor(
         memories=DynamoClusters(settings.table),
         runs=DynamoRuns(settings.table),
-        policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
+        policies=pausable_policies(settings),
         bus=EventBus(settings.bus),
         clock=now,
     )

@@ -23,11 +23,11 @@ def make_sweep() -> Sweep:
     """Return the sweep."""
     settings = SweepSettings.from_environment()
     set_bucket_owner(settings.account)
-    policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)
+    policies = pausable_policies(settings)
     return Sweep(
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
-        checkpoints=S3Checkpoints(),
+        checkpoints=S3Checkpoints(is_allowed=not settings.observe_only),
         policies=policies,
         monitor=Monitor(CloudWatchSeries(), DynamoDetections(settings.table)),
         mailbox=S3Mailbox(settings.mailbox),

@@ -85,6 +85,8 @@ def read_policies(role: iam.Role, prefix: str) -> None:
 
 def read_checkpoints(role: iam.Role, options: DeploymentOptions) -> None:
     """List checkpoints and read their manifests, in buckets of this account; nothing of them is ever written."""
+    if options.observe_only:
+        return
     buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.checkpoint_buckets]
     because = "The context value checkpointBuckets says where checkpoints are; jobs choose the prefix."
     allow(role, "s3:ListBucket", on=buckets, where=OF_THIS_ACCOUNT, because=because)

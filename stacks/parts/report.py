@@ -60,6 +60,7 @@ class ReportRenderer(Construct):
                 account=Aws.ACCOUNT_ID,
                 region=Aws.REGION,
                 docs_url=options.docs_url,
+                observe_only=options.observe_only,
             ),
             description="Rerail: draws incident reports",
             timeout=TIMEOUT,

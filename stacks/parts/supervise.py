@@ -65,6 +65,7 @@ class Supervise(Construct):
             account=Aws.ACCOUNT_ID,
             reports=make_bucket_name(Aws.ACCOUNT_ID, Aws.REGION),
             quarantine_folders=json.dumps(options.quarantine_folders, separators=(",", ":")),
+            observe_only=options.observe_only,
         )
         made = functions.make(
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT
@@ -83,12 +84,13 @@ class Supervise(Construct):
         read_checkpoints(made.role, options)
         read_job_logs(made.role)
         allow_quarantine(made.role, options)
-        _act_on_jobs(made.role, options)
+        allow(made.role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
+        if not options.observe_only:
+            _act_on_jobs(made.role, options)
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
 
 
 def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
-    allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
     # Only what is marked as an attempt of a run can be made.
     marked = _present("aws:RequestTag/rerail:run")
     allow(role, "sagemaker:CreateTrainingJob", on=[TRAINING_JOBS, *PLANS], where=marked, because=ANY_JOB)

@@ -58,6 +58,7 @@ class ScheduledSweep(Construct):
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
             account=Aws.ACCOUNT_ID,
+            observe_only=options.observe_only,
         )
         made = functions.make(
             self,

@@ -218,6 +218,37 @@ def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
     assert world.notice_titles(Severity.PAGE) == []
 
 
+@pytest.mark.threat("T27")
+def test_a_deployment_without_roles_only_observes_whatever_the_policy_is(world):
+    """The policy acts, and so does the one that was read last: neither counts."""
+    world.observe_only = "trainingRoleArns is not set"
+    adopt_run(world)
+    del world.policies.by_name["default"]
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert "observing only: would relaunch from wherever its script resumes" in world.run().hold_reason
+
+
+@pytest.mark.threat("T27")
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("verb", OperatorVerb)
+def test_a_deployment_without_roles_refuses_what_it_may_not_do(world, verb, is_live):
+    """An operator's command that would stop or create a job is answered by what to set; others are carried out."""
+    world.observe_only = "trainingRoleArns is not set"
+    adopt_run(world)
+    if not is_live:
+        world.sagemaker.fail("gpt", NODE_LOST)
+        world.minutes(2)
+    world.send_command(verb)
+    harmless = (OperatorVerb.HOLD, OperatorVerb.DENY, OperatorVerb.SAVE)
+    is_carried_out = verb in harmless or verb is (OperatorVerb.RELEASE if is_live else OperatorVerb.STOP)
+    refused = "but this deployment only observes: trainingRoleArns is not set; set it in cdk.json and deploy"
+    assert (refused in world.reasons()[-1]) is not is_carried_out
+    world.minutes(5)
+    assert (list(world.sagemaker.jobs), world.sagemaker.live()) == (["gpt"], ["gpt"] if is_live else [])
+
+
 def test_a_job_without_the_tag_is_never_touched(world):
     world.sagemaker.submit("mine", policy=None)
     world.supervisor().handle(JobStateChanged("mine"))

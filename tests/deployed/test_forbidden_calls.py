@@ -9,9 +9,14 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from local import deploy
 from local.emulator import ACCOUNT, REGION
+from local.pace import Pace
 from rerail.model import mailbox
-from tests.deployed.jobs import Account
+from tests.deployed.jobs import ROOT, Account, apart
+from tests.deployed.shared import ASSEMBLIES
+from tests.iam.calls import instrument
+from tests.iam.permissions import refusals
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +133,23 @@ def allowed(account: Account) -> Mapping[str, Calls]:
             ),
         },
     }
+
+
+@pytest.mark.rehearsal
+def test_without_roles_functions_ask_for_no_more_than_observing(tmp_path: Path, pace: Pace):
+    """A job with checkpoints dies and is reported; no function has tried a call that its role refuses."""
+    with apart(tmp_path, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
+        context = {**deploy.LOCAL_SCOPE, "trainingRoleArns": []}
+        aws.redeployed(deploy.deploy(deploy.synthesize(ROOT, ASSEMBLIES, context=context), "Rerail", aws.client))
+        account = Account(aws, pace)
+        account.set_up_for_tests()
+        instrument(aws, tmp_path / "calls.jsonl")
+        account.submit_struck("observed", "kill")
+        run = account.run_in("observed", "held")
+        assert "observing only: would relaunch" in run.hold_reason
+        assert account.jobs("observed") == ["observed"]
+        assert not refusals(aws, tmp_path / "calls.jsonl")
+        assert account.dead_letters() == []
 
 
 def key_of(account: Account) -> str:

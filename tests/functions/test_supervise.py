@@ -8,8 +8,10 @@ from moto.sagemaker.models import sagemaker_backends
 
 import supervise
 import wiring.supervise
+import wiring.sweep
 from rerail.aws.clients import client
 from rerail.model.mailbox import Report, ReportKind, serialize
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import RunState
 from rerail.model.signatures import sign
 from tests.functions.account import Context, sample
@@ -43,6 +45,16 @@ def test_a_message_that_there_is_no_time_for_goes_back(account, monkeypatch):
     event = batch(sample("training_job_state_change"), sample("training_job_state_change"))
     assert failed(event) == ["message-1"]
     assert account.runs.load("gpt-7b") is not None
+
+
+@pytest.mark.parametrize("make", [wiring.supervise.make_supervisor, wiring.sweep.make_sweep])
+def test_without_roles_and_buckets_functions_only_observe(account, monkeypatch, make):
+    """The variable of the template reaches the policies, and no bucket is called, even one that does not exist."""
+    monkeypatch.setenv("RERAIL_OBSERVE_ONLY", "trainingRoleArns is not set")
+    made = make()
+    assert made.policies.with_pause(Policy()).mode is Mode.OBSERVE
+    assert made.checkpoints.list_checkpoints("s3://elsewhere/gpt/") == ()
+    assert made.checkpoints.list_saves("s3://elsewhere/gpt/").times == ()
 
 
 def test_a_job_in_an_event_is_adopted_once(account):

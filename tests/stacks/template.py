@@ -1,12 +1,14 @@
 """A synthesized template to ask questions of: which resources there are, who points at whom, who may do what."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Properties = Mapping[str, Any]
+OWN_BUCKETS = re.compile("arn:<AWS::Partition>:s3:::(sagemaker-rerail|rerail-reports)-<AWS::AccountId>-<AWS::Region>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,25 @@ class Template:
         for id, resource in self.resources.items():
             for document in _documents(resource.get("Properties", {})):
                 yield from ((id, statement) for statement in document["Statement"])
+
+
+def find_acts(template: Template) -> set[str]:
+    """Return what the template allows beyond observing: to act on jobs, or to use a bucket that is not Rerail's own."""
+    return {
+        action
+        for _, statement in template.statements()
+        for action in many(statement["Action"])
+        if statement["Effect"] == "Allow" and not _is_observing(action, many(statement.get("Resource", [])))
+    }
+
+
+def _is_observing(action: str, resources: list[Any]) -> bool:
+    service, _, operation = action.partition(":")
+    if service == "s3":
+        return all(OWN_BUCKETS.match(text(resource)) for resource in resources)
+    if service == "sagemaker":
+        return operation.startswith(("Describe", "List"))
+    return service not in ("iam", "states") and action != "kms:CreateGrant"
 
 
 def target(value: Any) -> str:

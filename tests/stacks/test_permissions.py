@@ -3,7 +3,9 @@
 import pytest
 
 from rerail.model import mailbox
-from tests.stacks.template import many, target, text
+from tests.stacks.conftest import synthesize
+from tests.stacks.template import Template, find_acts, many, target, text
+from tools.variants import CHOICES, EVERYTHING
 
 MAILBOX = f"arn:<AWS::Partition>:s3:::{mailbox.make_bucket_name('<AWS::AccountId>', '<AWS::Region>')}"
 
@@ -94,6 +96,22 @@ def test_only_what_is_supervised_is_touched(template, action):
     """A job without the tag that asks for it can be neither stopped nor changed; a successor has it too."""
     conditions = [statement["Condition"] for statement in with_action(template.allowed("supervise"), action)]
     assert conditions == [{"Null": {"aws:ResourceTag/rerail:policy": "false"}}]
+
+
+@pytest.mark.slow
+@pytest.mark.threat("T21")
+@pytest.mark.parametrize("name", ["trainingRoleArns", "checkpointBuckets"])
+def test_without_roles_or_buckets_a_template_only_observes(tmp_path, full, name):
+    """Whatever else is chosen: nothing may act on jobs or read users' buckets, and the functions know it."""
+    run = synthesize(tmp_path / "cdk.out", EVERYTHING | CHOICES | {name: []}, validate=False)
+    assert run.stderr.startswith(f"note: {name} is not set, so this template can only observe")
+    template = Template.read(tmp_path / "cdk.out")
+    assert find_acts(template) == set()
+    assert {"iam:PassRole", "sagemaker:CreateTrainingJob", "sagemaker:StopTrainingJob", "s3:GetObject"} <= find_acts(
+        full
+    )
+    for function in ("supervise", "sweep", "report"):
+        assert template.function(function)["Environment"]["Variables"]["RERAIL_OBSERVE_ONLY"] == f"{name} is not set"
 
 
 @pytest.mark.parametrize(

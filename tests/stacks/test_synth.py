@@ -1,6 +1,11 @@
 """What comes out of `python app.py`, and what stops it."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +13,7 @@ from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import synthesize
-from tests.stacks.template import Template, many, text
+from tests.stacks.template import Template, find_acts, many, text
 from tools.variants import CHOICES
 
 OUTPUTS = {
@@ -93,6 +98,23 @@ def test_a_broken_policy_stops_the_synth(tmp_path):
     assert "default.toml" in line
     assert "'backoff.base'" in line
     assert not (tmp_path / "cdk.out" / "Rerail.template.json").exists()
+
+
+@pytest.mark.slow
+def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
+    """By `python app.py` and by the CDK's own command; both say in one line that the templates only observe."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "JSII_"))}
+    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath])}
+    for command in ("python app.py", "python -m cli.deploy.cdk synth"):
+        run = subprocess.run(command.split(), cwd=clone, env=environment, capture_output=True, text=True, timeout=1800)
+        assert run.returncode == 0, run.stderr
+        (note,) = (line for line in run.stderr.splitlines() if line.startswith("note: "))
+        assert "trainingRoleArns and checkpointBuckets are not set, so this template can only observe" in note
+        assert "set trainingRoleArns and checkpointBuckets in cdk.json or with -c" in note
+        assert find_acts(Template.read(clone / "cdk.out")) == set()
+        shutil.rmtree(clone / "cdk.out")
 
 
 @pytest.mark.slow

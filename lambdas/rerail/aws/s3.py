@@ -47,14 +47,17 @@ POINTER_BYTES, MAX_POINTERS = 200, 20
 
 
 class S3Checkpoints:
-    """The port `Checkpoints` on S3."""
+    """The port `Checkpoints` on S3. Where no bucket may be read, no checkpoint is known."""
 
-    def __init__(self, mover: Callable[[str], ObjectMover] = ObjectMover) -> None:
+    def __init__(self, mover: Callable[[str], ObjectMover] = ObjectMover, *, is_allowed: bool = True) -> None:
         self._mover = mover
+        self._is_allowed = is_allowed
         # A run in recovery is checked each minute, and its manifests never change.
         self._read = lru_cache(maxsize=CACHE_SIZE)(_read)
 
     def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+        if not self._is_allowed:
+            return ()
         bucket, prefix = split_uri(uri)
         try:
             listing = FolderListing(bucket, prefix)
@@ -100,6 +103,8 @@ class S3Checkpoints:
             return None  # deleted or moved by the job since it was listed
 
     def list_saves(self, uri: str) -> ListedSaves:
+        if not self._is_allowed:
+            return ListedSaves(())
         bucket, prefix = split_uri(uri)
         try:
             listing = FolderListing(bucket, prefix)

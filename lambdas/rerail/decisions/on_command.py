@@ -56,6 +56,9 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
         if asked_at and run.commanded_at and asked_at < run.commanded_at:
             return Decision(run, reason=f"{summary}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)
+    if command.observe_only and _stops_or_launches(run, command.verb):
+        why = f"this deployment only observes: {command.observe_only}"
+        return Decision(run, reason=f"{summary}, but {why}; set it in cdk.json and deploy, then repeat the command")
     match command.verb:
         case OperatorVerb.HOLD:
             return _on_hold(run, command, summary)
@@ -75,6 +78,15 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
             return on_drill(run, command, policy, summary)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _stops_or_launches(run: Run, verb: OperatorVerb) -> bool:
+    """Return whether the command would stop or create a job of the run."""
+    if verb is OperatorVerb.RELEASE:
+        return not run.current.may_be_live
+    if verb is OperatorVerb.STOP:
+        return run.current.may_be_live
+    return verb not in (OperatorVerb.HOLD, OperatorVerb.DENY, OperatorVerb.SAVE)
 
 
 def find_refusal(run: Run, verb: OperatorVerb) -> str:

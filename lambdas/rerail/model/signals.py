@@ -106,6 +106,8 @@ class OperatorCommand:
     change: RequestChange | None = None
     # For a stop or a restart: do not wait for a checkpoint.
     at_once: bool = False
+    # Why this deployment may neither stop nor create jobs; empty if it may.
+    observe_only: str = ""
 
 
 @dataclass(frozen=True, slots=True)

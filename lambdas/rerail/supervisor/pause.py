@@ -1,4 +1,7 @@
-"""The account's pause: while Rerail is paused, it neither decides nor performs stops and creations of jobs."""
+"""The account's pause: while Rerail is paused, it neither decides nor performs stops and creations of jobs.
+
+A deployment without roles and buckets only observes, whatever its policies are.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -19,11 +22,14 @@ class PausablePolicies:
 
     policies: Policies
     pause: Pause
+    observe_only: bool = False  # the deployment may only observe
 
     def get(self, name: str) -> Policy:
         return self.policies.get(name)
 
     def with_pause(self, policy: Policy) -> Policy:
+        if self.observe_only:
+            return replace(policy, mode=Mode.OBSERVE)
         if policy.mode is Mode.OBSERVE or not self.pause.is_paused():
             return policy
         return replace(policy, mode=Mode.PAUSE)

@@ -142,6 +142,7 @@ class Supervisor:
     # the folders in which the checkpoints of a role's jobs may be moved, by role ARN
     quarantine_folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reports: str = ""  # the bucket of the incident reports, for the runs' events
+    observe_only: str = ""  # why this deployment may only observe; "" if it may act
     failed: list[Exception] = field(default_factory=list, init=False)  # errors while handling the current message
     # the request that the current message makes of that of its run, if it is to be replaced
     changed: list[Mapping[str, Any]] = field(default_factory=list, init=False)
@@ -267,6 +268,7 @@ class Supervisor:
                 received.asked_at,
                 change,
                 received.at_once,
+                self.observe_only,
             )
 
         return self.visit(received.run, make_command)
