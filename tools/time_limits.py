@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: faulthandler.unregister(signal.SIGUSR1))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Scale the limits of the tests with the mark `time_limit`."""
     pace = float(os.environ.get(VARIABLE, TEST_S)) / TEST_S

@@ -15,7 +15,7 @@ import pytest
 from cli.demo.scenarios import Name
 from local.pace import VARIABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.time_limit(400, reason="real trainings beside other suites")]
 ROOT = Path(__file__).parents[2]
 # Far longer than any scenario takes on the slowest clock: only a demo that hangs is ended.
 HANGS_AFTER_S = 3600

@@ -16,7 +16,7 @@ from rerail.model.checkpoint_layouts import Layout, StoredObject, find_checkpoin
 
 EXAMPLE = Path(__file__).parents[2] / "local" / "examples" / "huggingface"
 STEPS = 9
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.time_limit(400, reason="real trainings beside other suites")]
 
 
 def train(base: Path, **environment: str) -> str:

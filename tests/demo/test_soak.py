@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.rehearsal]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.rehearsal,
+    pytest.mark.time_limit(400, reason="real trainings beside other suites"),
+]
 ROOT = Path(__file__).parents[2]
 
 

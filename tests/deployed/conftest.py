@@ -12,7 +12,7 @@ import pytest
 
 from local.pace import VARIABLE, Pace, measure_pace
 from local.stack import LocalAws
-from tests.deployed.jobs import Account, apart, no_sweeps
+from tests.deployed.jobs import HANG_S, Account, apart, no_sweeps
 from tests.deployed.shared import joined, locked
 from tests.deployed.still import set_still
 from tests.iam.calls import instrument, read_calls
@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = sorted((items[number] for number in ours), key=lambda item: ranks.get(item.path.stem, len(ranks)))
     for number, item in zip(ours, first, strict=True):
         items[number] = item
+        if not item.get_closest_marker("time_limit"):
+            item.add_marker(pytest.mark.time_limit(HANG_S + 60, reason="`Account.wait` says first what did not come"))
 
 
 @pytest.fixture(scope="session")
