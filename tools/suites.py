@@ -1,4 +1,4 @@
-"""Run the whole test suite: the tests within one process first and alone, then all that start processes together.
+"""Run the whole test suite: tests within one process, then demos and deployed stacks, then what starts processes.
 
 The clocks of local AWSs follow the speed that is measured first, with an allowance for what the other suites take. Each
 suite has a deadline; see `tools.deadlines`.
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = ROOT / "tests" / "house" / "budgets.toml"
 # A suite may take this many times the seconds that it took at reference speed.
 PATIENCE = 4.0
-# The suites of a stage share the cores. With clocks at full speed, demos and deployed stacks fail on two cores.
+# Demos and deployed stacks share the cores: with clocks at full speed they fail on two of them.
 SHARED = 2.0
 ELSEWHERE = ("--ignore=tests/deployed", "--ignore=tests/demo")
 FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
@@ -86,12 +86,14 @@ STAGES = (
             500,
             ("tests/deployed", "-m", "not rehearsal", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
         ),
+    ),
+    (
         Suite(
             "processes",
-            450,
+            400,
             (
                 *("tests", *ELSEWHERE, "-m", "slow and not rehearsal"),
-                *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+                *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
             ),
         ),
     ),

@@ -13,8 +13,8 @@ from local import deploy
 from local.emulator import ACCOUNT, REGION
 from local.pace import Pace
 from rerail.model import mailbox
+from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import ROOT, Account, apart
-from tests.deployed.shared import ASSEMBLIES
 from tests.iam.calls import instrument
 from tests.iam.permissions import refusals
 

@@ -12,8 +12,8 @@ from local import deploy
 from local.emulator import ACCOUNT, REGION
 from local.pace import measure_pace
 from local.stack import ROOT
+from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import Account, apart
-from tests.deployed.shared import ASSEMBLIES
 
 METHODS = ("make_request", "inject_at_step", "jobs")
 
