@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -187,9 +186,3 @@ def _dump_stacks(family: list[ProcessEntry], records: Path) -> list[str]:
         lines += [f"stacks of {process.pid}, innermost call first:"]
         lines += [f"  {line}" for line in (records / f"{process.pid}.stacks").read_text(errors="replace").splitlines()]
     return lines
-
-
-if __name__ == "__main__":
-    limit_s, *command = sys.argv[1:]
-    with LimitedCommand(" ".join(command), command, limit_s=float(limit_s), records=make_records()) as limited:
-        sys.exit(limited.wait())
