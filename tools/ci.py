@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A step may take this many times its seconds, scaled by the pace; all steps together take at most the whole.
 PATIENCE = 4.0
 LEAST_S = 60.0
-WHOLE_S = 2_700.0
+# Two cores of a slow host took about 2,500 s: 2,700 s is the goal.
+WHOLE_S = 4_500.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Run the whole test suite: tests within one process, then demos and deployed stacks, then what starts processes.
+"""Run the whole test suite: tests within one process, then deployed stacks, then demos and all that starts processes.
 
 The clocks of local AWSs follow the speed that is measured first, with an allowance for what the other suites take. Each
 suite has a deadline; see `tools.deadlines`.
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = ROOT / "tests" / "house" / "budgets.toml"
 # A suite may take this many times the seconds that it took at reference speed.
 PATIENCE = 4.0
-# Demos and deployed stacks share the cores: with clocks at full speed they fail on two of them.
+# Workers and suites share the cores: with clocks at full speed, demos and deployed stacks fail on two of them.
 SHARED = 2.0
 ELSEWHERE = ("--ignore=tests/deployed", "--ignore=tests/demo")
 FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
@@ -70,30 +70,30 @@ class Suite:
 
 STAGES = (
     (Suite("unit", 360, ("tests", *ELSEWHERE, "-m", "not slow", "-n", "2", "--dist", "worksteal")),),
+    # The longest files of the folder begin first, which xdist would reorder.
+    (
+        Suite(
+            "deployed",
+            500,
+            ("tests/deployed", "-m", "not rehearsal", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
+        ),
+    ),
     (
         # "load" gives neighbours to the same worker.
         Suite(
             "demo",
-            300,
+            400,
             (
                 *("tests/demo", "-m", "not rehearsal and not load"),
                 *("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"),
             ),
         ),
-        # The longest files of the folder begin first, which xdist would reorder.
-        Suite(
-            "deployed",
-            500,
-            ("tests/deployed", "-m", "not rehearsal", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
-        ),
-    ),
-    (
         Suite(
             "processes",
-            400,
+            500,
             (
                 *("tests", *ELSEWHERE, "-m", "slow and not rehearsal"),
-                *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
+                *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
             ),
         ),
     ),
