@@ -35,7 +35,7 @@ STEPS = (
     CiStep("check", 90, "make check"),
     CiStep("bench", 60, "make bench"),
     CiStep("audit", 200, "make audit"),
-    CiStep("test-airflow", 80, "make test-airflow"),
+    CiStep("test-airflow", 150, "make test-airflow"),
     CiStep("test-load", 90, "make test-load"),
     CiStep("test", 900, "make test"),
 )
