@@ -33,6 +33,8 @@ LOCAL_SCOPE = {
     "checkpointBuckets": ["*sagemaker*"],
 }
 KEPT_ASSEMBLIES = 12
+# Seconds after which a synthesis hangs: it takes tens of them on a busy machine.
+SYNTHESIS_S = 900.0
 COMPILED = "compiled"
 FINISHED = ("_COMPLETE", "_FAILED")
 
@@ -75,8 +77,17 @@ def synthesize(
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
+    """Hold the file's lock; raise DeployError if another process keeps it for longer than a synthesis may take."""
+    deadline = time.monotonic() + 2 * SYNTHESIS_S
     with file.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise DeployError(f"another process keeps {file}: end it, or delete the file") from error
+                time.sleep(0.1)
         yield
 
 
@@ -91,6 +102,7 @@ def _make(root: Path, app: str, context: Mapping[str, Any], assembly: Path, *, v
             env=_synth_environment(context, fresh, Path(making), validate=validate),
             capture_output=True,
             text=True,
+            timeout=SYNTHESIS_S,
         )
         if run.returncode or not (fresh / "manifest.json").exists():
             raise DeployError(f"{app} ended with {run.returncode}:\n{_tail(run.stderr or run.stdout)}")
@@ -226,7 +238,7 @@ def zipped(folder: Path) -> bytes:
 def _zip_compiled(folder: Path) -> bytes:
     """Return the folder as a zip archive with its modules compiled for this Python.
 
-    Each function worker extracts its code anew, and would spend half of its start on compiling it. The archive is kept
+    Each function worker extracts the code again, and without this would compile it at each start. The archive is kept
     beside the assets, for the next deployment; the assets themselves stay as they were synthesized.
     """
     archive = folder.parent / COMPILED / f"{folder.name}.{sys.implementation.cache_tag}.zip"

@@ -6,6 +6,7 @@ pip-audit passes over a package that the service does not answer for, and still 
 import json
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def main(options: list[str]) -> int:
         file = Path(folder) / "audit.json"
         command = [sys.executable, "-m", "pip_audit", "--skip-editable", "--progress-spinner", "off"]
         command += ["--timeout", "15", "--format", "json", "--output", str(file), *options]
-        with LimitedCommand("pip-audit", command, limit_s=LIMIT_S, records=make_records()) as audit:
+        with closing(LimitedCommand("pip-audit", command, limit_s=LIMIT_S, records=make_records())) as audit:
             status = audit.wait()
         packages = json.loads(file.read_text())["dependencies"] if file.exists() else []
     print(summary := summarize(packages))

@@ -6,6 +6,7 @@
 import signal
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def main(steps: tuple[CiStep, ...] = STEPS, whole_s: float = WHOLE_S) -> int:
         left = whole_s - (time.monotonic() - began)
         limit = min(left, max(LEAST_S, PATIENCE * step.seconds * slowdown))
         print_line(f"step {step.name}: {step.command}")
-        with LimitedCommand(f"step {step.name}", ["bash", "-c", step.command], limit_s=limit, records=records) as run:
+        with closing(
+            LimitedCommand(f"step {step.name}", ["bash", "-c", step.command], limit_s=limit, records=records)
+        ) as run:
             status = run.wait()
             ended = "passed" if status == 0 else f"FAILED with status {status}"
             print_line(f"step {step.name}: {ended} after {run.seconds:.0f} s (limit {limit:.0f} s)")

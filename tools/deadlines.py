@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from local import processes
 from local.processes import ProcessEntry
@@ -103,16 +101,8 @@ class LimitedCommand:
         if family := self.find_family():
             processes.end_all(family, grace_s=GRACE_S)
             processes.end_all(self.find_family(), grace_s=0)
-        self._process.wait()
+        self._process.wait(GRACE_S)
         self._reader.join(GRACE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read(self, on_line: Show) -> None:
         for line in self._process.stdout or ():

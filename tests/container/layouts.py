@@ -63,7 +63,7 @@ class Run:
 
 
 def runs(ranks: int) -> list[Run]:
-    """What is trained with this many ranks, in this order: what `RESUMED` does not show already."""
+    """Return what is trained with this many ranks, in order, without what `RESUMED` shows already."""
     if ranks == 1:
         return [Run("one"), Run("one pipeline", DEEP)]
     if ranks == 2:

@@ -3,6 +3,7 @@
 import os
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,15 @@ def run_planted(folder: Path, text: str, *, test_s: float, suite_s: float) -> tu
     records = folder / "records"
     records.mkdir()
     printed: list[str] = []
-    with LimitedCommand(
-        "planted",
-        [sys.executable, "-m", "pytest", str(folder / "test_file.py"), "--rootdir", str(folder)],
-        limit_s=suite_s,
-        records=records,
-        environment={**os.environ, VARIABLE: str(test_s), "PYTHONPATH": str(ROOT)},
-        on_line=printed.append,
+    with closing(
+        LimitedCommand(
+            "planted",
+            [sys.executable, "-m", "pytest", str(folder / "test_file.py"), "--rootdir", str(folder)],
+            limit_s=suite_s,
+            records=records,
+            environment={**os.environ, VARIABLE: str(test_s), "PYTHONPATH": str(ROOT)},
+            on_line=printed.append,
+        )
     ) as command:
         status = command.wait(printed.append)
         left = command.find_family()
@@ -97,8 +100,10 @@ def test_a_suite_that_no_test_limit_can_end_is_explained_at_its_deadline(tmp_pat
 def test_what_a_command_leaves_behind_is_ended(tmp_path):
     """A child in the background holds the output open; the command's own status counts."""
     printed: list[str] = []
-    with LimitedCommand(
-        "shell", ["sh", "-c", "sleep 600 & echo $!; exit 3"], limit_s=60, records=tmp_path, on_line=printed.append
+    with closing(
+        LimitedCommand(
+            "shell", ["sh", "-c", "sleep 600 & echo $!; exit 3"], limit_s=60, records=tmp_path, on_line=printed.append
+        )
     ) as command:
         assert command.wait(printed.append) == 3
     assert int(printed[0]) not in processes.table()
