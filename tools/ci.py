@@ -34,7 +34,7 @@ STEPS = (
     CiStep("packages", 90, "make .venv/check.ready .venv/audit.ready .venv/checkov.ready .venv/airflow.ready"),
     CiStep("browser", 30, "make browser || { apt-get update && apt-get install -y chromium; }"),
     CiStep("check", 90, "make check"),
-    CiStep("bench", 60, "make bench"),
+    CiStep("bench", 150, "make bench"),
     CiStep("audit", 200, "make audit"),
     CiStep("test-airflow", 150, "make test-airflow"),
     CiStep("test-load", 90, "make test-load"),
