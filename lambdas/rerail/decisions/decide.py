@@ -66,7 +66,8 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
     the run is recorded.
     """
     before, signal = run, _with_known_checkpoints(run, signal)
-    run = replace(run, ledger=with_recent_charges(run.ledger, window=policy.retries.window, at=signal.at))
+    ledger = with_recent_charges(run.ledger, window=policy.retries.window, at=signal.at)
+    run = run if ledger is run.ledger else replace(run, ledger=ledger)
     decision = HANDLERS[type(signal)](run, signal, policy)
     for apply in PASSES:
         decision = apply(before, decision, signal, policy)
@@ -85,6 +86,8 @@ def _with_known_checkpoints(run: Run, signal: Signal) -> Signal:
 
 def _with_actions_pending(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
     """Record the actions as pending until they are reported as done."""
+    if not decision.actions:
+        return decision
     dated = (
         replace(action, decided_at=signal.at) if isinstance(action, Notify) else action for action in decision.actions
     )

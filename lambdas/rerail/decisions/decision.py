@@ -59,7 +59,8 @@ def has_pending(run: Run, kind: type[Action]) -> bool:
 
 def without_pending(run: Run, *kinds: type[Action]) -> Run:
     """Return the run without pending actions of these kinds."""
-    return replace(run, pending=tuple(action for action in run.pending if not isinstance(action, kinds)))
+    left = tuple(action for action in run.pending if not isinstance(action, kinds))
+    return run if left == run.pending else replace(run, pending=left)
 
 
 def with_attempt(run: Run, attempt: Attempt) -> Run:

@@ -34,7 +34,8 @@ def with_deferrals(before: Run, decision: Decision, signal: Signal, policy: Poli
     at = signal.at
     decision = _defer_stops(before, decision, at=at, policy=policy)
     decision = _defer_launch(before, decision, at=at, policy=policy)
-    decision = replace(decision, run=_without_stale_deferrals(decision.run))
+    run = _without_stale_deferrals(decision.run)
+    decision = decision if run is decision.run else replace(decision, run=run)
     if needs_a_proposal(decision.run, policy):
         shortened, happened = _split_event(decision)
         proposed = propose_launch(decision.run, decision.reason, happened, at=at, policy=policy)

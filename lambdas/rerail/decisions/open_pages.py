@@ -20,6 +20,8 @@ def with_pages(before: Run, decision: Decision, signal: Signal, policy: Policy) 
 
 def _with_pages_opened(decision: Decision, at: datetime) -> Decision:
     """Record new pages as open, and drop those that are open already: there is at most one for each key."""
+    if not decision.actions:
+        return decision
     run, actions = decision.run, []
     for action in decision.actions:
         if isinstance(action, Notify) and action.severity is Severity.PAGE:
@@ -33,6 +35,8 @@ def _with_pages_opened(decision: Decision, at: datetime) -> Decision:
 def _with_pages_closed(decision: Decision) -> Decision:
     """Close the pages that are over after the decision's actions, each with an all-clear."""
     run = decision.run
+    if not run.pages:
+        return decision
     updated = replace(run, pending=(*run.pending, *decision.actions))
     ends = {page: _format_end(run, page) for page in run.pages if _is_over(updated, page)}
     if not ends:
@@ -49,6 +53,8 @@ def _with_pages_closed(decision: Decision) -> Decision:
 def _with_pages_repeated(decision: Decision, at: datetime, policy: Policy) -> Decision:
     """Send pages again that have been open for long."""
     run = decision.run
+    if not run.pages:
+        return decision
     updated = replace(run, pending=(*run.pending, *decision.actions))
     due = [page for page in run.pages if _is_due(updated, page, at, policy)]
     if not due:

@@ -19,6 +19,8 @@ LARGEST = 2**63 - 1
 NEWER = "newer_fields"
 NEWER_LIMIT = 20_000
 NUMBERS = frozenset({int, float})
+PLAIN = frozenset({str, int, float, bool, type(None)})
+UNIONS = frozenset({types.UnionType, Union})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 T = TypeVar("T")
 
@@ -67,10 +69,14 @@ def _translate(cls: type[Any], table: Any) -> Any:
 
 def to_plain(value: Any) -> Any:
     """Return a value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with a `type`."""
-    if is_dataclass(value) and not isinstance(value, type):
-        row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if is_dataclass(kind):
+        rows = ((name, getattr(value, name), default) for name, default in _defaults(kind))
+        row = {name: item for name, item, default in rows if item is not default and item != default}
         newer = json.loads(row.pop(NEWER)) if NEWER in row else {}
-        return {"type": type(value).__name__, **newer, **{name: to_plain(item) for name, item in row.items()}}
+        return {"type": kind.__name__, **newer, **{name: to_plain(item) for name, item in row.items()}}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -83,13 +89,29 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def _default(f: Any) -> Any:
-    return f.default_factory() if f.default_factory is not MISSING else f.default
+# Types are looked at once, not at each record: a sweep reads and writes the records of every run each minute.
+@cache
+def _defaults(cls: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the name and the default of each field."""
+    return tuple((f.name, f.default_factory() if f.default_factory is not MISSING else f.default) for f in fields(cls))
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _hints(cls: type[Any]) -> dict[str, tuple[Any, frozenset[type]]]:
+    """Return by field its type, and the types of values that need no conversion and no check."""
+    return {name: (kind, _unchecked(kind)) for name, kind in get_type_hints(cls).items()}
+
+
+def _unchecked(kind: Any) -> frozenset[type]:
+    kinds = [each for each in (get_args(kind) if get_origin(kind) in UNIONS else (kind,)) if each is not type(None)]
+    # An int may have too many bits.
+    return frozenset(SCALARS.get(kinds[0], ())) - {int} if len(kinds) == 1 else frozenset()
+
+
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the generic type and its arguments."""
+    return get_origin(kind), get_args(kind)
 
 
 def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
@@ -99,8 +121,8 @@ def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
         if type(value) is int and not -LARGEST <= value <= LARGEST:
             raise BadRecord(f"{path}: a number of more than 64 bits")
         return value
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, Union):
+    origin, arguments = _shape(kind)
+    if origin in UNIONS:
         return _read_union(arguments, value, path=path, strict=strict)
     if is_dataclass(kind):
         return _read_dataclass(kind, value, path=path, strict=strict)
@@ -142,7 +164,12 @@ def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     hints = _hints(kind)
     known = {name: item for name, item in value.items() if name in hints and name != NEWER}
     try:
-        read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
+        read = {
+            name: item
+            if type(item) in hints[name][1]
+            else _read(hints[name][0], item, path=f"{path}.{name}", strict=strict)
+            for name, item in known.items()
+        }
         if strict and NEWER in hints and len(known) < len(value):
             read[NEWER] = _keep_newer({name: item for name, item in value.items() if name not in (*hints, "type")})
         return kind(**read)
