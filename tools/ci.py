@@ -37,7 +37,7 @@ STEPS = (
     CiStep("bench", 150, "make bench"),
     CiStep("audit", 200, "make audit"),
     CiStep("test-airflow", 150, "make test-airflow"),
-    CiStep("test-load", 90, "make test-load"),
+    CiStep("test-load", 150, "make test-load"),
     CiStep("test", 900, "make test"),
 )
 

@@ -28,6 +28,8 @@ LAST_POLL_S = 3.0
 LAST_REPORTS_S = 2.0
 # The same machine would fail again.
 LASTING_CAUSES = (FailureCause.OOM, FailureCause.HARDWARE)
+# Of the file that a container leaves for its successor.
+MOST_BYTES = 10_000
 # The variables that a command may set for the next processes.
 RESTART_VARIABLES = (
     "RERAIL_RESTART",
@@ -77,7 +79,8 @@ class Restarts:
         self._job = environment.get("TRAINING_JOB_NAME", "")
         self._command_id = ""  # the order's id
         self.environment = dict(environment)
-        before = read_restart_file(base, self._job) if self._channel else {}
+        self._key = _read_key(environment) if self._channel else ""
+        before = read_restart_file(base, self._job, self._key, log) if self._channel else {}
         self.number = int(
             before.get("RERAIL_RESTART", "0")
         )  # of the restart that started the processes, 0 for the job's own start
@@ -155,13 +158,19 @@ class Restarts:
     def _write_restart_file(self) -> None:
         """Record the restart for a container that SageMaker may start in place of this one.
 
-        That container has the environment of the job's first start.
+        That container has the environment of the job's first start. Others may write to the file's folder, so it is
+        signed; without a key there is none, and that container starts as the job's first did.
         """
+        from rerail.model.signatures import sign
+
+        if not self._key:
+            return
         variables = {name: self.environment[name] for name in RESTART_VARIABLES if name in self.environment}
         file = make_restart_file_path(self._base)
         with suppress(OSError):
             new = file.with_name(f"{file.name}.{self.number}.tmp")
-            new.write_text(json.dumps({"job": self._job, "told": variables}))
+            text = json.dumps({"job": self._job, "told": variables}).encode()
+            new.write_bytes(sign(text, name=f"{file.name}/{self._job}", key=self._key))
             new.replace(file)
 
     def _move_failure_file(self) -> None:
@@ -183,18 +192,41 @@ def make_restart_file_path(base: Path) -> Path:
     return base / "checkpoints" / ".rerail-restart.json"
 
 
-def read_restart_file(base: Path, job: str) -> dict[str, str]:
-    """Return the variables that the last command to this job has set; empty if there was none."""
+def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]) -> dict[str, str]:
+    """Return the variables that the last command to this job has set; empty if there was none.
+
+    Whoever may write to the checkpoint folder can put such a file there: without the run's signature for this job it
+    is ignored. That of an earlier job is in the folder of every later one, and is no reason for a report.
+    """
+    from rerail.model.errors import BadMailboxObject
+    from rerail.model.signatures import is_signed
+
+    file = make_restart_file_path(base)
     try:
-        table = json.loads(make_restart_file_path(base).read_text())
-        variables = table["told"] if table["job"] == job else {}
+        with file.open("rb") as content:
+            text = content.read(MOST_BYTES)
+        if json.loads(text)["job"] != job:
+            return {}
+        if not is_signed(text, name=f"{file.name}/{job}", key=key):
+            raise BadMailboxObject("it is not signed with the run's key")
+        variables = json.loads(text)["told"]
         return (
             {name: variables[name] for name in RESTART_VARIABLES if isinstance(variables.get(name), str)}
             if _has_valid_numbers(variables)
             else {}
         )
+    except BadMailboxObject as error:
+        log(f"{file.name} in the checkpoint folder is ignored: {error}")
+        return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
+
+
+def _read_key(environment: Mapping[str, str]) -> str:
+    from rerail.model.signatures import KEY, VARIABLE
+
+    key = environment.get(VARIABLE, "")
+    return key if KEY.fullmatch(key) else ""
 
 
 def _has_valid_numbers(variables: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cli.submit.defaults import check_project_path, check_project_paths
 from cli.submit.problem import Problem
 
 FILE = "rerail.toml"
@@ -127,6 +128,7 @@ def _parse_task(file: Path, where: str, name: str, table: Any, names: Sequence[s
         raise Problem(f"{where}: not a valid name", "use 1-40 letters, digits or hyphens")
     if not isinstance(table, dict):
         raise Problem(f"{where} must be a table", "give it at least `script`")
+    check_project_paths(file, table, folder=file.parent)
     script = table.get("script")
     if not isinstance(script, str) or not script:
         raise Problem(f"{where}: field 'script' is missing", "name a Python script or its folder, relative to the file")
@@ -138,7 +140,7 @@ def _parse_task(file: Path, where: str, name: str, table: Any, names: Sequence[s
         raise Problem(f"{where}: field 'inputs' must be a table", 'write inputs = { train = "prepare.output" }')
     return ChainTask(
         name=name,
-        script=file.parent / script,
+        script=check_project_path(file, "script", script, folder=file.parent),
         arguments=_texts(where, "arguments", table.get("arguments", [])),
         inputs=tuple(_parse_input(file, where, channel, given, names) for channel, given in inputs.items()),
         after=after,
@@ -161,7 +163,7 @@ def _parse_input(file: Path, where: str, channel: str, given: Any, names: Sequen
     if given in names:
         known = ", ".join(f"{given}.{kind}" for kind in Artifact)
         raise Problem(f"{where}: {field_name} = {given!r} does not say what of the task", f"write one of {known}")
-    path = (file.parent / Path(given).expanduser()).resolve()
+    path = check_project_path(file, field_name, given, folder=file.parent)
     if not path.exists():
         raise Problem(
             f"{where}: {field_name} = {given!r:.200}: there is no such file or folder",

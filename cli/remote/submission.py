@@ -12,7 +12,7 @@ from cli.submit.account import SubmissionAccount
 from cli.submit.command import DAY, PREFIX, USUAL_INSTANCE, make_local_entrypoint
 from cli.submit.defaults import read_defaults
 from cli.submit.images import PYTORCH, VERSIONS
-from cli.submit.packing import NEVER, Patterns, Source, pack_dependencies, read_folder
+from cli.submit.packing import Source, make_patterns, pack_dependencies, read_folder
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from cli.submit.screen import SubmitScreen
@@ -88,7 +88,7 @@ def pack_call(
     usual: Mapping[str, Any],
 ) -> Source:
     """Return the caller's folder with the call and what runs it; raise Problem if names collide."""
-    patterns = Patterns((*NEVER, *usual.get("exclude", ()), *asked["exclude"]))
+    patterns = make_patterns((*usual.get("exclude", ()), *asked["exclude"]))
     if folder and folder in (Path.home(), Path(folder.anchor)):
         raise Problem(f"the whole folder {folder} would be packed", "put the program into a folder of its own")
     own = dict(read_folder(folder, patterns, entry=entry).files) if folder else {}

@@ -10,9 +10,10 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from cli.place import client
-from cli.submit.packing import Source
+from cli.submit.packing import SECRETS, Patterns, Source, walk
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, explain_credentials, get_code, get_message
+from rerail.aws.clients import set_bucket_owner
 
 # How long a new role may be unknown to SageMaker, and how often the job is tried meanwhile.
 ROLE_KNOWN_WITHIN_S, ROLE_PAUSE_S = 60, 5
@@ -64,16 +65,33 @@ class SubmissionAccount:
             raise _other(error, f"find out the account's number, for {needed_for}") from error
 
     def check_bucket(self, bucket: str) -> None:
-        """Raise Problem if the bucket does not exist or may not be used."""
+        """Raise Problem if the bucket does not exist, may not be used or is another account's.
+
+        From here on S3 refuses each call of this process to a bucket of another account.
+        """
+        owner = self.find_number("the owner of the bucket")
+        set_bucket_owner(owner)
         try:
             client("s3").head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
             if get_code(error) not in ("404", "NoSuchBucket"):
-                raise _other(error, f"use the bucket {bucket}", "--bucket") from error
+                raise _other(error, f"use the bucket {bucket} as one of account {owner}", "--bucket") from error
             if not self.is_local:
                 remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
                 raise Problem(f"--bucket {bucket}: there is no such bucket", remedy) from error
             client("s3").create_bucket(Bucket=bucket)
+
+    def describe_upload(self, source: Source, uri: str, inputs: Mapping[str, str]) -> str:
+        """Return what will be sent where, as one line: the code, and the local files of each channel."""
+        parts = [
+            f"{len(source.files)} files of code, {_format_size(sum(len(text) for text, _ in source.files.values()))}"
+        ]
+        for channel, given in inputs.items():
+            path = Path(given).expanduser()
+            sizes = [file.stat().st_size for _, file in list_input_files(path)]
+            parts.append(f"{channel}: {len(sizes)} files of {path}, {_format_size(sum(sizes))}")
+        number = self.find_number("the owner of the bucket")
+        return f"uploading to s3://{split(uri)[0]} of account {number}: {'; '.join(parts)}"
 
     def upload_code(self, source: Source, uri: str) -> bool:
         """Upload the archive if it is not there yet; return whether it was uploaded."""
@@ -94,7 +112,7 @@ class SubmissionAccount:
     def upload_input(self, path: Path, uri: str) -> int:
         """Upload a file, or every file of a folder, to the S3 folder; return how many."""
         bucket, prefix = split(uri)
-        files = list(_files(path))
+        files = list(list_input_files(path))
         try:
             for name, file in files:
                 client("s3").upload_file(str(file), bucket, f"{prefix}{name}")
@@ -165,8 +183,20 @@ def _other(error: Exception, doing: str, option: str = "") -> Problem:
     return Problem(f"{named}cannot {doing}: {get_message(error)}", "fix what the message names, and try again")
 
 
-def _files(path: Path) -> Iterator[tuple[str, Path]]:
+def _format_size(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+
+
+def list_input_files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a file, or the files of a folder but for secrets, with their names below it.
+
+    Raise Problem for a link to something outside of the folder.
+    """
     if path.is_file():
         yield path.name, path
     elif path.is_dir():
-        yield from ((file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*")) if file.is_file())
+        try:
+            yield from ((name, path / name) for name in walk(path, Patterns((), SECRETS)))
+        except Problem as problem:
+            remedy = "put the files themselves there, or name their folder as another --input"
+            raise Problem(f"--input {path}: {problem.what}", remedy) from problem

@@ -215,6 +215,7 @@ def send(
 
 def upload(account: SubmissionAccount, previous: PreviousJob, source: Source, inputs: Mapping[str, str]) -> None:
     """Upload the code and the local inputs."""
+    account.check_bucket(split(previous.code)[0])
     account.upload_code(source, make_code_uri(previous, source))
     for name, path in inputs.items():
         if not path.startswith("s3://"):

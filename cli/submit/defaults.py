@@ -1,14 +1,19 @@
 """What a project always asks for: the table `[submit]` of `rerail.toml`, at or above the script, or in ~/.config."""
 
 import difflib
+import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cli.submit.packing import SECRETS, Patterns, find_project
 from cli.submit.problem import Problem
 
 FILE = "rerail.toml"
+# The fields of `[submit]` or of a chain's task whose files are uploaded; a task may spell them in other ways.
+PATH_FIELDS = ("dependencies", "dependency", "agent", "model_uri", "dockerfile")
+SECRET = Patterns((), SECRETS)
 KINDS: dict[str, type] = {
     "role": str,
     "bucket": str,
@@ -44,7 +49,11 @@ def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in _places(folder, home):
         if path.is_file():
-            found = {**_read(path), **found}
+            _check_owner(path, folder)
+            table = _read(path)
+            if path.parent not in (home, home / ".config"):
+                check_project_paths(path, table, folder=Path.cwd())
+            found = {**table, **found}
     return found
 
 
@@ -54,6 +63,13 @@ def _places(folder: Path, home: Path) -> Iterator[Path]:
             yield parent / FILE
             break
     yield home / ".config" / FILE
+
+
+def _check_owner(path: Path, folder: Path) -> None:
+    """Raise Problem for the file of another user in a folder above: it would choose the bucket and the role."""
+    owner, me = path.stat().st_uid, os.getuid()
+    if path.parent != folder and me not in (0, owner) and owner:
+        raise Problem(f"{path} belongs to another user", f"copy it into {folder}, or work outside of {path.parent}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,6 +91,42 @@ def _read(path: Path) -> dict[str, Any]:
         if not _fits(value, KINDS[key]):
             raise Problem(f"{path}: field {key!r} is {value!r:.200}", f"it must be {WORDS[KINDS[key]]}")
     return table
+
+
+def check_project_paths(file: Path, table: Mapping[str, Any], *, folder: Path) -> None:
+    """Raise Problem for a path in a project's file that leads out of the project, or to what looks like a secret.
+
+    Whoever wrote the project would choose what of this machine is sent, and the bucket that it is sent to. Relative
+    paths begin at `folder`.
+    """
+    for name, given in table.items():
+        spelling = name.replace("-", "_")
+        if not {spelling, spelling.removesuffix("s")} & set(PATH_FIELDS):
+            continue
+        for text in given if isinstance(given, list) else [given]:
+            if isinstance(text, str) and not text.startswith("s3://"):
+                check_project_path(file, name, text, folder=folder)
+
+
+def check_project_path(file: Path, name: str, given: str, *, folder: Path) -> Path:
+    """Return the absolute path; raise Problem as `check_project_paths` does."""
+    top = find_project(file.parent)
+    try:
+        path = (folder / Path(given).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Problem(f"{file}: {name} = {given!r:.200}: {error}", "give a path below the file") from error
+    if not path.is_relative_to(top):
+        raise Problem(
+            f"{file}: {name} = {given!r:.200}: it is outside of {top}",
+            "put it there, or name it on the command line, which the project cannot do",
+        )
+    inside = path.relative_to(top)
+    if any(SECRET.leave_out(place.as_posix(), is_folder=True) for place in (inside, *inside.parents)):
+        raise Problem(
+            f"{file}: {name} = {given!r:.200}: it looks like a secret",
+            "leave it out, or name it on the command line, which the project cannot do",
+        )
+    return path
 
 
 def _fits(value: Any, kind: type) -> bool:

@@ -68,13 +68,14 @@ def upload(
     """Upload the code, the agent, and the local files and folders of the channels."""
     check_policy(where, job_request.policy)
     account.check_bucket(split(job_request.code)[0])
+    local = {channel: path for channel, path in uploads.items() if not path.startswith("s3://")}
+    screen.say(account.describe_upload(source, job_request.code, local))
     is_new = account.upload_code(source, job_request.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
     folders = {**job_request.channels, CHANNEL: job_request.agent.rpartition("/")[0] + "/"}
-    for channel, path in uploads.items():
-        if not path.startswith("s3://"):
-            count = account.upload_input(Path(path).expanduser(), folders[channel])
-            screen.say(f"uploaded {count} files for the channel {channel}")
+    for channel, path in local.items():
+        count = account.upload_input(Path(path).expanduser(), folders[channel])
+        screen.say(f"uploaded {count} files for the channel {channel}")
 
 
 def check_policy(where: Place | None, policy: str) -> None:

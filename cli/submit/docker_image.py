@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.place import client
 from cli.submit.images import make_registry
-from cli.submit.packing import NEVER, Patterns, read_folder
+from cli.submit.packing import make_patterns, read_folder
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain, get_code
@@ -52,7 +52,7 @@ def make_tag(dockerfile: Path) -> str:
     """Return the digest of the Dockerfile's folder, without what is never packed and what .dockerignore leaves out."""
     ignore = dockerfile.parent / ".dockerignore"
     ignored = ignore.read_text(encoding="utf-8").splitlines() if ignore.is_file() else []
-    source = read_folder(dockerfile.parent, Patterns((*NEVER, *ignored)), entry=dockerfile.name)
+    source = read_folder(dockerfile.parent, make_patterns(ignored), entry=dockerfile.name)
     return source.digest[:TAG_LENGTH]
 
 

@@ -12,11 +12,21 @@ from pathlib import Path
 
 from cli.submit.problem import Problem
 
-# Never packed: histories, environments, caches, secrets, and what training itself writes.
+# Never packed or uploaded with a folder, not even where `!` in a pattern asks for it: the files in which common tools
+# keep passwords, tokens and keys. `--dependency FILE` names a single one.
+SECRETS = (
+    *("secrets.*", "secret.*", "credentials", "credentials.*", "!*.py", "client_secret*.json", ".git-credentials"),
+    *(".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".envrc", "service[-_]account*.json"),
+    *(".aws", ".ssh", ".kube", ".docker/config.json", ".gnupg", ".azure", ".gcloud", "kubeconfig", "*.kubeconfig"),
+    *(".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto"),
+    *(".kaggle", "kaggle.json", ".vault-token", ".huggingface", ".databrickscfg", ".streamlit/secrets.toml"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg", "*.asc"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json"),
+)
+# Never packed unless asked for: histories, environments, caches, and what training itself writes.
 NEVER = (
     *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules", "*.egg-info"),
     *("__pycache__", "*.pyc", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
-    *(".env", ".aws", ".ssh", "*.pem"),
     *("checkpoints", "checkpoint-*", "step-*/", "wandb", "mlruns", "lightning_logs", ".local", "sourcedir.tar.gz"),
 )
 MOST_BYTES = 200 * 1024 * 1024
@@ -78,8 +88,8 @@ def pack(
     if command and (entry or not path.is_dir()):
         raise Problem("--command: it runs in place of a script", "give the folder to pack, without --entry")
     script = COMMAND_SCRIPT if command else _entry_of(folder, entry) if path.is_dir() else path.name
-    keeps = Patterns((*NEVER, *exclude))
-    files = _read_files(_walk(folder, keeps), folder)
+    keeps = make_patterns(exclude)
+    files = _read_files(walk(folder, keeps), folder)
     files |= pack_dependencies(dependencies, keeps, files)
     size = sum(len(content) for content, _ in files.values())
     if size > MOST_BYTES:
@@ -94,19 +104,35 @@ def pack(
 
 class Patterns:
     """Shell patterns as .gitignore has them: a name anywhere, `/name` or `a/b` from the top, `name/` for folders, `!`
-    to take one back; the last that fits decides."""
+    to take one back; the last that fits decides. What `always` leaves out, no other pattern takes back."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        rules = [pattern.strip() for pattern in patterns if pattern.strip() and not pattern.startswith("#")]
-        self._rules = [(not rule.startswith("!"), *_compiled(rule.removeprefix("!"))) for rule in rules]
+    def __init__(self, patterns: Sequence[str], always: Sequence[str] = ()) -> None:
+        self._lists = [_parse_rules(patterns), _parse_rules(always)]
 
     def leave_out(self, name: str, *, is_folder: bool) -> bool:
         """Return whether the file or folder of this relative path is left out."""
-        out = False
-        for leaves_out, expression, only_folders in self._rules:
-            if (is_folder or not only_folders) and expression.fullmatch(name):
-                out = leaves_out
-        return out
+        return any(_leaves_out(rules, name, is_folder=is_folder) for rules in self._lists)
+
+
+Rule = tuple[bool, re.Pattern[str], bool]
+
+
+def _parse_rules(patterns: Sequence[str]) -> list[Rule]:
+    texts = [pattern.strip() for pattern in patterns if pattern.strip() and not pattern.startswith("#")]
+    return [(not text.startswith("!"), *_compiled(text.removeprefix("!"))) for text in texts]
+
+
+def _leaves_out(rules: Sequence[Rule], name: str, *, is_folder: bool) -> bool:
+    out = False
+    for leaves_out, expression, only_folders in rules:
+        if (is_folder or not only_folders) and expression.fullmatch(name):
+            out = leaves_out
+    return out
+
+
+def make_patterns(exclude: Sequence[str]) -> Patterns:
+    """Return the patterns of what is not packed, with those that a user adds."""
+    return Patterns((*NEVER, *exclude), SECRETS)
 
 
 def _compiled(pattern: str) -> tuple[re.Pattern[str], bool]:
@@ -132,8 +158,12 @@ def _entry_of(folder: Path, entry: str) -> str:
     return usual[0] if usual else scripts[0]
 
 
-def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
-    """Relative paths of the files to pack, in order. A link to a file is packed as that file."""
+def walk(folder: Path, patterns: Patterns) -> Iterator[str]:
+    """Yield the relative paths of the files to pack, in order.
+
+    A link to a file of the project is packed as that file. Raise Problem for any other link: whoever wrote the folder
+    would choose what else of this machine is sent.
+    """
     for root, folders, files in os.walk(folder):
         below = Path(root).relative_to(folder)
         folders[:] = sorted(
@@ -148,15 +178,42 @@ def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
         for name in ((below / file).as_posix() for file in sorted(files)):
             if patterns.leave_out(name, is_folder=False):
                 continue
+            if (folder / name).is_symlink() and not check_link(folder, name, patterns):
+                continue
             if (folder / name).is_file():
                 yield name
-            elif (folder / name).is_symlink():
-                raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
+
+
+def check_link(folder: Path, name: str, patterns: Patterns) -> bool:
+    """Return whether to take the file that a link names; raise Problem if it is outside of the project, or nothing."""
+    top, target = find_project(folder), (folder / name).resolve()
+    if not target.is_relative_to(top):
+        raise Problem(
+            f"{name} is a link to {target}, outside of {top}",
+            f"leave it out with --exclude {name}, or put a copy of the file in its place",
+        )
+    if not target.exists():
+        raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
+    inside = target.relative_to(top)
+    return not any(
+        patterns.leave_out(place.as_posix(), is_folder=place != inside) for place in (inside, *inside.parents)
+    )
+
+
+def find_project(folder: Path) -> Path:
+    """Return the folder of the repository that holds this one; without one, this one itself."""
+    folder = folder.resolve()
+    for parent in (folder, *folder.parents):
+        if Path.home().is_relative_to(parent):
+            break
+        if (parent / ".git").exists():
+            return parent
+    return folder
 
 
 def read_folder(folder: Path, patterns: Patterns, *, entry: str) -> Source:
     """Return what the patterns leave of a folder."""
-    return Source(entry, _read_files(_walk(folder, patterns), folder))
+    return Source(entry, _read_files(walk(folder, patterns), folder))
 
 
 def pack_dependencies(
@@ -181,7 +238,7 @@ def _read_dependency(given: str, patterns: Patterns) -> dict[str, tuple[bytes, b
         raise Problem(f"--dependency {given}: there is no such file or folder", "give a path of this machine")
     if path in (Path.home(), Path(path.anchor)):
         raise Problem(f"--dependency {given}: the whole folder {path} would be packed", "name a folder below it")
-    return _read_files((f"{path.name}/{name}" for name in _walk(path, patterns)), path.parent)
+    return _read_files((f"{path.name}/{name}" for name in walk(path, patterns)), path.parent)
 
 
 def _read_files(names: Iterable[str], folder: Path) -> dict[str, tuple[bytes, bool]]:

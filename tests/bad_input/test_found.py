@@ -73,7 +73,7 @@ def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, tex
         place.write_text(text)
     assert init_channel.count_hosts(tmp_path) == 1
     assert init_channel.read_host(tmp_path)
-    assert in_place_restarts.read_restart_file(tmp_path, "gpt") == {}
+    assert in_place_restarts.read_restart_file(tmp_path, "gpt", "ab" * 32, [].append) == {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import launch
 from bench import signals
 from job import TrainingCluster
 from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, make_command_key
+from rerail.model.signatures import sign
 from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving
@@ -28,6 +29,7 @@ from tests.container.hosts import Here, Host
 pytestmark = pytest.mark.slow
 CODE = [str(signals.ROOT / folder) for folder in ("agent", "container", "lambdas")]
 PYTHON = sys.executable
+KEY = "ab" * 32
 FOREVER = "3600"  # what lasts so long ends the test by its deadline
 FAILED = '{"rerail": 1, "cause": "user_code", "error": "ValueError: %s", "step": 7, "rank": 0, "exit_code": 1}'
 
@@ -174,12 +176,12 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
 ) -> None:
     """Its environment is that of the first, and another command has taken the order's place long ago. Another job,
     which is given the same folder, knows nothing of it."""
-    node = new_node("train(seconds=600 if restart == 0 else 60)")
+    node = new_node("train(seconds=600 if restart == 0 else 60)", RERAIL_SEAL_KEY=KEY)
     (node.base / "checkpoints").mkdir()
     node.await_note("ready-0-0-0")
-    bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9))
+    bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9), KEY)
     node.await_note("ready-2-0-0")
-    bucket.command(command("asked", kind=CommandKind.CHECKPOINT))
+    bucket.command(command("asked", kind=CommandKind.CHECKPOINT), KEY)
     node.process.kill()
     node.process.communicate()
     (node.folder / "ready-2-0-0").unlink()
@@ -187,7 +189,30 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
     again = json.loads(node.await_note("ready-2-0-0"))
     names = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
     assert [again[name] for name in names] == ["2", "400", "2", "10-20", "0.9"]
-    assert in_place_restarts.read_restart_file(node.base, "another-job") == {}
+    said: list[str] = []
+    assert in_place_restarts.read_restart_file(node.base, "another-job", KEY, said.append) == {} and not said
+
+
+@pytest.mark.threat("T32")
+@pytest.mark.parametrize("key", [KEY, ""], ids=["signed-run", "no-key"])
+def test_what_a_stranger_left_in_the_checkpoint_folder_commands_nothing(tmp_path: Path, key: str) -> None:
+    """SageMaker copies the folder to the next job, whose name is known before: learning rate and step stay its own."""
+    file = in_place_restarts.make_restart_file_path(tmp_path)
+    file.parent.mkdir()
+    forged_variables = {
+        "RERAIL_RESTART": "1",
+        "RERAIL_ROLLED_BACK": "1",
+        "RERAIL_RESUME_STEP": "0",
+        "RERAIL_LR_SCALE": "1000",
+    }
+    text = json.dumps({"job": "gpt-a002", "told": forged_variables}).encode()
+    for forged in (text, sign(text, name=f"{file.name}/gpt-a002", key="cd" * 32)):
+        file.write_bytes(forged)
+        said: list[str] = []
+        environment = environment_of(None, base=tmp_path, TRAINING_JOB_NAME="gpt-a002", RERAIL_MAILBOX="s3://mailbox")
+        restarts = in_place_restarts.Restarts({**environment, "RERAIL_SEAL_KEY": key}, tmp_path, said.append)
+        assert restarts.number == 0 and restarts.environment.keys().isdisjoint(forged_variables)
+        assert [line for line in said if ".rerail-restart.json" in line and "ignored" in line]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +221,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
 def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
     in_place_restarts.make_restart_file_path(tmp_path).write_text(text)
-    assert in_place_restarts.read_restart_file(tmp_path, "night") == {}
+    assert in_place_restarts.read_restart_file(tmp_path, "night", KEY, [].append) == {}
 
 
 def test_ranks_that_do_not_leave_are_killed(bucket: Bucket, new_node: NewNode) -> None:

@@ -19,8 +19,8 @@ FAULTS = {
     "heal": ("loss_spike", None),
     "blind": ("blind", None),
 }
-# Rows are seconds, of ten steps at most. A loss can be judged after 48 of them, anything else far sooner.
-FAULT_STEPS = {"spike": 490, "heal": 380}
+# Rows are seconds, of ten steps at most. A loss can be judged after 56 of them, a spike after 34, the rest far sooner.
+FAULT_STEPS = {"spike": 600, "heal": 380}
 SOON = 80
 # The silence that is judged, at reference speed; only the runs that fall silent have such a policy.
 STALLED, BLIND = timedelta(seconds=8), timedelta(seconds=8)

@@ -13,6 +13,7 @@ from rerail.diagnosis.classify import diagnose
 from rerail.model.mailbox import SIZE_LIMIT, read_report, serialize
 from rerail.model.metrics import make_definitions
 from rerail.model.sample import Sample
+from rerail.model.signatures import sign
 from rerail.model.thresholds import Thresholds
 from rerail_agent import exit_report, in_place_restarts, init_channel, telemetry
 from rerail_agent.checkpoints import manifest as manifests
@@ -58,7 +59,10 @@ def machine(data: bytes) -> None:
         place.write_bytes(data)
     init_channel.read_host(base)
     assert init_channel.count_hosts(base) >= 1
-    for name, value in in_place_restarts.read_restart_file(base, "gpt").items():
+    assert in_place_restarts.read_restart_file(base, "gpt", "", [].append) == {}, "nobody has signed it"
+    file = in_place_restarts.make_restart_file_path(base)
+    file.write_bytes(sign(data, name=f"{file.name}/gpt", key="ab" * 32))
+    for name, value in in_place_restarts.read_restart_file(base, "gpt", "ab" * 32, [].append).items():
         assert name in in_place_restarts.RESTART_VARIABLES and isinstance(value, str)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.submit import packing
+from cli.submit.account import list_input_files
 from cli.submit.packing import NEVER, Patterns, Source, pack
 from cli.submit.problem import Problem
 
@@ -105,9 +106,10 @@ def test_a_script_is_packed_with_its_neighbours_and_a_folder_knows_its_script(tm
 
 
 def test_links_to_files_are_packed_as_those_files_and_other_links_are_refused(tmp_path):
-    """Nothing is left out in silence."""
+    """A link may name a file of the same project; nothing is left out in silence."""
     outside = tree(tmp_path / "outside", "shared.py")
     code = tree(tmp_path / "code", "train.py")
+    (tmp_path / ".git").mkdir()
     (code / "shared.py").symlink_to(outside / "shared.py")
     assert pack(code).files["shared.py"] == (b"shared.py", False)
     (code / "lib").symlink_to(outside)
@@ -117,6 +119,41 @@ def test_links_to_files_are_packed_as_those_files_and_other_links_are_refused(tm
     (code / "gone.py").symlink_to(outside / "gone.py")
     with pytest.raises(Problem, match=r"gone\.py is a link to nothing"):
         pack(code, exclude=["lib"])
+
+
+@pytest.mark.threat("T33")
+@pytest.mark.parametrize("target", ["../.aws/credentials", "deep/../../.aws/credentials", "next/../.env", "id_rsa"])
+def test_no_link_of_a_project_sends_a_file_of_the_home_folder_or_a_secret(tmp_path, target):
+    """Whoever wrote the repository chose its links; a link to the user's own secret within it is passed over."""
+    tree(tmp_path, ".aws/credentials")
+    code = tree(tmp_path / "clone", "train.py", "deep/a.py", "next/b.py", ".env", "id_rsa")
+    (code / ".git").mkdir()
+    (code / "vocab.json").symlink_to(target)
+    try:
+        packed = {content for content, _ in pack(code).files.values()}
+    except Problem as problem:
+        assert "is a link to" in problem.what and "outside of" in problem.what
+    else:
+        assert packed == {b"train.py", b"deep/a.py", b"next/b.py"}
+
+
+@pytest.mark.threat("T33")
+def test_usual_secrets_are_never_packed_whatever_a_project_takes_back(tmp_path):
+    """Of 39 files in which tools keep passwords and keys none goes, in code or data; a person may name one."""
+    secrets = [
+        *(".env", ".env.local", ".env.production", ".envrc", "id_rsa", "id_ed25519", ".netrc", ".npmrc", ".pypirc"),
+        *("credentials.json", ".git-credentials", "kubeconfig", "secrets.yaml", "secrets.toml", "a.key", "a.p12"),
+        *("a.tfstate", "a.tfstate.backup", "prod.tfvars", "a.pem", "a.jks", ".aws/config", ".ssh/config", "x/.aws/a"),
+        *(".kube/config", ".docker/config.json", "service-account-prod.json", "client_secret_1.json", ".pgpass"),
+        *(".streamlit/secrets.toml", ".gnupg/a", ".huggingface/token", "kaggle.json", ".s3cfg", ".boto", "a.ppk"),
+        *("lib/.env", "lib/id_rsa", "lib/credentials"),
+    ]
+    tree(tmp_path, *secrets, "train.py", "credentials.py", ".env.example", "keys.py")
+    harmless = {"train.py", "credentials.py", ".env.example", "keys.py"}
+    assert pack(tmp_path, exclude=["!*", "!.env", "!.aws", "!*.key"]).files.keys() - {".huggingface"} == harmless
+    assert {name for name, _ in list_input_files(tmp_path)} == harmless
+    tree(tmp_path / "code", "train.py")
+    assert ".env.local" in pack(tmp_path / "code", dependencies=[str(tmp_path / ".env.local")]).files
 
 
 @pytest.mark.parametrize(

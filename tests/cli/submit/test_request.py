@@ -1,12 +1,15 @@
 """The request of a submission: what SageMaker and its toolkit expect, and one clear error for each mistake."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
+from cli.chains.definition import parse_chain
 from cli.submit.account import find_refusal
 from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, find_aws_image
@@ -190,3 +193,41 @@ def test_a_mistake_in_the_defaults_is_named_with_its_file(tmp_path: Path, text, 
     with pytest.raises(Problem) as problem:
         read_defaults(tmp_path, tmp_path / "home")
     assert words in problem.value.what and "rerail.toml" in problem.value.what and remedy in problem.value.remedy
+
+
+@pytest.mark.threat("T33")
+def test_the_defaults_of_another_user_in_a_folder_above_are_refused(tmp_path: Path, monkeypatch):
+    """Anybody may write to a shared folder above; a file of root's there is an administrator's."""
+    (tmp_path / "rerail.toml").write_text('[submit]\nbucket = "mallorys"\n')
+    (tmp_path / "mine").mkdir()
+    stat = os.stat
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=4321, st_mode=stat(path).st_mode))
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    with pytest.raises(Problem, match=r"rerail\.toml belongs to another user"):
+        read_defaults(tmp_path / "mine", tmp_path / "home")
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    assert read_defaults(tmp_path / "mine", tmp_path / "home") == {"bucket": "mallorys"}
+
+
+@pytest.mark.threat("T33")
+@pytest.mark.parametrize("given", ["~/.aws", "../other", "/etc/passwd", "sent", ".env", "code/../../other", "x.whl"])
+@pytest.mark.parametrize("field", ["dependencies", "agent", "input", "script", "dependency", "model_uri", "model-uris"])
+def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field: str, given: str):
+    """Whoever wrote `rerail.toml` chose the bucket too; what a person names on the command line goes."""
+    home, clone, other = tmp_path / "home", tmp_path / "clone", tmp_path / "other"
+    for folder in (home / ".aws", clone / "code", other):
+        folder.mkdir(parents=True)
+    (clone / ".env").write_text("TOKEN=1")
+    (clone / "sent").symlink_to(other)
+    (clone / "x.whl").symlink_to(home / ".aws")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(clone)
+    if field in ("dependencies", "agent"):
+        value = [given] if field == "dependencies" else given
+        (clone / "rerail.toml").write_text(f"[submit]\n{field} = {json.dumps(value)}\n")
+        with pytest.raises(Problem, match=r"rerail\.toml: .*(outside of|looks like a secret)"):
+            read_defaults(clone, home)
+        return
+    task = {"input": {"script": "a.py", "inputs": {"x": given}}, "script": {"script": given}}
+    with pytest.raises(Problem, match=r"rerail\.toml.*(outside of|looks like a secret)"):
+        parse_chain(clone / "rerail.toml", {"c": {"t": task.get(field, {"script": "a.py", field: given})}}, "c")
