@@ -2,12 +2,21 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import JobStateChanged
+from rerail.messages.messages import JobStateChanged, RunDue
 from rerail.model.actions import Severity
-from rerail.model.errors import CallFailed, CapacityRefused, JobNotFound, RequestRefused, RerailError, StateUnknown
+from rerail.model.errors import (
+    CallFailed,
+    CapacityRefused,
+    JobNotFound,
+    RequestRefused,
+    RerailError,
+    StateUnknown,
+    Throttled,
+)
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
@@ -183,3 +192,75 @@ def test_a_strangers_job_is_not_taken_for_a_lost_one(monkeypatch):
     assert not world.run().current.exists
     world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, ["gpt-a002"])
+
+
+def send_during_creation(world: World, monkeypatch, verb: OperatorVerb, *, succeeds: bool = True, reports: bool = True):
+    """Have another function handle a command while this one is inside CreateTrainingJob, and its own try throttled.
+
+    The call then succeeds or not, and its function reports that or ends before.
+    """
+    create = world.sagemaker.create
+
+    def busy(request):
+        raise Throttled("CreateTrainingJob: rate exceeded")
+
+    def answer(request):
+        monkeypatch.setattr(world.sagemaker, "create", busy)
+        world.send_command(verb, "wrong data")
+        if succeeds:
+            create(request)
+        if not (succeeds and reports):
+            raise CallFailed("read timeout")
+        monkeypatch.setattr(world.sagemaker, "create", create)
+
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.clock.pass_by(timedelta(minutes=1))
+    monkeypatch.setattr(world.sagemaker, "create", answer)
+    with suppress(RerailError):
+        world.supervisor().handle(RunDue("gpt"))
+    assert world.run().commands, "the command came while the job was being created"
+    monkeypatch.setattr(world.sagemaker, "create", create)
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reported", "function-lost"])
+@pytest.mark.parametrize("shown_after", [0, 4])
+def test_a_stop_during_a_creation_stops_the_job(monkeypatch, reports, shown_after):
+    """Whatever becomes of the function that creates it, and without any event of the job."""
+    world = World().with_saves()
+    show = hide(world, monkeypatch)
+    send_during_creation(world, monkeypatch, OperatorVerb.STOP, reports=reports)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    pass_minutes(world, shown_after)
+    show()
+    pass_minutes(world, 10)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+@pytest.mark.parametrize("verb", [OperatorVerb.STOP, OperatorVerb.HOLD])
+def test_a_creation_that_failed_under_a_command_is_over_after_some_minutes(monkeypatch, verb):
+    """Nothing is launched, nobody is paged, and a held run is released into the launch of the same attempt."""
+    world = World().with_saves()
+    send_during_creation(world, monkeypatch, verb, succeeds=False)
+    assert world.run().is_open
+    pass_minutes(world, 10)
+    run = world.run()
+    assert (run.state.is_end, run.current.exists, world.sagemaker.live()) == (True, False, [])
+    assert not [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
+    if verb is OperatorVerb.HOLD:
+        world.send_command(OperatorVerb.RELEASE, OperatorVerb.RELEASE)
+        pass_minutes(world, 2)
+        assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reported", "function-lost"])
+def test_a_hold_during_a_creation_says_that_the_job_runs(monkeypatch, reports):
+    """A page says so once; the job goes on unsupervised until the run is released."""
+    world = World().with_saves()
+    send_during_creation(world, monkeypatch, OperatorVerb.HOLD, reports=reports)
+    pass_minutes(world, 30)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.HELD, ["gpt-a002"])
+    assert [notice.title for notice in world.bus.notices].count("gpt: its job runs, and it is held") == 1
+    world.send_command(OperatorVerb.RELEASE, OperatorVerb.RELEASE)
+    pass_minutes(world, 2)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])

@@ -7,10 +7,11 @@ from rerail.decisions.decision import Decision, with_attempt
 from rerail.decisions.deferrals import on_rate_limited
 from rerail.decisions.launch import make_create_job
 from rerail.decisions.on_failure import on_refusal
+from rerail.decisions.on_job import on_late_job
 from rerail.model.actions import ReleaseWarmPool
 from rerail.model.machines import WarmPool
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, JobStatus, Run
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signals import ActionsDone, CreateRefused, Refusal
 
 
@@ -28,8 +29,10 @@ def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
             _with_pool_released(attempt) if attempt.job_name in released else attempt for attempt in run.attempts
         ),
     )
-    if make_create_job(run) in done.actions and not run.current.exists:
-        run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
+    attempt = run.current
+    if make_create_job(run) in done.actions and (not attempt.exists or attempt.is_unconfirmed):
+        run = with_attempt(run, replace(attempt, status=JobStatus.IN_PROGRESS, secondary="Starting"))
+        return on_late_job(run, done.at) if run.state is RunState.HELD else Decision(run)
     return Decision(run)
 
 

@@ -8,6 +8,7 @@ from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
     format_start,
+    has_pending,
     stop_now,
     with_attempt,
     with_end,
@@ -25,7 +26,7 @@ from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, StopJob
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import AfterStop, PlannedStop, ProposedAction, Run, RunState
+from rerail.model.run import AfterStop, JobStatus, PlannedStop, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorCommand, OperatorVerb
 
@@ -132,10 +133,19 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
-    run = without_pending(run, CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
+    run = without_pending(_with_launch_withdrawn(run), StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
     run = with_hold(run, summary, by=command.who)
     return Decision(run, withdrawn, f"{summary}: held, a job that runs goes on unsupervised")
+
+
+def _with_launch_withdrawn(run: Run) -> Run:
+    """Return the run without its pending launch, whose job may exist all the same: a function may be creating it."""
+    if not has_pending(run, CreateJob):
+        return run
+    run = without_pending(run, CreateJob)
+    attempt = run.current
+    return run if attempt.exists else with_attempt(run, replace(attempt, status=JobStatus.IN_PROGRESS, secondary=""))
 
 
 def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
@@ -144,6 +154,8 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str
         return Decision(run, reason=f"{summary}, but {refusal}")
     was_unquarantined = _is_unquarantined(run)
     run = with_release(run, who=command.who, at=command.at)
+    if run.current.is_unconfirmed:  # launched again under its name: a job that exists is taken for it
+        run = with_attempt(run, replace(run.current, status=None))
     if run.current.may_be_live:
         run = replace(run, state=RunState.WATCHING)
         return Decision(run, reason=f"{summary}: watching attempt {run.current.number} again")
@@ -213,8 +225,13 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
     then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
+    if has_pending(run, CreateJob):
+        # A job that is created after the end of its run would train on unwatched.
+        stop = PlannedStop(then, summary, asked_at=command.at, deadline=command.at, approved_by=command.who)
+        run = replace(_with_launch_withdrawn(run), stop=stop)
+        return stop_now(run, f"{summary}: stopping {run.current.job_name}, which is being created, if it exists")
     if not run.current.may_be_live:
-        run = with_end(without_pending(run, CreateJob), RunState.STOPPED)
+        run = with_end(run, RunState.STOPPED)
         return Decision(run, reason=f"{summary}: no job is live, the run ends here")
     if run.state is RunState.STOPPING and run.stop:
         # Waiting again would attribute the stop that Rerail called to an operator.

@@ -1,7 +1,7 @@
 """Decide on the current attempt's job as SageMaker describes it."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from rerail.decisions.checkpoint_health import with_sagemaker_restart
@@ -61,8 +61,10 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         updated = replace(updated, cluster=job.cluster)
     if run.defined_metrics != job.defined_metrics:
         updated = replace(updated, defined_metrics=job.defined_metrics)
-    if run.state.is_end and not attempt.exists and not job.status.is_terminal:
-        return _on_lost_job(updated, seen)
+    if run.state.is_end and job.status is JobStatus.IN_PROGRESS:
+        is_news = not attempt.exists or attempt.is_unconfirmed
+        if is_news or run.state is not RunState.HELD:
+            return on_late_job(updated, seen.at)
     match job.status:
         case JobStatus.COMPLETED:
             return _on_completed(updated, seen, policy)
@@ -138,15 +140,15 @@ def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -
     return _on_recovery(run, seen)
 
 
-def _on_lost_job(run: Run, seen: JobObserved) -> Decision:
-    """Decide on a live job of an ended run whose creation was believed to have failed.
+def on_late_job(run: Run, at: datetime) -> Decision:
+    """Decide on a live job of an ended run: its creation was believed to have failed, or came after the end.
 
     A stopped run's job is stopped. A hold by Rerail ends, since its reason was that this job did not exist; a hold by
     an operator stays.
     """
-    what = f"{run.current.job_name} exists after all: the answer to its creation was lost"
+    what = f"{run.current.job_name} exists after all: its creation was under way, or the answer to it was lost"
     if run.state is not RunState.HELD:
-        stop = PlannedStop(AfterStop.END, "the run was stopped", asked_at=seen.at, deadline=seen.at)
+        stop = PlannedStop(AfterStop.END, "the run was stopped", asked_at=at, deadline=at)
         return stop_now(replace(run, stop=stop), f"{what}, and the run has ended: stopping it")
     if not run.held_by:
         run = replace(without_hold(run), state=RunState.STARTING)
@@ -231,10 +233,15 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
 def on_gone(run: Run, gone: JobGone, policy: Policy) -> Decision:
     """Hold the run if the current attempt's job no longer exists in SageMaker."""
     attempt = run.current
-    if gone.job_name != attempt.job_name or not attempt.may_be_live or run.state.is_end:
+    is_over = run.state.is_end and not attempt.is_unconfirmed
+    if gone.job_name != attempt.job_name or not attempt.may_be_live or is_over:
         return Decision(run)
     if run.ledger.starts and gone.at - run.ledger.starts[-1] < NEW_JOB_GRACE:
         return Decision(run)  # describe calls are eventually consistent after a creation
+    if attempt.is_unconfirmed and (run.state.is_end or (run.stop and run.stop.then is AfterStop.END)):
+        run = with_attempt(run, replace(attempt, status=None))
+        what = f"{attempt.job_name} was never created"
+        return Decision(run if run.state.is_end else with_end(run, RunState.STOPPED), reason=what)
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
     what = f"SageMaker no longer has {attempt.job_name}"
     todo = "find out who deleted it, then release the run"

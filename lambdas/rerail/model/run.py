@@ -254,6 +254,11 @@ class Attempt(Record):
         return self.status is not None
 
     @property
+    def is_unconfirmed(self) -> bool:
+        """Return whether the launch was withdrawn while a function may have been creating the job."""
+        return self.status is not None and self.created_at is None and not self.secondary
+
+    @property
     def may_be_live(self) -> bool:
         """Return whether the job exists and was not seen to have ended."""
         return self.status is not None and not self.status.is_terminal
