@@ -17,8 +17,15 @@ from rerail.decisions.decision import (
     with_warnings,
     without_pending,
 )
-from rerail.decisions.launch_checks import PAUSED_TEXT, Consequence, Obstacle, find_obstacle
-from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity, StopJob
+from rerail.decisions.launch_checks import (
+    PAUSED_TEXT,
+    Consequence,
+    Obstacle,
+    find_obstacle,
+    is_observing,
+    with_launch_blocked,
+)
+from rerail.model.actions import ClearedBy, CreateJob, Notify, PostCommand, Severity, StopJob
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import LaunchCheck, Run, RunState
@@ -105,6 +112,8 @@ def is_deferred_stop_due(run: Run) -> bool:
 
 def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
     """Remove new stops from the decision while Rerail is paused; a stop that was called stays Rerail's."""
+    if is_observing(decision.run, policy):
+        return _cancel_stop(decision)
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob))
@@ -114,6 +123,18 @@ def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Polic
     if run == before:
         return Decision(run, actions)
     return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED_TEXT}")
+
+
+def _cancel_stop(decision: Decision) -> Decision:
+    """Withdraw a stop that Rerail decided on before it was to observe only, and has not called; not an operator's."""
+    run, stop = decision.run, decision.run.stop
+    is_uncalled = run.state is RunState.SAVING or any(isinstance(a, StopJob) for a in (*run.pending, *decision.actions))
+    if stop is None or stop.approved_by or run.state not in (RunState.SAVING, RunState.STOPPING) or not is_uncalled:
+        return decision
+    run = replace(without_pending(run, StopJob, PostCommand), state=RunState.WATCHING, stop=None)
+    actions = tuple(action for action in decision.actions if not isinstance(action, StopJob | PostCommand))
+    reason = f"Rerail may only observe now: the stop ({stop.reason}) is withdrawn, the job goes on"
+    return replace(decision, run=run, actions=actions, reason=reason)
 
 
 def _with_stop_deferred(run: Run, at: datetime) -> Run:
@@ -128,8 +149,12 @@ def _with_stop_deferred(run: Run, at: datetime) -> Run:
 
 
 def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
-    """Report why the launch is deferred, once for each obstacle."""
+    """Report why the launch is deferred, once for each obstacle; one that was recorded before waits too if need be."""
     run = decision.run
+    is_pending = has_pending(run, CreateJob) and not run.current.exists
+    if is_pending and is_observing(run, policy) and (obstacle := find_obstacle(run, at, policy)):
+        run = with_launch_blocked(without_pending(run, CreateJob), obstacle, at)
+        decision = replace(decision, run=run)
     if run.state is not RunState.WAITING or not run.blocked_by or run.blocked_by is LaunchCheck.RATE_LIMIT:
         return decision
     if run == before:

@@ -45,8 +45,21 @@ def find_obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
 
 
+def is_observing(run: Run, policy: Policy) -> bool:
+    """Return whether Rerail may only observe the run, now: the policy may have changed since a decision."""
+    return policy.mode is Mode.OBSERVE or run.observe_only
+
+
 def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """While Rerail is paused for the account or by the policy, no job is created."""
+    """While Rerail is paused, no job is created; while it only observes, none but what an operator has asked for."""
+    if is_observing(run, policy) and not run.current.approved_by:
+        return Obstacle(
+            LaunchCheck.PAUSE,
+            Consequence.WAIT,
+            f"{run.current.job_name} waits: policy '{policy.name}', or this run's adoption, lets Rerail only observe",
+            f"to launch it: `rerail hold {run.id}`, then `rerail release {run.id}`",
+            Runbook.OBSERVING,
+        )
     if policy.mode is not Mode.PAUSE:
         return None
     return Obstacle(

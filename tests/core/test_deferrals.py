@@ -1,0 +1,92 @@
+"""Whether Rerail may act is asked when it acts: a decision from before the policy changed to `observe` is withdrawn."""
+
+from dataclasses import replace
+
+import pytest
+
+from rerail.messages.messages import FindingsReceived, JobStateChanged
+from rerail.model.errors import Throttled
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Mode
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
+from tests.fakes import DEFAULT, Agent, World
+
+OBSERVE = replace(DEFAULT, mode=Mode.OBSERVE)
+
+
+def observe(world: World) -> None:
+    world.policies.by_name["default"] = OBSERVE
+
+
+def diverge(world: World) -> None:
+    nan = Finding(Kind.NON_FINITE, Level.INTERVENE, 520, 510, "nan", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (nan,)))
+
+
+@pytest.mark.parametrize("waits_for", ["delay", "capacity", "answer", "creation"])
+def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
+    """Whatever it waited for; it is notified once, and goes ahead when the policy acts again."""
+    world = World().with_saves()
+    create = world.sagemaker.create
+    if waits_for == "capacity":
+        world.sagemaker.no_capacity = 3
+    if waits_for == "answer":
+        world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.APPROVE)
+    if waits_for == "creation":
+
+        def throttled(request):
+            raise Throttled("CreateTrainingJob: rate exceeded")
+
+        monkeypatch.setattr(world.sagemaker, "create", throttled)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(0 if waits_for == "delay" else 2)
+    before = len(world.bus.notices)
+    observe(world)
+    world.sagemaker.no_capacity = 0
+    monkeypatch.setattr(world.sagemaker, "create", create)
+    world.minutes(180)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WAITING, [])
+    titles = [notice.title for notice in world.bus.notices[before:]]
+    assert titles.count("gpt: waits") == 1 or waits_for == "answer"
+    world.policies.by_name["default"] = DEFAULT
+    world.minutes(5)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_an_operators_release_launches_under_observe():
+    """What a person asks for is no decision of Rerail's."""
+    world = World().with_saves()
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    observe(world)
+    world.minutes(10)
+    world.send_command(OperatorVerb.HOLD, "hold")
+    world.send_command(OperatorVerb.RELEASE, "release")
+    world.minutes(3)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
+
+
+@pytest.mark.parametrize("is_throttled", [False, True], ids=["saving", "throttled"])
+def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_throttled):
+    """The job goes on; what a person does with it then is not taken for Rerail's."""
+    world = World().with_saves()
+    if is_throttled:
+
+        def throttled(name):
+            raise Throttled("StopTrainingJob: rate exceeded")
+
+        monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    else:
+        Agent(world).hello()
+    diverge(world)
+    assert world.run().state is (RunState.STOPPING if is_throttled else RunState.SAVING)
+    observe(world)
+    world.minutes(40)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
+    assert "may only observe now" in " ".join(world.reasons())
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(20)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
