@@ -30,7 +30,10 @@ def show() -> Response[str]:
 @app.post(PATH)
 def send() -> Response[str]:
     """Send the answer of the form."""
-    body = app.current_event.decoded_body or ""
+    try:
+        body = app.current_event.decoded_body or ""
+    except ValueError:  # bytes that are no text, or no base64: anybody may send them
+        body = ""
     return _respond(make_answering().answer(dict(parse_qsl(body)) if len(body) <= MAX_BODY else {}))
 
 

@@ -9,6 +9,7 @@ from botocore.stub import ANY, Stubber
 from rerail.aws import orchestration
 from rerail.aws.clients import client
 from rerail.aws.orchestration import AwsCallers, DynamoWaits
+from rerail.model.codec import BadRecord
 from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -41,6 +42,16 @@ def test_waits_are_kept_by_job_and_token_and_forgotten(table):
     waits.forget(TASK)
     waits.forget(TASK)
     assert sorted(waits.list_waits(), key=str) == sorted([STEP, other], key=str)
+
+
+def test_a_wait_that_cannot_be_read_hides_no_other(table):
+    """A wait of a later version, after a rollback: it is an error of its own."""
+    waits = DynamoWaits(table)
+    waits.keep(TASK)
+    text = '{"schema": 2, "type": "RunWait", "caller": "airflow"}'
+    client("dynamodb").put_item(TableName=table, Item={"pk": {"S": "waits"}, "sk": {"S": "a#0"}, "doc": {"S": text}})
+    bad, good = waits.list_waits()
+    assert isinstance(bad, BadRecord) and good == TASK
 
 
 def test_a_task_gets_output_failure_and_heartbeat(states):

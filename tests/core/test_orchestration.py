@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rerail.messages.messages import JobStateChanged
-from rerail.model.codec import dumps, loads
+from rerail.model.codec import BadRecord, dumps, loads
 from rerail.model.errors import BadMessage
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from rerail.orchestration.orchestrator import ADOPTED_WITHIN, Orchestrator
+from rerail.orchestration.orchestrator import ADOPTED_WITHIN, MOST_OF_A_JOB, MOST_WAITS, Orchestrator
 from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message, read_task
 from stacks.parts.orchestration import CHECK
 from tests.core.failures import NODE_LOST
@@ -105,6 +105,31 @@ def test_a_wait_goes_on_over_a_relaunch_with_heartbeats_and_has_one_answer():
     assert (answer["job"], answer["attempts"], answer["artifacts"]) == ("gpt-a002", 2, MODEL)
     assert answer["report"] == "s3://pages/runs/gpt/report.html"
     assert not waiting.waits.kept and not waiting.commands
+
+
+def test_waits_are_bounded():
+    """Who can send messages can keep only so many waits, each of which is read each minute; one more fails at once."""
+    waiting = Waiting()
+    for number in range(MOST_OF_A_JOB + 5):
+        waiting.orchestrator.begin(replace(WAIT, token=f"t{number}"))
+    assert len(waiting.waits.kept) == MOST_OF_A_JOB
+    assert {error for error, _ in waiting.callers.answers.values()} == {"Rerail.TooManyWaits"}
+    for number in range(MOST_WAITS):
+        waiting.waits.keep(replace(WAIT, token=f"other{number}", job=f"other-{number}"))
+    waiting.orchestrator.begin(replace(WAIT, token="new", job="new"))
+    assert "new" not in waiting.waits.kept and waiting.callers.answers["new"][0] == "Rerail.TooManyWaits"
+
+
+def test_a_wait_that_cannot_be_read_stops_no_other(monkeypatch):
+    """It is raised once all others were checked."""
+    waiting = Waiting()
+    waiting.orchestrator.begin(WAIT)
+    waiting.complete()
+    read = waiting.waits.list_waits
+    monkeypatch.setattr(waiting.waits, "list_waits", lambda: [BadRecord("a RunWait of a later version"), *read()])
+    with pytest.raises(BadRecord):
+        waiting.orchestrator.check_all()
+    assert waiting.callers.answers["token"]["state"] == "completed"
 
 
 def test_a_run_that_has_ended_before_is_answered_at_once():

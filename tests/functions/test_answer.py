@@ -62,8 +62,8 @@ def read_link(account: Account, **changes: Any) -> dict[str, str]:
     return dict(parse_qsl(url.query))
 
 
-def request(method: str, fields: dict[str, str]) -> dict[str, Any]:
-    """Call the function as API Gateway does."""
+def request(method: str, fields: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Call the function as API Gateway does, with these changes to the event."""
     query = urlencode(fields)
     event = {
         "version": "2.0",
@@ -76,7 +76,7 @@ def request(method: str, fields: dict[str, str]) -> dict[str, Any]:
         "isBase64Encoded": False,
         "requestContext": {"http": {"method": method, "path": "/answer"}, "stage": "$default"},
     }
-    return answer.handler(event, Context("answer"))
+    return answer.handler({**event, **changes}, Context("answer"))
 
 
 def test_the_link_of_a_page_shows_the_proposal_and_changes_nothing(account, commands):
@@ -105,6 +105,15 @@ def test_an_answer_becomes_an_operators_command(account, commands, verb):
     assert isinstance(command, CommandReceived)
     assert (command.run, command.verb, command.proposal) == ("gpt", verb, "p7")
     assert (command.who, command.why) == ("Ada Lovelace (by link)", "looks right")
+
+
+@pytest.mark.threat("T30")
+@pytest.mark.parametrize("body", ["//79", "%%%", "a", "\udcff", None, "=" * 5000])
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_no_body_of_a_stranger_makes_the_function_fail(account, commands, body, is_encoded):
+    """An error of the function pages on-call; this caller needs neither link nor signature."""
+    assert request("POST", {}, body=body, isBase64Encoded=is_encoded)["statusCode"] == 400
+    assert account.received(commands) == []
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.records import record
 from rerail.aws.validation import validate
-from rerail.model.codec import dumps
+from rerail.model.codec import BadRecord, dumps
 from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
 
 PARTITION = "waits"
@@ -37,7 +37,7 @@ class DynamoWaits:
     def forget(self, wait: RunWait) -> None:
         client("dynamodb").delete_item(TableName=self._table, Key=_key(wait))
 
-    def list_waits(self) -> Iterator[RunWait]:
+    def list_waits(self) -> Iterator[RunWait | BadRecord]:
         pages = (
             client("dynamodb")
             .get_paginator("query")
@@ -51,7 +51,14 @@ class DynamoWaits:
         for page in pages:
             with validate("Query"):
                 items = page["Items"]
-            yield from (record(RunWait, item) for item in items)
+            yield from map(_read, items)
+
+
+def _read(item: Mapping[str, Any]) -> RunWait | BadRecord:
+    try:
+        return record(RunWait, item)
+    except BadRecord as error:
+        return error
 
 
 class AwsCallers:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rerail.incident_report.location import make_page_key
+from rerail.model.codec import BadRecord
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
@@ -30,6 +31,8 @@ from rerail.ports import Policies, Runs
 
 # A tagged job becomes a run with its first event, or with the next sweep.
 ADOPTED_WITHIN = timedelta(minutes=10)
+# All are read each minute; a person waits for a job with one execution, or a few.
+MOST_WAITS, MOST_OF_A_JOB = 1_000, 20
 # The limit of both systems is larger.
 CAUSE_LIMIT = 1_000
 
@@ -51,6 +54,13 @@ class Orchestrator:
         if problem := find_problem(wait):
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
             return
+        others = [one for one in self.waits.list_waits() if not isinstance(one, BadRecord) and one.token != wait.token]
+        if len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB:
+            cause = (
+                f"{MOST_OF_A_JOB} executions wait for one job, or {MOST_WAITS} for all: let some end, then try again"
+            )
+            self._answer(wait, lambda: self.callers.fail(wait, "Rerail.TooManyWaits", cause))
+            return
         self.waits.keep(wait)
         self.check(wait)
 
@@ -63,13 +73,16 @@ class Orchestrator:
             self.begin(received.wait)
             return
         for wait in self.waits.list_waits():
-            if wait.token == received.wait.token:
+            if not isinstance(wait, BadRecord) and wait.token == received.wait.token:
                 self._stop_run(wait)
 
     def check_all(self) -> None:
-        """Check every wait; an error with one does not prevent the others, and is raised last."""
-        errors = []
+        """Check every wait; an error with one, or one that cannot be read, does not prevent the others: raised last."""
+        errors: list[Exception] = []
         for wait in self.waits.list_waits():
+            if isinstance(wait, BadRecord):
+                errors.append(wait)
+                continue
             try:
                 self.check(wait)
             except Exception as error:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from rerail.messages.messages import JOB_NAME
+from rerail.model.codec import BadRecord
 from rerail.model.errors import BadMessage, RerailError
 from rerail.model.record import Record
 
@@ -60,8 +61,8 @@ class RunWaits(Protocol):
     def forget(self, wait: RunWait) -> None:
         """Delete the wait; one that was deleted already counts as deleted."""
 
-    def list_waits(self) -> Iterable[RunWait]:
-        """Return all waits."""
+    def list_waits(self) -> Iterable[RunWait | BadRecord]:
+        """Return all waits, and an error for each that this version cannot read."""
 
 
 class Callers(Protocol):
