@@ -42,6 +42,14 @@ def test_what_is_saved_is_loaded(runs):
     assert runs.run_of("gpt") == "gpt"
 
 
+@pytest.mark.parametrize("count", [2, 50, 400])
+def test_a_rebuilt_run_owns_the_jobs_of_its_first_and_its_newest_attempts(runs, count):
+    """The event of an earlier attempt's job comes after that of the newest: it must not become a run of its own."""
+    attempts = (Attempt(1, "gpt"), *(Attempt(n, f"gpt-a{n:03d}") for n in range(2, count + 1)))
+    runs.save(replace(RUN, attempts=attempts))
+    assert {runs.run_of(attempt.job_name) for attempt in (attempts[0], *attempts[1:][-50:])} == {"gpt"}
+
+
 def test_a_missing_run_or_owner_is_none(runs):
     assert runs.load("gpt") is None
     assert runs.run_of("gpt") is None

@@ -3,14 +3,18 @@
 from copy import deepcopy
 
 import pytest
+from moto import mock_aws
 
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.reconcile import read_claim
-from rerail.messages.messages import CommandReceived
+from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
+from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import KEY, World
 
@@ -61,6 +65,37 @@ def test_a_run_whose_record_is_lost_is_taken_up_under_its_own_name():
     assert world.run().state is RunState.WATCHING and world.run().current.number == 3
     lose_nodes(world, times=1)
     assert world.sagemaker.live() == ["gpt-a004"] and world.sagemaker.most_live_at_once == 1
+
+
+@pytest.mark.parametrize("first", ["gpt", "gpt-a002"])
+def test_a_lost_table_leaves_one_live_job_whichever_event_comes_first(first):
+    """Over the real table: two runs in one folder would both save and launch."""
+    with mock_aws(), our_own_clients():
+        make_table(client("dynamodb"))
+        world = lose_nodes(World().with_saves(), times=1)
+        world.runs = DynamoRuns(TABLE, lambda: world.clock().timestamp())
+        for job_name in (first, *{"gpt", "gpt-a002"} - {first}) * 2:
+            world.supervisor().handle(JobStateChanged(job_name))
+        world.minutes(20)
+        assert [run_id for run_id, _ in world.runs.all_runs()] == ["gpt"]
+        assert (world.sagemaker.live(), world.sagemaker.most_live_at_once) == (["gpt-a002"], 1)
+
+
+@pytest.mark.threat("T5")
+def test_a_job_tagged_as_a_later_attempt_takes_no_name_from_a_run_to_come():
+    """Nobody knows a run `gpt` yet. A job that is created later under its name is no earlier attempt: it is watched."""
+    world = World()
+    world.sagemaker.submit("gpt-a002")
+    world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    world.minutes(5)
+    world.sagemaker.submit("gpt", uri="s3://bucket/victim/")
+    run = world.supervisor().on_job_changed("gpt")
+    assert run is not None and run.id != "gpt"
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(10)
+    assert f"{run.id}-a002" in world.sagemaker.live()
 
 
 def test_a_human_s_stop_is_final_for_a_restored_record_too():

@@ -24,6 +24,8 @@ from rerail.model.run import Run, TimelineEntry
 
 INDEX = "open"
 MAX_REASON_CHARS = 10_000
+# A transaction has a hundred items at most.
+MOST_NEW_ATTEMPTS = 90
 
 
 class DynamoRuns:
@@ -45,7 +47,9 @@ class DynamoRuns:
             else {"ConditionExpression": "attribute_not_exists(pk)"}
         )
         writes = [{"Put": {"TableName": self._table, "Item": _run_item(run), **condition}}]
-        writes += [self._put(f"job#{a.job_name}", "job", run={"S": run.id}) for a in run.attempts[-1:]]
+        # A new record that was rebuilt from the tags of a relaunched job has earlier attempts, whose events come too.
+        attempts = run.attempts[-1:] if before else (*run.attempts[:1], *run.attempts[1:][-MOST_NEW_ATTEMPTS:])
+        writes += [self._put(f"job#{attempt.job_name}", "job", run={"S": run.id}) for attempt in attempts]
         if entry:
             writes.append(self._put(f"run#{run.id}", f"timeline#{entry.version:06d}", doc=_make_entry_doc(entry)))
         if request is not None:

@@ -193,7 +193,8 @@ class Supervisor:
         if run_id is None:
             return self.adopt(job_name)
         run = self.visit(run_id, post=post)
-        return self.adopt(job_name) if run.state.is_end and self._is_reused_name(job_name, run) else run
+        is_new = (run.state.is_end and self._is_reused_name(job_name, run)) or self._is_later_job(job_name, run)
+        return self.adopt(job_name) if is_new else run
 
     def visit(
         self,
@@ -429,6 +430,19 @@ class Supervisor:
         known = {attempt.created_at for attempt in run.attempts if attempt.job_name == job_name}
         try:
             return self.jobs.describe(job_name)[0].created_at not in known
+        except JobNotFound:
+            return False
+
+    def _is_later_job(self, job_name: str, run: Run) -> bool:
+        """Return whether the job was created after the attempts that followed the one of its name.
+
+        Then it is not that attempt, whose record was rebuilt by its name alone: anybody may have tagged a job so.
+        """
+        newest = run.current.created_at
+        if newest is None or not any(a.job_name == job_name and a.created_at is None for a in run.attempts[:-1]):
+            return False
+        try:
+            return self.jobs.describe(job_name)[0].created_at > newest
         except JobNotFound:
             return False
 
