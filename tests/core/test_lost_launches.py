@@ -254,7 +254,7 @@ def test_a_creation_that_failed_under_a_command_is_over_after_some_minutes(monke
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["reported", "function-lost"])
-def test_a_hold_during_a_creation_says_that_the_job_runs(monkeypatch, reports):
+def test_a_hold_during_a_creation_pages_that_the_job_runs(monkeypatch, reports):
     """A page says so once; the job goes on unsupervised until the run is released."""
     world = World().with_saves()
     send_during_creation(world, monkeypatch, OperatorVerb.HOLD, reports=reports)
