@@ -13,7 +13,6 @@ from cli.place import client
 from cli.submit.packing import SECRETS, Patterns, Source, walk
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, explain_credentials, get_code, get_message
-from rerail.aws.clients import set_bucket_owner
 
 # How long a new role may be unknown to SageMaker, and how often the job is tried meanwhile.
 ROLE_KNOWN_WITHIN_S, ROLE_PAUSE_S = 60, 5
@@ -69,6 +68,8 @@ class SubmissionAccount:
 
         From here on S3 refuses each call of this process to a bucket of another account.
         """
+        from rerail.aws.clients import set_bucket_owner
+
         owner = self.find_number("the owner of the bucket")
         set_bucket_owner(owner)
         try:
