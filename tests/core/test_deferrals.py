@@ -90,3 +90,25 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+@pytest.mark.parametrize("is_persons", [True, False], ids=["a-persons-stop", "our-call-is-taken-later"])
+def test_a_stop_is_ours_only_once_sagemaker_has_taken_the_call(monkeypatch, is_persons):
+    """Until then a person may stop the job in the console, and it is not relaunched."""
+    world = World().with_saves()
+    stop = world.sagemaker.stop
+
+    def throttled(name):
+        raise Throttled("StopTrainingJob: rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    diverge(world)
+    world.minutes(5)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPING, ["gpt"])
+    if is_persons:
+        world.sagemaker.end("gpt", JobStatus.STOPPED)
+    monkeypatch.setattr(world.sagemaker, "stop", stop)
+    world.minutes(30)
+    state = RunState.STOPPED if is_persons else RunState.WATCHING
+    assert (world.run().state, world.sagemaker.live()) == (state, [] if is_persons else ["gpt-a002"])
+    assert world.run().pending == ()

@@ -81,6 +81,7 @@ def test_an_operator_is_obeyed(account):
     account.submit("gpt-7b")
     hold = sample("operator_command")
     hold["detail"] |= {"verb": "hold", "why": "the cluster moves"}
+    hold["time"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     assert failed(batch(sample("training_job_state_change"), hold)) == []
     run = account.runs.load("gpt-7b")
     assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")

@@ -8,7 +8,7 @@ from rerail.decisions.budgets import with_recent_charges
 from rerail.decisions.decision import Decision, select_known
 from rerail.decisions.deferrals import on_paused, with_deferrals
 from rerail.decisions.file_copies import on_copied, with_copies
-from rerail.decisions.on_actions import on_actions_done, on_create_refused
+from rerail.decisions.on_actions import on_actions_done, on_create_refused, on_stop_throttled
 from rerail.decisions.on_command import on_command
 from rerail.decisions.on_failure import on_quarantine_refused
 from rerail.decisions.on_finding import on_findings
@@ -37,6 +37,7 @@ from rerail.model.signals import (
     RecordOutdated,
     ReportInvalid,
     Signal,
+    StopThrottled,
     Tick,
 )
 
@@ -52,6 +53,7 @@ HANDLERS: Mapping[type[Signal], Callable[[Run, Any, Policy], Decision]] = {
     ActionsDone: on_actions_done,
     CreateRefused: on_create_refused,
     Paused: on_paused,
+    StopThrottled: on_stop_throttled,
     QuarantineRefused: on_quarantine_refused,
     FileCopied: on_copied,
     CheckpointsRefused: on_checkpoints_refused,

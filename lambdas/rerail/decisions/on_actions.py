@@ -12,7 +12,7 @@ from rerail.model.actions import ReleaseWarmPool
 from rerail.model.machines import WarmPool
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from rerail.model.signals import ActionsDone, CreateRefused, Refusal
+from rerail.model.signals import ActionsDone, CreateRefused, Refusal, StopThrottled
 
 
 def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
@@ -40,6 +40,11 @@ def _with_pool_released(attempt: Attempt) -> Attempt:
     """Return the attempt with its warm pool marked as released."""
     billed_s = attempt.pool.billed_s if attempt.pool else 0
     return replace(attempt, pool=WarmPool(warm_pools.GIVEN_BACK, billed_s))
+
+
+def on_stop_throttled(run: Run, throttled: StopThrottled, policy: Policy) -> Decision:
+    """Note that the stop is not Rerail's yet."""
+    return Decision(replace(run, stop=replace(run.stop, is_throttled=True)) if run.stop else run)
 
 
 def on_create_refused(run: Run, refused: CreateRefused, policy: Policy) -> Decision:

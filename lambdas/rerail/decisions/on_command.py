@@ -1,6 +1,7 @@
 """Decide on operators' commands: hold, release, stop, restart, roll back, save, drill, continue, approve and deny."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import assert_never
 
 from rerail.decisions.approvals import on_denied, on_launch_approved
@@ -31,6 +32,10 @@ from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorCommand, OperatorVerb
 
 MAX_COMMANDS = 10
+# A command that arrives later, from the queue of what could not be handled for one, may be about another situation.
+EXPIRES_AFTER = timedelta(hours=1)
+# EventBridge's times have no fractions.
+SECOND = timedelta(seconds=1)
 # Runs that an earlier version held have no runbook; their reason begins with this.
 FORMER_NOT_QUARANTINED = "what must not be resumed from cannot be set aside"
 # Of these the command that was issued last counts, whatever the order of arrival.
@@ -54,6 +59,10 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
         asked_at = (
             min(command.asked_at, command.at) if command.asked_at else None
         )  # the sender sets this time: never let it be in the future
+        began_at = run.attempts[0].created_at or run.created_at
+        if asked_at and (asked_at + SECOND < began_at or command.at - asked_at > EXPIRES_AFTER):
+            when = f"{asked_at:%Y-%m-%d %H:%M:%S} UTC"
+            return Decision(run, reason=f"{summary} at {when}, which is too long ago: nothing is done; say it again")
         if asked_at and run.commanded_at and asked_at < run.commanded_at:
             return Decision(run, reason=f"{summary}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)

@@ -210,7 +210,9 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     Rerail's own stops are recorded before the call, so any other stop is SageMaker's time limit or an operator's.
     """
     what = f"attempt {run.current.number}"
-    if run.state is RunState.STOPPING and run.stop:
+    is_accepted = not (run.stop and run.stop.is_throttled and has_pending(run, StopJob))
+    run = without_pending(run, StopJob)
+    if run.state is RunState.STOPPING and run.stop and is_accepted:
         what += f" has stopped as asked ({run.stop.reason})"
         if run.stop.then is AfterStop.RELAUNCH:
             return relaunch_now(run, seen, policy, what)

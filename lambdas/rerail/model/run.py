@@ -361,6 +361,8 @@ class PlannedStop(Record):
     to_step: int | None = None
     # The stop only serves to prove that the run can be restarted.
     drill: bool = False
+    # SageMaker has not taken the last call: until it takes one, a stop of the job is somebody else's.
+    is_throttled: bool = False
 
     @property
     def is_rollback(self) -> bool:

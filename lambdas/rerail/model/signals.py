@@ -189,6 +189,13 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class StopThrottled:
+    """SageMaker has not taken the call to stop the job; the call is repeated."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantineRefused:
     """Checkpoints that a rollback must not resume from could not be quarantined."""
 
@@ -253,5 +260,6 @@ Signal = (
     | FileCopied
     | CheckpointsRefused
     | Paused
+    | StopThrottled
     | RecordOutdated
 )

@@ -6,6 +6,7 @@ harmless.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
@@ -71,7 +72,7 @@ from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.redaction import find_secrets
-from rerail.model.run import Job, Run, RunState, StateChange, TimelineEntry, make_run_id, make_state_change
+from rerail.model.run import Job, JobStatus, Run, RunState, StateChange, TimelineEntry, make_run_id, make_state_change
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
@@ -89,6 +90,7 @@ from rerail.model.signals import (
     ReportInvalid,
     RequestChange,
     Signal,
+    StopThrottled,
     Tick,
 )
 from rerail.model.signature_policy import must_be_signed
@@ -492,6 +494,7 @@ class Supervisor:
         done: list[Action | Notify] = []
         refusals: list[CreateRefused | QuarantineRefused] = []
         is_deferred, paused = self._find_deferral(run)
+        throttled = False
         for action in sorted(run.pending, key=lambda action: action.RANK):
             if action.IS_BACKGROUND or (is_deferred and action.IS_BLOCKED_BY_PAUSE):
                 continue
@@ -506,6 +509,7 @@ class Supervisor:
             try:
                 refusal = self._perform(run, action)
             except (Throttled, ActionUnfinished):
+                throttled = throttled or (isinstance(action, StopJob) and action not in found.pending)
                 continue  # the sweep retries it within a minute
             except Exception as error:  # raised after all other actions: see `handle`
                 self.failed.append(error)
@@ -518,6 +522,8 @@ class Supervisor:
             run = self._record_turn(run, refused)
         if paused and any(isinstance(action, StopJob) for action in run.pending):
             run = self._record_turn(run, Paused(self.clock()))
+        elif throttled:
+            run = self._record_turn(run, StopThrottled(self.clock()))
         return run
 
     def _publish_changes(self, run: Run, found: Run) -> tuple[str, ...]:
@@ -580,7 +586,7 @@ class Supervisor:
             case CreateJob():
                 return self._create(run, action)
             case StopJob():
-                self.jobs.stop(action.job_name)
+                self._stop(run, action)
             case ReleaseWarmPool():
                 self.jobs.release_warm_pool(action.job_name)
             case PostCommand():
@@ -590,6 +596,14 @@ class Supervisor:
             case _ as unreachable:
                 assert_never(unreachable)
         return None
+
+    def _stop(self, run: Run, action: StopJob) -> None:
+        """Stop the job; raise Throttled also if another has stopped it since an earlier call was not taken."""
+        if run.stop and run.stop.is_throttled:
+            with suppress(JobNotFound):
+                if self.jobs.describe(action.job_name)[0].status in (JobStatus.STOPPING, JobStatus.STOPPED):
+                    raise Throttled(f"{action.job_name} is being stopped, and not by Rerail")
+        self.jobs.stop(action.job_name)
 
     def _make_notice(self, run: Run, notice: Notify) -> Notice:
         """Return the notice for people."""

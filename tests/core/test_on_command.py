@@ -1,0 +1,44 @@
+"""An operator's command is carried out while it is about the present situation of the present run."""
+
+from datetime import timedelta
+
+import pytest
+
+from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.model.signals import OperatorVerb
+from tests.fakes import World
+
+VERBS = (OperatorVerb.STOP, OperatorVerb.RESTART, OperatorVerb.HOLD)
+
+
+def send(world: World, verb: OperatorVerb, age: timedelta) -> None:
+    command = CommandReceived(f"{verb}-{age}", "gpt", verb, "ada", "", asked_at=world.clock() - age)
+    world.supervisor().handle(command)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("days", [2, 400])
+def test_a_command_from_before_the_run_changes_nothing(verb, days):
+    """A dead letter was sent again: since then the job was deleted, and another got its name."""
+    world = World()
+    world.clock.pass_by(timedelta(days=3))
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(10)
+    send(world, verb, timedelta(days=days))
+    world.minutes(15)
+    assert (world.sagemaker.live(), len(world.run().attempts), world.run().held_by) == (["gpt"], 1, "")
+    assert "too long ago: nothing is done; say it again" in world.reasons()[-1]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_of_hours_ago_is_to_be_said_again(verb):
+    """It may be about another situation; one that waited for minutes is carried out."""
+    world = World().with_saves()
+    world.clock.pass_by(timedelta(days=5))
+    send(world, verb, timedelta(minutes=61))
+    world.minutes(40)
+    assert (world.sagemaker.live(), len(world.run().attempts), world.run().held_by) == (["gpt"], 1, "")
+    send(world, verb, timedelta(minutes=50))
+    world.minutes(40)
+    assert world.sagemaker.live() != ["gpt"] or world.run().held_by == "ada"
