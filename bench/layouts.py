@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from bench.evidence import BenchFailed, Cell, Evidence, GoalResult, Sheet, finish
+from bench.turns import measure_in_turns
 from rerail.model.checkpoint_layouts import StoredObject, find_checkpoints, find_copies, find_pointers, find_undated
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -31,7 +33,6 @@ SIZES = (100, 1_000, 5_000, 10_000)
 EXPONENT_GOAL, GOAL_SIZE, SECONDS_GOAL = 1.1, 5_000, 2 / 3
 # Beyond this, in all rounds, the time grows faster than the listing: that fails the benchmark.
 EXPONENT_FLOOR, RATIO_FLOOR = 1.3, 20.0
-MOST_ROUNDS_FACTOR = 5
 ORDINARY = "12 files each"
 # What `count` checkpoints, or files, are called.
 SHAPES: Mapping[str, Callable[[int], list[str]]] = {
@@ -73,19 +74,21 @@ def read_all(listing: Sequence[StoredObject]) -> None:
 def measure_shape(shape: str, sizes: Sequence[int], rounds: int) -> tuple[list[float], float]:
     """Return the seconds at each size, and the largest beside `json.loads` of the same listing.
 
-    Each is the least of the rounds. Rounds are added while a figure is beyond its floor: a neighbor on the same
-    machine doubles the CPU seconds for a while, code that is too slow stays so.
+    Each is the least of the rounds, of which there are more while a figure is beyond its floor.
     """
     listings = [make_listing(SHAPES[shape](size)) for size in sizes]
     text = json.dumps([[item.key, item.bytes, item.at.isoformat(), item.etag] for item in listings[-1]])
-    seconds, reference = [math.inf] * len(sizes), math.inf
-    for number in range(MOST_ROUNDS_FACTOR * rounds):
-        spent = [measure(lambda listing=listing: read_all(listing)) for listing in listings]  # type: ignore[misc]
-        seconds = [min(pair) for pair in zip(seconds, spent, strict=True)]
-        reference = min(reference, measure(lambda: json.loads(text)))
-        if number + 1 >= rounds and not find_failures(shape, find_exponent(sizes, seconds), seconds[-1] / reference):
-            break
-    return seconds, seconds[-1] / reference
+    works = [*(partial(read_all, listing) for listing in listings), partial(json.loads, text)]
+
+    def read(least: Mapping[int, float]) -> tuple[list[float], float]:
+        *seconds, reference = least.values()
+        return seconds, seconds[-1] / reference
+
+    def is_within(least: Mapping[int, float]) -> bool:
+        seconds, ratio = read(least)
+        return not find_failures(shape, find_exponent(sizes, seconds), ratio)
+
+    return read(measure_in_turns({n: partial(measure, work) for n, work in enumerate(works)}, is_within, rounds=rounds))
 
 
 def find_failures(shape: str, exponent: float, ratio: float) -> list[BenchFailed]:

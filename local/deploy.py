@@ -96,14 +96,17 @@ def _make(root: Path, app: str, context: Mapping[str, Any], assembly: Path, *, v
     cache = assembly.parent
     with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as making:
         fresh = Path(making) / "assembly"
-        run = subprocess.run(
-            [sys.executable, app],
-            cwd=root,
-            env=_synth_environment(context, fresh, Path(making), validate=validate),
-            capture_output=True,
-            text=True,
-            timeout=SYNTHESIS_S,
-        )
+        try:
+            run = subprocess.run(
+                [sys.executable, app],
+                cwd=root,
+                env=_synth_environment(context, fresh, Path(making), validate=validate),
+                capture_output=True,
+                text=True,
+                timeout=SYNTHESIS_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DeployError(f"{app} did not end within {SYNTHESIS_S:g} s: run it alone to see why") from error
         if run.returncode or not (fresh / "manifest.json").exists():
             raise DeployError(f"{app} ended with {run.returncode}:\n{_tail(run.stderr or run.stdout)}")
         shutil.rmtree(assembly, ignore_errors=True)

@@ -195,8 +195,8 @@ def make_restart_file_path(base: Path) -> Path:
 def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]) -> dict[str, str]:
     """Return the variables that the last command to this job has set; empty if there was none.
 
-    Whoever may write to the checkpoint folder can put such a file there: without the run's signature for this job it
-    is ignored. That of an earlier job is in the folder of every later one, and is no reason for a report.
+    Other roles may write to the checkpoint folder, so a file that is not signed for this job is ignored and logged. The
+    file of an earlier job stays in the folder and is ignored without a log line.
     """
     from rerail.model.errors import BadMailboxObject
     from rerail.model.signatures import is_signed
@@ -205,11 +205,12 @@ def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]
     try:
         with file.open("rb") as content:
             text = content.read(MOST_BYTES)
-        if json.loads(text)["job"] != job:
+        table = json.loads(text)
+        if table["job"] != job:
             return {}
         if not is_signed(text, name=f"{file.name}/{job}", key=key):
             raise BadMailboxObject("it is not signed with the run's key")
-        variables = json.loads(text)["told"]
+        variables = table["told"]
         return (
             {name: variables[name] for name in RESTART_VARIABLES if isinstance(variables.get(name), str)}
             if _has_valid_numbers(variables)
@@ -223,10 +224,9 @@ def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]
 
 
 def _read_key(environment: Mapping[str, str]) -> str:
-    from rerail.model.signatures import KEY, VARIABLE
+    from rerail_agent.identity import Identity
 
-    key = environment.get(VARIABLE, "")
-    return key if KEY.fullmatch(key) else ""
+    return Identity.from_environment(environment, lambda message: None).signing_key
 
 
 def _has_valid_numbers(variables: Mapping[str, str]) -> bool:

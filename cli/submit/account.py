@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from cli.place import client
-from cli.submit.packing import SECRETS, Patterns, Source, walk
+from cli.submit.packing import Source, find_secret_patterns, walk
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, explain_credentials, get_code, get_message
 
@@ -63,8 +63,10 @@ class SubmissionAccount:
         except (ClientError, BotoCoreError) as error:
             raise _other(error, f"find out the account's number, for {needed_for}") from error
 
-    def check_bucket(self, bucket: str) -> None:
-        """Raise Problem if the bucket does not exist, may not be used or is another account's.
+    def check_bucket(self, bucket: str) -> str:
+        """Return the number of the account that owns the bucket.
+
+        Raise Problem if the bucket does not exist, may not be used or is another account's.
 
         From here on S3 refuses each call of this process to a bucket of another account.
         """
@@ -81,18 +83,7 @@ class SubmissionAccount:
                 remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
                 raise Problem(f"--bucket {bucket}: there is no such bucket", remedy) from error
             client("s3").create_bucket(Bucket=bucket)
-
-    def describe_upload(self, source: Source, uri: str, inputs: Mapping[str, str]) -> str:
-        """Return what will be sent where, as one line: the code, and the local files of each channel."""
-        parts = [
-            f"{len(source.files)} files of code, {_format_size(sum(len(text) for text, _ in source.files.values()))}"
-        ]
-        for channel, given in inputs.items():
-            path = Path(given).expanduser()
-            sizes = [file.stat().st_size for _, file in list_input_files(path)]
-            parts.append(f"{channel}: {len(sizes)} files of {path}, {_format_size(sum(sizes))}")
-        number = self.find_number("the owner of the bucket")
-        return f"uploading to s3://{split(uri)[0]} of account {number}: {'; '.join(parts)}"
+        return owner
 
     def upload_code(self, source: Source, uri: str) -> bool:
         """Upload the archive if it is not there yet; return whether it was uploaded."""
@@ -110,16 +101,14 @@ class SubmissionAccount:
             raise _other(error, f"upload the code to {uri}", "--bucket") from error
         return True
 
-    def upload_input(self, path: Path, uri: str) -> int:
-        """Upload a file, or every file of a folder, to the S3 folder; return how many."""
+    def upload_input(self, path: Path, files: Mapping[str, Path], uri: str) -> None:
+        """Upload the files of `path`, by their names below it, to the S3 folder."""
         bucket, prefix = split(uri)
-        files = list(list_input_files(path))
         try:
-            for name, file in files:
+            for name, file in files.items():
                 client("s3").upload_file(str(file), bucket, f"{prefix}{name}")
         except (ClientError, BotoCoreError) as error:
             raise _other(error, f"upload {path} to {uri}", "--input") from error
-        return len(files)
 
     def create(
         self, request: Mapping[str, Any], *, role_is_new: bool = False, sleep: Callable[[float], None] = time.sleep
@@ -184,20 +173,28 @@ def _other(error: Exception, doing: str, option: str = "") -> Problem:
     return Problem(f"{named}cannot {doing}: {get_message(error)}", "fix what the message names, and try again")
 
 
+def describe_upload(source: Source, inputs: Mapping[str, Mapping[str, Path]]) -> str:
+    """Return what is uploaded, in words: the code, and the local files of each channel."""
+    parts = [f"{len(source.files)} files of code, {_format_size(sum(len(text) for text, _ in source.files.values()))}"]
+    for channel, files in inputs.items():
+        size = sum(file.stat().st_size for file in files.values())
+        parts.append(f"{channel}: {len(files)} files, {_format_size(size)}")
+    return "; ".join(parts)
+
+
 def _format_size(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
 
 
-def list_input_files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield a file, or the files of a folder but for secrets, with their names below it.
+def list_input_files(path: Path) -> dict[str, Path]:
+    """Return a file, or the files of a folder but for secrets, by their names below it.
 
-    Raise Problem for a link to something outside of the folder.
+    Raise Problem for a link to something outside of the project.
     """
     if path.is_file():
-        yield path.name, path
-    elif path.is_dir():
-        try:
-            yield from ((name, path / name) for name in walk(path, Patterns((), SECRETS)))
-        except Problem as problem:
-            remedy = "put the files themselves there, or name their folder as another --input"
-            raise Problem(f"--input {path}: {problem.what}", remedy) from problem
+        return {path.name: path}
+    try:
+        return {name: path / name for name in walk(path, find_secret_patterns())}
+    except Problem as problem:
+        remedy = "put the files themselves there, or name their folder as another --input"
+        raise Problem(f"--input {path}: {problem.what}", remedy) from problem

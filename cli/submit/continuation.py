@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli.names import find_run
 from cli.operators import ask
 from cli.place import Place
-from cli.submit.account import SubmissionAccount, split
+from cli.submit.account import SubmissionAccount, list_input_files, split
 from cli.submit.arguments import ENTRY, RESERVED, with_arguments
 from cli.submit.channels import make_s3_channel
 from cli.submit.packing import Source
@@ -219,7 +219,8 @@ def upload(account: SubmissionAccount, previous: PreviousJob, source: Source, in
     account.upload_code(source, make_code_uri(previous, source))
     for name, path in inputs.items():
         if not path.startswith("s3://"):
-            account.upload_input(Path(path).expanduser(), f"{previous.folder}/input/{name}/")
+            local = Path(path).expanduser()
+            account.upload_input(local, list_input_files(local), f"{previous.folder}/input/{name}/")
 
 
 def make_code_uri(previous: PreviousJob, source: Source) -> str:

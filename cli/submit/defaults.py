@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.submit.packing import SECRETS, Patterns, find_project
+from cli.submit.packing import find_project, find_secret_patterns
 from cli.submit.problem import Problem
 
 FILE = "rerail.toml"
 # The fields of `[submit]` or of a chain's task whose files are uploaded; a task may spell them in other ways.
 PATH_FIELDS = ("dependencies", "dependency", "agent", "model_uri", "dockerfile")
-SECRET = Patterns((), SECRETS)
 KINDS: dict[str, type] = {
     "role": str,
     "bucket": str,
@@ -68,7 +67,7 @@ def _places(folder: Path, home: Path) -> Iterator[Path]:
 def _check_owner(path: Path, folder: Path) -> None:
     """Raise Problem for the file of another user in a folder above: it would choose the bucket and the role."""
     owner, me = path.stat().st_uid, os.getuid()
-    if path.parent != folder and me not in (0, owner) and owner:
+    if path.parent != folder and me != 0 and owner not in (0, me):
         raise Problem(f"{path} belongs to another user", f"copy it into {folder}, or work outside of {path.parent}")
 
 
@@ -120,8 +119,7 @@ def check_project_path(file: Path, name: str, given: str, *, folder: Path) -> Pa
             f"{file}: {name} = {given!r:.200}: it is outside of {top}",
             "put it there, or name it on the command line, which the project cannot do",
         )
-    inside = path.relative_to(top)
-    if any(SECRET.leave_out(place.as_posix(), is_folder=True) for place in (inside, *inside.parents)):
+    if find_secret_patterns().leave_out_below(path.relative_to(top)):
         raise Problem(
             f"{file}: {name} = {given!r:.200}: it looks like a secret",
             "leave it out, or name it on the command line, which the project cannot do",

@@ -11,7 +11,7 @@ from cli import place
 from cli.names import explain_unknown_run
 from cli.place import Place, client, now
 from cli.submit import results
-from cli.submit.account import SubmissionAccount, split
+from cli.submit.account import SubmissionAccount, describe_upload, list_input_files, split
 from cli.submit.following import Follower
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
@@ -67,15 +67,17 @@ def upload(
 ) -> None:
     """Upload the code, the agent, and the local files and folders of the channels."""
     check_policy(where, job_request.policy)
-    account.check_bucket(split(job_request.code)[0])
-    local = {channel: path for channel, path in uploads.items() if not path.startswith("s3://")}
-    screen.say(account.describe_upload(source, job_request.code, local))
+    bucket = split(job_request.code)[0]
+    owner = account.check_bucket(bucket)
+    paths = {name: Path(path).expanduser() for name, path in uploads.items() if not path.startswith("s3://")}
+    files = {channel: list_input_files(path) for channel, path in paths.items()}
+    screen.say(f"uploading to s3://{bucket} of account {owner}: {describe_upload(source, files)}")
     is_new = account.upload_code(source, job_request.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
     folders = {**job_request.channels, CHANNEL: job_request.agent.rpartition("/")[0] + "/"}
-    for channel, path in local.items():
-        count = account.upload_input(Path(path).expanduser(), folders[channel])
-        screen.say(f"uploaded {count} files for the channel {channel}")
+    for channel, path in paths.items():
+        account.upload_input(path, files[channel], folders[channel])
+        screen.say(f"uploaded {len(files[channel])} files for the channel {channel}")
 
 
 def check_policy(where: Place | None, policy: str) -> None:

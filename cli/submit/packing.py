@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cli.submit.problem import Problem
@@ -113,6 +114,10 @@ class Patterns:
         """Return whether the file or folder of this relative path is left out."""
         return any(_leaves_out(rules, name, is_folder=is_folder) for rules in self._lists)
 
+    def leave_out_below(self, path: Path) -> bool:
+        """Return whether the file of this relative path, or a folder that it is in, is left out."""
+        return any(self.leave_out(place.as_posix(), is_folder=place != path) for place in (path, *path.parents))
+
 
 Rule = tuple[bool, re.Pattern[str], bool]
 
@@ -133,6 +138,12 @@ def _leaves_out(rules: Sequence[Rule], name: str, *, is_folder: bool) -> bool:
 def make_patterns(exclude: Sequence[str]) -> Patterns:
     """Return the patterns of what is not packed, with those that a user adds."""
     return Patterns((*NEVER, *exclude), SECRETS)
+
+
+@cache
+def find_secret_patterns() -> Patterns:
+    """Return the patterns of secrets alone, for data."""
+    return Patterns((), SECRETS)
 
 
 def _compiled(pattern: str) -> tuple[re.Pattern[str], bool]:
@@ -194,10 +205,7 @@ def check_link(folder: Path, name: str, patterns: Patterns) -> bool:
         )
     if not target.exists():
         raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
-    inside = target.relative_to(top)
-    return not any(
-        patterns.leave_out(place.as_posix(), is_folder=place != inside) for place in (inside, *inside.parents)
-    )
+    return not patterns.leave_out_below(target.relative_to(top))
 
 
 def find_project(folder: Path) -> Path:

@@ -57,7 +57,7 @@ def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
 
 
 def test_an_operators_release_launches_under_observe():
-    """What a person asks for is no decision of Rerail's."""
+    """A command of an operator is carried out whatever the mode of the policy is."""
     world = World().with_saves()
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))

@@ -32,7 +32,7 @@ def test_a_command_from_before_the_run_changes_nothing(verb, days):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_command_of_hours_ago_is_to_be_said_again(verb):
+def test_a_command_of_hours_ago_changes_nothing(verb):
     """It may be about another situation; one that waited for minutes is carried out."""
     world = World().with_saves()
     world.clock.pass_by(timedelta(days=5))

@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from bench.turns import measure_in_turns
 from cli import lean_help
 from cli.commands import COMMANDS, DeferredCommand
 from cli.main import app
@@ -21,7 +22,6 @@ from local import processes
 from rerail.model.run import RunState
 from tests.cli.cloud import OUTPUTS
 from tests.house.sources import ROOT
-from tests.timing import measure_in_turns
 
 pytestmark = pytest.mark.slow
 

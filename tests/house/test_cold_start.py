@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.turns import measure_in_turns
 from stacks.parts.code import fill
 from tests.functions.account import MAILBOX, PAUSE_PARAMETER, PREFIX, REPORTS
 from tests.house.sources import ROOT
-from tests.timing import measure_in_turns
 
 pytestmark = pytest.mark.slow
 

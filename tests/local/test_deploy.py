@@ -80,6 +80,13 @@ def test_published_code_is_compiled_and_runs_without_its_source_being_read(aws: 
         assert files.namelist() == ["answer.py"]
 
 
+def test_an_app_that_does_not_end_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "app.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(deploy, "SYNTHESIS_S", 0.5)
+    with pytest.raises(deploy.DeployError, match=r"app\.py did not end within 0\.5 s"):
+        deploy.synthesize(project, project / "cache")
+
+
 def test_broken_app_is_shown(project: Path) -> None:
     """The app's own error is the message."""
     (project / "app.py").write_text("raise ValueError('policies/default.toml: budget must be positive')")

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.accounting.costs import estimate_relaunch_dollars, estimate_start_up
-from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt
+from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, may_act, with_attempt
 from rerail.decisions.launch import with_launch
-from rerail.decisions.launch_checks import PAUSED_TEXT, is_observing
+from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.finding import Finding
 from rerail.model.formatting import format_dollars, format_duration
@@ -82,7 +82,7 @@ def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
     if (
         proposal is None
         or policy.mode is Mode.PAUSE
-        or is_observing(run, policy)
+        or not may_act(run, policy)
         or at < proposal.expires_at
         or proposal.plan is not ProposedAction.LAUNCH
     ):

@@ -8,7 +8,6 @@ from typing import Any
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
 from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
-from rerail.decisions.launch_checks import is_observing
 from rerail.decisions.remedies import CONTINUE, REPEATS, Hold
 from rerail.model.actions import (
     Action,
@@ -21,7 +20,7 @@ from rerail.model.actions import (
 )
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Incident, Job, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import parse_step
@@ -50,7 +49,7 @@ def may_act(run: Run, policy: Policy) -> bool:
 
     Whether an action needs an approval or must wait is not checked here.
     """
-    return not is_observing(run, policy)
+    return policy.mode is not Mode.OBSERVE and not run.observe_only
 
 
 def has_pending(run: Run, kind: type[Action]) -> bool:

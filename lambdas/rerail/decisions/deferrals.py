@@ -12,6 +12,7 @@ from rerail.decisions.decision import (
     has_pending,
     hold_run,
     make_notice,
+    may_act,
     with_end,
     with_incident_closed,
     with_warnings,
@@ -22,7 +23,6 @@ from rerail.decisions.launch_checks import (
     Consequence,
     Obstacle,
     find_obstacle,
-    is_observing,
     with_launch_blocked,
 )
 from rerail.model.actions import ClearedBy, CreateJob, Notify, PostCommand, Severity, StopJob
@@ -112,7 +112,7 @@ def is_deferred_stop_due(run: Run) -> bool:
 
 def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
     """Remove new stops from the decision while Rerail is paused; a stop that was called stays Rerail's."""
-    if is_observing(decision.run, policy):
+    if not may_act(decision.run, policy):
         return _cancel_stop(decision)
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
@@ -152,7 +152,7 @@ def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Poli
     """Report why the launch is deferred, once for each obstacle; one that was recorded before waits too if need be."""
     run = decision.run
     is_pending = has_pending(run, CreateJob) and not run.current.exists
-    if is_pending and is_observing(run, policy) and (obstacle := find_obstacle(run, at, policy)):
+    if is_pending and not may_act(run, policy) and (obstacle := find_obstacle(run, at, policy)):
         run = with_launch_blocked(without_pending(run, CreateJob), obstacle, at)
         decision = replace(decision, run=run)
     if run.state is not RunState.WAITING or not run.blocked_by or run.blocked_by is LaunchCheck.RATE_LIMIT:

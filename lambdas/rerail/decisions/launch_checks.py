@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rerail.accounting.costs import find_runtime_left, sum_incident_dollars, sum_run_dollars
+from rerail.decisions.decision import may_act
 from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import LaunchCheck, Run, RunState
@@ -45,14 +46,9 @@ def find_obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
 
 
-def is_observing(run: Run, policy: Policy) -> bool:
-    """Return whether Rerail may only observe the run, now: the policy may have changed since a decision."""
-    return policy.mode is Mode.OBSERVE or run.observe_only
-
-
 def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """While Rerail is paused, no job is created; while it only observes, none but what an operator has asked for."""
-    if is_observing(run, policy) and not run.current.approved_by:
+    if not may_act(run, policy) and not run.current.approved_by:
         return Obstacle(
             LaunchCheck.PAUSE,
             Consequence.WAIT,

@@ -148,8 +148,8 @@ def on_late_job(run: Run, at: datetime) -> Decision:
     """
     what = f"{run.current.job_name} exists after all: its creation was under way, or the answer to it was lost"
     if run.state is not RunState.HELD:
-        ended = "the run was stopped"
-        stop = PlannedStop(AfterStop.END, ended, asked_at=at, deadline=at, approved_by="an operator")
+        # Approved with the end of the run, so that a policy that only observes does not withdraw it.
+        stop = PlannedStop(AfterStop.END, "the run was stopped", asked_at=at, deadline=at, approved_by="an operator")
         return stop_now(replace(run, stop=stop), f"{what}, and the run has ended: stopping it")
     if not run.held_by:
         run = replace(without_hold(run), state=RunState.STARTING)
