@@ -19,6 +19,7 @@ from cli.place import AsJson, Local
 from cli.saves import StoredCheckpoint, explain_passed_over, find_resume_point, list_checkpoints, verify_checksums
 from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
+from rerail.decisions.decision import find_manifest_key
 from rerail.decisions.file_copies import is_rejected
 from rerail.model.checkpoints import Health, split_uri
 from rerail.model.file_copies import FileCopy
@@ -61,7 +62,7 @@ def checkpoints(
         place.fail(f"the jobs of {run} save nowhere that Rerail knows of", "give the next one a CheckpointConfig")
     s3, uri = where.client("s3"), record.checkpoint_uri
     try:
-        saves = list_checkpoints(s3, uri)
+        saves = list_checkpoints(s3, uri, signing_key=find_manifest_key(record))
         if verify:
             saves = _verified(s3, uri, saves)
         downloaded = _download(s3, uri, _choose(record, saves, step), download) if download else None

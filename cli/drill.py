@@ -21,7 +21,7 @@ from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
 from rerail.accounting.costs import find_dollars_per_hour
-from rerail.decisions.decision import select_known
+from rerail.decisions.decision import find_manifest_key, select_known
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Policy
@@ -314,7 +314,7 @@ class RestartDrill:
 
     def _clean(self, run: Run) -> list[Checkpoint]:
         """Its saves, newest first, that the supervisor would resume from."""
-        found = select_known(run, self._saves.list_checkpoints(run.checkpoint_uri))
+        found = select_known(run, self._saves.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run)))
         return sorted((c for c in found if c.is_whole and c.health is Health.CLEAN), key=lambda c: c.step, reverse=True)
 
     def _losses_of(self, job: str) -> Losses:

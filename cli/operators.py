@@ -15,7 +15,7 @@ from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.saves import explain_passed_over, list_checkpoints
 from cli.trouble import explain
-from rerail.decisions.decision import format_next_command, has_agent
+from rerail.decisions.decision import find_manifest_key, format_next_command, has_agent
 from rerail.decisions.file_copies import list_copies_before
 from rerail.decisions.on_command import find_refusal
 from rerail.messages.messages import COMMAND, OPERATOR
@@ -102,7 +102,7 @@ def find_rollback_start(where: Place, run: Run, to: int) -> int:
             place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "restart it by hand")
         return to
     try:
-        saves = list_checkpoints(where.client("s3"), run.checkpoint_uri)
+        saves = list_checkpoints(where.client("s3"), run.checkpoint_uri, signing_key=find_manifest_key(run))
     except (ClientError, BotoCoreError) as error:
         place.fail(f"cannot see what {run.id} has saved: {explain(error).what}", explain(error).remedy)
     steps = sorted(

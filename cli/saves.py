@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable
-from rerail.decisions.decision import has_agent, select_known, with_attempt_number
+from rerail.decisions.decision import has_agent, select_known, was_written_unsigned, with_attempt_number
 from rerail.model import checkpoint_layouts
 from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, find_newest_usable, read_manifest, split_uri
 from rerail.model.errors import BadManifest
@@ -64,9 +64,10 @@ class StoredCheckpoint:
         return self.checkpoint is not None and self.checkpoint.is_whole
 
 
-def list_checkpoints(s3: Any, uri: str) -> list[StoredCheckpoint]:
+def list_checkpoints(s3: Any, uri: str, *, signing_key: str = "") -> list[StoredCheckpoint]:
     """Return all checkpoints, newest step first, quarantined ones last; raise what boto3 raises.
 
+    Signatures are compared with `signing_key`; without one, no checkpoint counts as signed.
     A checkpoint that the job deletes meanwhile is left out.
     """
     bucket, prefix = split_uri(uri)
@@ -77,27 +78,31 @@ def list_checkpoints(s3: Any, uri: str) -> list[StoredCheckpoint]:
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for item in page.get("Contents", [])
     ]
-    if of_a_script := _saves_of_a_script(s3, bucket, prefix, stored):
+    has_manifests = checkpoint_layouts.has_manifests(stored)
+    of_a_script = _saves_of_a_script(s3, bucket, prefix, stored, with_files=not has_manifests)
+    if of_a_script and not has_manifests:
         return of_a_script
-    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    known = {save.folder for save in of_a_script}
+    folders: dict[str, dict[str, checkpoint_layouts.StoredObject]] = defaultdict(dict)
     for stored_object in stored:
         if match := FOLDER.fullmatch(stored_object.key):
-            folders[stored_object.key.removesuffix(match["name"])][match["name"]] = stored_object.bytes
-    saves = [_save(s3, bucket, prefix, folder, sizes) for folder, sizes in folders.items()]
-    return sorted(filter(None, saves), key=lambda save: (save.is_quarantined, -save.step, save.folder))
+            folders[stored_object.key.removesuffix(match["name"])][match["name"]] = stored_object
+    saves = [_save(s3, bucket, prefix, folder, files, signing_key) for folder, files in folders.items()]
+    others = [save for save in saves if save and save.folder not in known]
+    return sorted([*others, *of_a_script], key=lambda save: (save.is_quarantined, -save.step, save.folder))
 
 
 def _saves_of_a_script(
-    s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject]
+    s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject], *, with_files: bool
 ) -> list[StoredCheckpoint]:
-    """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
+    """Return the checkpoints without a manifest if one of them is complete by its layout; else single files."""
     pointers = {
         pointer.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{pointer.key}")["Body"].read().decode(errors="replace")
         for pointer in checkpoint_layouts.find_pointers(stored)
     }
-    found = checkpoint_layouts.find_checkpoints(stored, pointers)
+    found = [save for save in checkpoint_layouts.find_checkpoints(stored, pointers) if not save.has_manifest]
     if not any(save.is_whole for save in found):
-        return [] if found else _single_files(bucket, prefix, stored)
+        return [] if found or not with_files else _single_files(bucket, prefix, stored)
     return [
         StoredCheckpoint(
             save.place.rstrip("/"),
@@ -130,7 +135,15 @@ def _single_files(
     ]
 
 
-def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, int]) -> StoredCheckpoint | None:
+def _save(
+    s3: Any,
+    bucket: str,
+    prefix: str,
+    folder: str,
+    stored: Mapping[str, checkpoint_layouts.StoredObject],
+    signing_key: str,
+) -> StoredCheckpoint | None:
+    sizes = {name: item.bytes for name, item in stored.items()}
     match = FOLDER.fullmatch(f"{folder}{MANIFEST}")
     assert match, "found by the same expression"
     save = StoredCheckpoint(
@@ -140,7 +153,13 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
         return save
     try:
         text = s3.get_object(Bucket=bucket, Key=f"{prefix}{folder}{MANIFEST}")["Body"].read()
-        checkpoint = read_manifest(text, uri=f"s3://{bucket}/{prefix}{folder}{MANIFEST}", sizes=sizes)
+        checkpoint = read_manifest(
+            text,
+            uri=f"s3://{bucket}/{prefix}{folder}{MANIFEST}",
+            sizes=sizes,
+            signing_key=signing_key,
+            written_at=stored[MANIFEST].at,
+        )
     except s3.exceptions.NoSuchKey:
         return None
     except BadManifest as error:
@@ -201,5 +220,7 @@ def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
         return save.damage
     if run.stop and run.stop.before_step is not None and save.step >= run.stop.before_step:
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
+    if was_written_unsigned(run, save.checkpoint):
+        return "its manifest is not signed with the run's key"
     health, why = assess_health(run, with_attempt_number(run, save.checkpoint))
     return "" if health is Health.CLEAN else why

@@ -290,7 +290,11 @@ class FakeCheckpoints:
         self.saved.setdefault(uri, []).insert(0, checkpoint)
         self.count += 1
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def commit(self, step: int, **facts: Any) -> None:
+        """Save with a manifest that is signed with the run's key, as the agent does."""
+        self.save(step, **{"is_signed": True, **facts})
+
+    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
         """Of those with a manifest the newest that are asked for; a script's own all the same."""
         checkpoints = self.saved.get(uri, [])
         return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
@@ -638,7 +642,7 @@ class World:
         self.supervisor().handle(JobStateChanged("gpt"))
         for step in range(100, 501, 100):
             self.minutes(10)
-            self.checkpoints.save(step=step, **facts)
+            self.checkpoints.commit(step, **facts)
         return self
 
     def minutes(self, count: float, *, every: timedelta = timedelta(minutes=1)) -> None:

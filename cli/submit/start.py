@@ -7,6 +7,7 @@ from cli.place import Place
 from cli.saves import StoredCheckpoint, find_resume_point, list_checkpoints
 from cli.submit.problem import Problem
 from cli.trouble import explain
+from rerail.decisions.decision import find_manifest_key
 
 # The script finds the checkpoint's files in /opt/ml/input/data/start (SM_CHANNEL_START).
 START_CHANNEL = "start"
@@ -28,7 +29,7 @@ def find_start(where: Place | None, given: str) -> str:
     if not record.checkpoint_uri:
         raise Problem(f"--start-from {run}: its jobs save nowhere that Rerail knows of", "give an S3 folder")
     try:
-        saves = list_checkpoints(where.client("s3"), record.checkpoint_uri)
+        saves = list_checkpoints(where.client("s3"), record.checkpoint_uri, signing_key=find_manifest_key(record))
     except (ClientError, BotoCoreError) as error:
         raise Problem(f"--start-from {run}: {explain(error).what}", explain(error).remedy) from error
     chosen = _find_step(saves, int(step)) if step else find_resume_point(record, saves) or _find_file(saves)

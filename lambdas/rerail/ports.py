@@ -99,10 +99,11 @@ class ListedSaves(NamedTuple):
 class Checkpoints(Protocol):
     """The checkpoints of jobs."""
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
         """Return the newest checkpoints below the URI that have a readable manifest, newest first.
 
-        With `upto`, only checkpoints up to that step count. If there is no manifest at all, return all checkpoints of a
+        With `upto`, only checkpoints up to that step count. With a key, manifests are read until one signed with it is
+        usable: unsigned ones hide none. If there is no manifest at all, return all checkpoints of a
         known layout.
         """
 

@@ -133,12 +133,24 @@ def test_what_a_later_attempt_saves_is_not_touched(s3):
     assert left(s3) == names(400, 500)
 
 
-def test_scripts_that_write_manifests_are_left_to_themselves(s3):
-    """They move aside by themselves what they distrust."""
+def test_checkpoints_with_a_manifest_are_left_to_their_script(s3):
+    """It moves them away by itself, and ignores one whose manifest is still to come."""
     trainer_saves(s3, 400, 500)
+    for step in (400, 500):
+        put(s3, f"checkpoint-{step}/manifest.json", b"{}")
+    put(s3, "checkpoint-600/model.safetensors")
+    before = left(s3)
+    patient_checkpoints().quarantine(action(), allow)
+    assert left(s3) == before
+
+
+def test_a_manifest_elsewhere_keeps_no_checkpoint_from_the_quarantine(s3):
+    """Another run, or a stranger, left it there: the script resumes from its own files all the same."""
+    trainer_saves(s3, 300, 400, 500)
+    put(s3, "step-000000001/manifest.json", b"{}")
     put(s3, "checkpoint-400/manifest.json", b"{}")
     patient_checkpoints().quarantine(action(), allow)
-    assert left(s3) == names(400, 500) | {"checkpoint-400/manifest.json"}
+    assert left(s3) == names(300, 400) | {"step-000000001/manifest.json", "checkpoint-400/manifest.json"}
 
 
 @pytest.mark.parametrize(

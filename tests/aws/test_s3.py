@@ -10,7 +10,9 @@ from rerail.aws.clients import client
 from rerail.aws.s3 import BATCH, S3Checkpoints
 from rerail.model.checkpoints import Health, find_newest_step
 from rerail.model.errors import StateUnknown
+from rerail.model.manifest_signature import make_signature
 from tests.aws.places import REGION
+from tests.fakes import KEY
 
 URI = "s3://bucket/runs/gpt/"
 
@@ -189,7 +191,33 @@ def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
     assert abs(older.saved_at - datetime.now(UTC)) < timedelta(minutes=1)
     assert find_newest_step([newest, older]) == 80
     save(s3, 60)
-    assert steps() == [60], "manifests stay first class"
+    assert steps() == [60, 100, 80]
+    with_key = S3Checkpoints().list_checkpoints(URI, signing_key=KEY)
+    assert [checkpoint.step for checkpoint in with_key] == [60], "an agent resumes from manifests alone"
+
+
+def test_the_newest_folders_of_each_name_are_listed(s3, monkeypatch):
+    """In a large folder, manifests that another run left at higher steps do not hide what the script saves now."""
+    monkeypatch.setattr("rerail.aws.folder_listing.WHOLE_OBJECTS", 10)
+    s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
+    try:
+        for step in range(1000, 1000 + 2 * BATCH):
+            save(s3, step, files={"rank-0.pt": 1})
+        for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+            put(s3, f"runs/gpt/checkpoint-80/{name}", b"x")
+        assert 80 in steps()
+    finally:
+        s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_seven)
+
+
+def test_unsigned_manifests_do_not_hide_a_signed_one(s3):
+    table = json.loads(manifest(100, {"rank-0.pt": 1}))
+    save(s3, 100, files={"rank-0.pt": 1}, signature=make_signature(table, key=KEY))
+    for step in range(1000, 1000 + BATCH + 5):
+        save(s3, step, files={"rank-0.pt": 1}, signature="0" * 64)
+    found = S3Checkpoints().list_checkpoints(URI, signing_key=KEY)
+    assert [checkpoint.step for checkpoint in found if checkpoint.is_signed] == [100]
+    assert not any(checkpoint.is_signed for checkpoint in S3Checkpoints().list_checkpoints(URI, signing_key="f" * 64))
 
 
 def test_a_pointer_is_read_where_it_decides(s3):

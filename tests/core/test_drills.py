@@ -46,8 +46,8 @@ def test_the_agent_saves_and_the_job_goes_on():
 def test_a_drill_resumes_from_the_step_that_was_named_and_leaves_the_rest():
     """What was saved since, at SIGTERM for one, is as good: the job is told to let it lie."""
     world = with_agent()
-    world.checkpoints.save(step=505, reason=EMERGENCY)
-    world.checkpoints.save(step=530, reason="sigterm")
+    world.checkpoints.commit(step=505, reason=EMERGENCY)
+    world.checkpoints.commit(step=530, reason="sigterm")
     said = send_command(world, OperatorVerb.DRILL, 505)
     assert said == "restart drill: ada said drill: stopping the job, to relaunch it from step 505"
     world.minutes(2)
@@ -66,9 +66,9 @@ def test_a_drill_resumes_from_the_step_that_was_named_and_leaves_the_rest():
 def test_its_successor_is_no_drill_and_takes_the_newest():
     """A crash after the drill goes on from the newest save of all attempts."""
     world = with_agent()
-    world.checkpoints.save(step=505, reason=EMERGENCY)
+    world.checkpoints.commit(step=505, reason=EMERGENCY)
     send_command(world, OperatorVerb.DRILL, 505)
-    world.checkpoints.save(step=530, reason="sigterm")
+    world.checkpoints.commit(step=530, reason="sigterm")
     world.minutes(2)
     world.sagemaker.fail(SECOND, "InternalServerError: x")
     world.minutes(20)
@@ -89,7 +89,7 @@ def test_drills_are_no_restart_storm_and_no_attempts():
     """Six drills in a few minutes, and then a failure: it is answered as the first one."""
     world = with_agent()
     for number in range(6):
-        world.checkpoints.save(step=600 + number, attempt=number + 1)
+        world.checkpoints.commit(step=600 + number, attempt=number + 1)
         send_command(world, OperatorVerb.DRILL, id=f"c{number}")
         world.minutes(2)
     world.sagemaker.fail("gpt-a007", "InternalServerError: x")

@@ -80,7 +80,7 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     agent.acknowledges()
     assert world.run().stop.acknowledged_at == world.clock()
     world.clock.pass_by(timedelta(seconds=15))
-    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.checkpoints.commit(step=520, reason=EMERGENCY)
     agent.commits(520)
     assert world.reasons()[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
     run = relaunched(world)
@@ -94,7 +94,7 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
 )
 def test_an_operator_gets_a_checkpoint_first(world, agent, verb, ends):
     world.supervisor().handle(CommandReceived("c1", "gpt", verb, "ada", "moving house"))
-    world.checkpoints.save(step=515, reason=EMERGENCY)
+    world.checkpoints.commit(step=515, reason=EMERGENCY)
     agent.commits(515)
     world.minutes(3)
     assert world.run().state is ends
@@ -118,14 +118,14 @@ def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, age
     """Periodic saves go on while the ranks agree: the emergency checkpoint is some steps newer."""
     report_finding(world)
     world.clock.pass_by(timedelta(seconds=5))
-    world.checkpoints.save(step=511, reason="periodic")
+    world.checkpoints.commit(step=511, reason="periodic")
     world.supervisor().handle(RunDue("gpt"))
     assert world.run().state is RunState.SAVING, "it has two minutes to hear of it"
     agent.acknowledges()
-    world.checkpoints.save(step=512, reason="periodic")
+    world.checkpoints.commit(step=512, reason="periodic")
     world.minutes(5)
     assert world.run().state is RunState.SAVING, "and the whole time to save"
-    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.checkpoints.commit(step=520, reason=EMERGENCY)
     agent.commits(520)
     assert relaunched(world).current.resumed_from_step == 520
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, age
 def test_a_state_that_went_wrong_is_kept_as_evidence_and_never_resumed_from(world, agent, kind, health):
     report_finding(world, kind, onset=350)
     assert world.run().state is RunState.SAVING
-    world.checkpoints.save(step=520, reason=EMERGENCY, health=health)
+    world.checkpoints.commit(step=520, reason=EMERGENCY, health=health)
     agent.commits(520)
     run = relaunched(world)
     assert run.current.resumed_from_step == 300
@@ -160,18 +160,18 @@ def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent)
     agent.commits(520, Durability.LOCAL)
     assert (world.run().state, world.run().stop.committed_step) == (RunState.SAVING, 520)
     assert "stopping the job once all of it is in S3" in world.reasons()[-1]
-    world.checkpoints.save(step=520, reason="periodic", missing=("__1_0.distcp",))
+    world.checkpoints.commit(step=520, reason="periodic", missing=("__1_0.distcp",))
     world.minutes(2)
     assert world.run().state is RunState.SAVING
     world.checkpoints.saved["s3://bucket/checkpoints/"].pop(0)
-    world.checkpoints.save(step=520, reason="periodic")
+    world.checkpoints.commit(step=520, reason="periodic")
     assert relaunched(world).current.resumed_from_step == 520
 
 
 def test_a_checkpoint_that_is_in_s3_already_when_it_is_reported(world, agent):
     """The upload was faster than the report."""
     report_finding(world)
-    world.checkpoints.save(step=520, reason="periodic")
+    world.checkpoints.commit(step=520, reason="periodic")
     agent.commits(520, Durability.LOCAL)
     assert world.run().state is RunState.STOPPING
 
@@ -205,7 +205,7 @@ def test_the_agents_report_counts_where_rerail_cannot_list_checkpoints(durabilit
 def test_a_listing_replaces_lost_reports(world, agent):
     report_finding(world)
     world.clock.pass_by(timedelta(seconds=20))
-    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.checkpoints.commit(step=520, reason=EMERGENCY)
     world.minutes(1)
     assert "the emergency checkpoint of step 520 is committed: stopping the job" in world.reasons()
     assert relaunched(world).current.resumed_from_step == 520
@@ -220,7 +220,7 @@ def test_a_report_that_comes_again_changes_nothing(world, agent):
     agent.deliver(acknowledgement)
     assert world.run() == before
     committed = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
-    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.checkpoints.commit(step=520, reason=EMERGENCY)
     for _ in range(3):
         agent.deliver(committed)
     relaunched(world)
@@ -236,7 +236,7 @@ def test_a_late_answer_is_an_answer(world, agent):
     world.minutes(5)
     assert world.run().state is RunState.SAVING
     agent.acknowledges()
-    world.checkpoints.save(step=530, reason=EMERGENCY)
+    world.checkpoints.commit(step=530, reason=EMERGENCY)
     agent.commits(530)
     assert relaunched(world).current.resumed_from_step == 530
 
@@ -314,7 +314,7 @@ def test_a_human_who_stops_the_job_while_it_saves_has_stopped_it(world, agent):
     """Its agent still reports the checkpoint: that must not make the stop ours, and relaunch against them."""
     report_finding(world)
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING, secondary="Stopping")
-    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.checkpoints.commit(step=520, reason=EMERGENCY)
     agent.commits(520)
     world.minutes(16)
     assert world.run().state is RunState.SAVING
@@ -344,7 +344,7 @@ def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
     assert len(silent) == 1
     assert "waiting up to 13 min more (until 01:07 UTC) for a checkpoint of the script's own" in silent[0]
     assert world.sagemaker.live() == ["gpt"]
-    world.checkpoints.save(step=600, reason="periodic")
+    world.checkpoints.commit(step=600, reason="periodic")
     assert relaunched(world).current.resumed_from_step == 600
 
 
@@ -405,7 +405,7 @@ def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, age
     for minute in range(12):
         world.clock.pass_by(timedelta(minutes=1))
         if minute == 5:
-            world.checkpoints.save(step=600)
+            world.checkpoints.commit(step=600)
         with suppress(CommandNotStored):
             world.supervisor().handle(RunDue("gpt"))
     run = world.run()
@@ -518,7 +518,7 @@ def test_what_the_agent_finds_is_dealt_with_as_what_the_sweep_finds(world, agent
     assert world.notice_titles(Severity.INFORM) == ["gpt: loss_spike (warning)"]
     agent.finds(Finding(Kind.DIVERGENCE, Level.INTERVENE, 520, 450, "loss 9.1 for 80 rows"))
     assert world.run().state is RunState.SAVING
-    world.checkpoints.save(step=521, reason=EMERGENCY, health=Health.SUSPECT)
+    world.checkpoints.commit(step=521, reason=EMERGENCY, health=Health.SUSPECT)
     agent.commits(521)
     assert relaunched(world).current.resumed_from_step == 400
 
@@ -527,7 +527,7 @@ def test_a_stall_seen_by_the_agent_needs_no_second_signal(world, agent):
     """Not even a checkpoint that was committed in the background since speaks against it."""
     onset = world.clock()
     world.minutes(5)
-    world.checkpoints.save(step=505)
+    world.checkpoints.commit(step=505)
     agent.finds(Finding(Kind.STALL, Level.INTERVENE, 510, 510, "no step for 300 s", world.clock(), onset))
     assert world.run().state is RunState.STOPPING
     assert relaunched(world).incidents[0].kind == "stall"

@@ -33,7 +33,7 @@ def world() -> World:
     Agent(world).hello()
     for step in range(100, 501, 100):
         world.minutes(10)
-        world.checkpoints.save(step=step)
+        world.checkpoints.commit(step=step)
     return world
 
 
@@ -57,7 +57,7 @@ def lose_node(world: World) -> int | None:
 
 def test_from_the_warning_on_what_is_saved_is_suspect(world):
     report_finding(world, Level.WARN, onset=450, step=510)
-    world.checkpoints.save(step=600)
+    world.checkpoints.commit(step=600)
     assert health_of(world, 400) == (Health.CLEAN, "")
     for step in (500, 600):
         assert health_of(world, step) == (
@@ -70,10 +70,10 @@ def test_from_the_warning_on_what_is_saved_is_suspect(world):
 def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
     """What was saved in the spike, by its own manifest suspect, too."""
     report_finding(world, Level.WARN, onset=450, step=455)
-    world.checkpoints.save(step=460, health=Health.SUSPECT)
+    world.checkpoints.commit(step=460, health=Health.SUSPECT)
     report_finding(world, Level.RECOVERED, onset=450, step=470)
-    world.checkpoints.save(step=600)
-    world.checkpoints.save(step=610, health=Health.SUSPECT)
+    world.checkpoints.commit(step=600)
+    world.checkpoints.commit(step=610, health=Health.SUSPECT)
     assert health_of(world, 460)[0] is Health.CLEAN
     assert "had recovered by step 470" in health_of(world, 460)[1]
     assert health_of(world, 600) == (Health.CLEAN, "")
@@ -85,7 +85,7 @@ def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
 def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
     report_finding(world, Level.WARN, onset=450, step=455)
     report_finding(world, Level.ACCEPTED, onset=450, step=520)
-    world.checkpoints.save(step=600)
+    world.checkpoints.commit(step=600)
     assert (health_of(world, 500)[0], health_of(world, 600)[0]) == (Health.SUSPECT, Health.CLEAN)
 
 
@@ -163,7 +163,7 @@ def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
     for secondary in ("Interrupted", "Training"):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
         world.minutes(2)
-    world.checkpoints.save(step=510)
+    world.checkpoints.commit(step=510)
     assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
     report_finding(world, Level.WARN, onset=505, step=520)
     assert health_of(world, 510)[0] is Health.SUSPECT

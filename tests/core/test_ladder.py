@@ -294,7 +294,7 @@ def hello(world: World) -> None:
 
 def save(world: World, step: int, **facts) -> None:
     attempt = world.run().current.number
-    world.checkpoints.save(step=step, attempt=attempt, consumed_samples=step * BATCH, **facts)
+    world.checkpoints.commit(step=step, attempt=attempt, consumed_samples=step * BATCH, **facts)
 
 
 def report_divergence(world: World, *, onset: int = 950, level: Level = Level.INTERVENE, minutes: float = 25) -> None:

@@ -216,13 +216,20 @@ def test_a_file_that_is_overwritten_in_place_has_no_step():
     assert find_newest_usable(found) is None and {file.layout for file in found} == {Layout.FILE}
 
 
-def test_where_one_has_a_manifest_nothing_without_one_counts():
+def test_after_a_save_with_a_manifest_the_next_is_complete_with_its_own():
     """A save of such a script that is under way is not taken for one of a script that knows no manifests."""
     listed = history("checkpoint-{step}/", HUGGING_FACE, 500, 1000)
     listed += save("checkpoint-{step}/", 500, {"manifest.json": 400})
-    assert find_checkpoints(listed) == []
-    moved = history("checkpoint-{step}/", HUGGING_FACE, 500)
-    assert find_checkpoints([*moved, StoredObject("quarantine/a001-checkpoint-400/manifest.json", 400, START)]) == []
+    newer, older = find_checkpoints(listed)
+    assert (newer.missing, newer.has_manifest, older.missing, older.has_manifest) == (
+        ("manifest.json",),
+        False,
+        (),
+        True,
+    )
+    others = history("checkpoint-{step}/", HUGGING_FACE, 500, 1000)
+    others += save("step-{step}/", 9000, {"manifest.json": 400, "rank-0.pt": 5})
+    assert [found.is_whole for found in find_checkpoints(others) if not found.has_manifest] == [True, True]
 
 
 def test_a_trainer_that_never_saves_its_optimizer_is_believed():

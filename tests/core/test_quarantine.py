@@ -166,7 +166,7 @@ def test_without_a_clean_save_all_of_them_are_quarantined(world):
 def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
     agent = Agent(world)
     agent.hello()
-    world.checkpoints.save(250)
+    world.checkpoints.commit(250)
     report_divergence(world)
     world.minutes(20)
     run = world.run()

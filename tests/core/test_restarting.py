@@ -71,7 +71,7 @@ class Job:
         self.report(ReportKind.RESTARTED, step=step)
 
     def saves(self, step: int, **facts) -> None:
-        self.world.checkpoints.save(step=step, attempt=self.attempt, restart=self.restart, **facts)
+        self.world.checkpoints.commit(step=step, attempt=self.attempt, restart=self.restart, **facts)
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
     init.crashes()
     init.restarts()
     world.minutes(1)
-    world.checkpoints.save(step=600)
+    world.checkpoints.commit(step=600)
     world.minutes(2)
     assert world.run().incidents[0].recovered
 

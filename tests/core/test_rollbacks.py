@@ -248,7 +248,7 @@ def test_asked_twice_it_is_done_once():
 def test_a_loss_that_went_wrong_unseen_for_long_goes_back_all_the_same():
     world = World().with_saves()
     everything = world.checkpoints.list_checkpoints
-    world.checkpoints.list_checkpoints = lambda uri, *, upto=None: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]
+    world.checkpoints.list_checkpoints = lambda uri, *, upto=None, **_: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]
     for step in range(510, 600, 10):
         world.checkpoints.save(step=step)
     gone = Finding(Kind.NON_FINITE, Level.INTERVENE, 599, 501, "loss is no number since step 501")

@@ -102,7 +102,7 @@ def exceed_bounds() -> World:
     world = make_world()
     what = "the checkpoints under s3://b/c/ cannot be listed: more than 20,000 objects and folders have to be read"
 
-    def refuse(uri: str, *, upto: int | None = None) -> None:
+    def refuse(uri: str, **_: object) -> None:
         raise BoundsExceeded(what, advice=ADVICE)
 
     world.checkpoints.list_checkpoints = refuse

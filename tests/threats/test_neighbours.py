@@ -34,9 +34,9 @@ class Poisoned(FakeCheckpoints):
 
     may_pass = False
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Any:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Any:
         self._check(uri)
-        return super().list_checkpoints(uri, upto=upto)
+        return super().list_checkpoints(uri, upto=upto, signing_key=signing_key)
 
     def list_saves(self, uri: str) -> Any:
         self._check(uri)
@@ -297,7 +297,7 @@ def test_a_manifest_is_read_to_its_limit_only(s3, monkeypatch):
             return {"Body": Endless()}
 
     monkeypatch.setattr(aws_s3, "client", lambda service: Client())
-    assert aws_s3._read("shared", "run/step-000000100/", (("manifest.json", 10),), "") is None
+    assert aws_s3._read("shared", "run/step-000000100/", (("manifest.json", 10),), "", MIDNIGHT, "") is None
     assert asked[0]["Range"] == "bytes=0-1000"
 
 

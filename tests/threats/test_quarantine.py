@@ -10,7 +10,7 @@ from moto import mock_aws
 
 from rerail.aws.clients import client
 from rerail.aws.s3 import S3Checkpoints
-from rerail.decisions.launch import find_first_start
+from rerail.decisions.decision import find_first_start
 from rerail.decisions.quarantine import check_folder, is_below
 from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.actions import QuarantineCheckpoints

@@ -1,6 +1,5 @@
 """Read and write `manifest.json`, the file that makes a folder of shards a checkpoint."""
 
-import hmac
 import json
 import os
 import re
@@ -10,14 +9,13 @@ from typing import Any
 
 import xxhash
 
+from rerail.model.manifest_signature import CHECKSUM_FIELD, has_signature, make_signature
 from rerail.model.signatures import KEY, VARIABLE
 
 SCHEMA = 1
 FORMAT = "dcp"  # torch.distributed.checkpoint
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # torch.distributed.checkpoint's own index, the same name in every checkpoint
-# The manifest's checksum of its own fields.
-CHECKSUM_KEY = "seal"
 QUARANTINE = "quarantine"
 STEP = re.compile(r"step-(\d{9,})")
 
@@ -71,8 +69,8 @@ def dump(manifest: Manifest) -> bytes:
     In a job with a key of its run it is signed.
     """
     table = asdict(manifest)
-    table["signature"] = _sign(table, read_signing_key())
-    return json.dumps({**table, CHECKSUM_KEY: _compute_own_checksum(table)}, indent=1, allow_nan=False).encode()
+    table["signature"] = make_signature(table, key=read_signing_key())
+    return json.dumps({**table, CHECKSUM_FIELD: _compute_own_checksum(table)}, indent=1, allow_nan=False).encode()
 
 
 def parse(text: bytes, *, folder: str) -> Manifest:
@@ -80,7 +78,7 @@ def parse(text: bytes, *, folder: str) -> Manifest:
     known = {field.name for field in fields(Manifest)}
     try:
         table = json.loads(text)
-        if table.pop(CHECKSUM_KEY) != _compute_own_checksum(table):
+        if table.pop(CHECKSUM_FIELD) != _compute_own_checksum(table):
             raise ValueError("the checksum of the manifest itself does not match")
         table["signature"] = verify_signature(table)
         table = {key: value for key, value in table.items() if key in known}
@@ -122,15 +120,7 @@ def read_signing_key() -> str:
 
 def verify_signature(table: dict[str, Any]) -> str:
     """Return the signature of a manifest's table if it was made with the run's key, otherwise ""."""
-    key, signature = read_signing_key(), str(table.get("signature") or "")
-    is_right = bool(key and signature) and hmac.compare_digest(signature.encode(), _sign(table, key).encode())
-    return signature if is_right else ""
-
-
-def _sign(table: dict[str, Any], key: str) -> str:
-    signed = {name: value for name, value in table.items() if name not in ("signature", CHECKSUM_KEY)}
-    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
-    return hmac.digest(key.encode(), b"manifest\n" + text.encode(), "sha256").hex() if key else ""
+    return str(table["signature"]) if has_signature(table, key=read_signing_key()) else ""
 
 
 def make_folder_name(step: int) -> str:

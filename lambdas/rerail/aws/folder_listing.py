@@ -4,6 +4,7 @@ A small folder is listed as a whole. Of a large one, the names of the checkpoint
 objects of those that are asked for.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC
@@ -17,6 +18,7 @@ from rerail.model.errors import BoundsExceeded
 WHOLE_OBJECTS = 5_000
 # Bounds of one listing. A third of a core takes some seconds for so many objects, of which each page has a thousand.
 MAX_OBJECTS, MAX_CALLS, MAX_SECONDS = 20_000, 500, 10.0
+ANY_NAME = re.compile(r".*", re.DOTALL)
 # Members of each object in a listing.
 LISTED = {"Key", "Size", "LastModified", "ETag"}
 ADVICE = (
@@ -44,9 +46,13 @@ class FolderListing:
         """Return whether every object is listed."""
         return not self._left
 
-    def newest(self, count: int, *, upto: int | None = None) -> list[str]:
-        """Return the checkpoint folders of the newest steps, up to a step, that are not listed yet."""
-        wanted = (folder for folder in self._left if upto is None or self.steps[folder] <= upto)
+    def newest(self, count: int, *, upto: int | None = None, named: re.Pattern[str] = ANY_NAME) -> list[str]:
+        """Return the checkpoint folders of the newest steps, up to a step and so named, that are not listed yet."""
+        wanted = (
+            folder
+            for folder in self._left
+            if (upto is None or self.steps[folder] <= upto) and named.fullmatch(folder.rstrip("/").rpartition("/")[2])
+        )
         return sorted(wanted, key=lambda folder: (self.steps[folder], folder), reverse=True)[:count]
 
     def oldest(self, count: int) -> list[str]:

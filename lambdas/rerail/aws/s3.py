@@ -1,8 +1,10 @@
 """List checkpoints in S3 from their manifests, or from a known layout without manifests."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +41,8 @@ from rerail.ports import ListedSaves
 BATCH, LIMIT = 20, 400
 # A folder with a manifest somewhere is read by its manifests: in a large one, some of the oldest are looked at too.
 OLDEST = 3
+# Scripts differ in the names of their folders: so that one does not hide another's, the newest of each are listed.
+FOLDER_NAMES = (re.compile(r"step-\d+"), re.compile(r"checkpoint-\d+"), re.compile(r"(?!(?:step|checkpoint)-\d+$).*"))
 MANIFEST_BYTES = 1 << 20
 # Manifests with many files are not kept in memory: as many as this, with a hundred bytes for each file.
 CACHE_SIZE, CACHED_FILES = 5000, 100
@@ -55,20 +59,22 @@ class S3Checkpoints:
         # A run in recovery is checked each minute, and its manifests never change.
         self._read = lru_cache(maxsize=CACHE_SIZE)(_read)
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
         if not self._is_allowed:
             return ()
         bucket, prefix = split_uri(uri)
         try:
             listing = FolderListing(bucket, prefix)
             _add_some(listing)
-            if has_manifests(listing.objects):
-                return self._list_by_manifests(listing, upto)
-            return _list_by_layout(listing, upto)
+            if not has_manifests(listing.objects):
+                return _list_by_layout(listing, upto)
+            found = self._list_by_manifests(listing, upto, signing_key)
+            # An agent resumes from signed manifests alone. Another script may have left manifests beside its own files.
+            return found if signing_key else [*found, *_list_without_manifest(listing)]
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
 
-    def _list_by_manifests(self, listing: FolderListing, upto: int | None) -> Sequence[Checkpoint]:
+    def _list_by_manifests(self, listing: FolderListing, upto: int | None, key: str) -> Sequence[Checkpoint]:
         """Return the newest checkpoints that have a readable manifest."""
         listed = {folder for item in listing.objects if (folder := _folder_of(item.key))}
         top = {folder for folder in listing.steps if STEP_FOLDER.fullmatch(folder.rstrip("/"))}
@@ -84,21 +90,24 @@ class S3Checkpoints:
                 manifest = folders.get(folder, {}).get(MANIFEST)
                 if manifest and manifest.bytes > MANIFEST_BYTES:
                     too_large = f"s3://{listing.bucket}/{listing.prefix}{folder}{MANIFEST}"
-                elif manifest and (read := self._read_cached(listing, folder, folders[folder])):
+                elif manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
                     found.append(read)
-            if find_newest_usable(found):
+            if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not key]):
                 return found
         if too_large:
             what = f"{too_large} has more than the {MANIFEST_BYTES:,} bytes that are read of a manifest"
             raise BoundsExceeded(what, advice=f"save fewer files for each checkpoint; for this run, {ADVICE}")
         return found
 
-    def _read_cached(self, listing: FolderListing, folder: str, files: dict[str, StoredObject]) -> Checkpoint | None:
+    def _read_cached(
+        self, listing: FolderListing, folder: str, files: dict[str, StoredObject], key: str
+    ) -> Checkpoint | None:
         listing.check_time()
         read = self._read if len(files) <= CACHED_FILES else _read
         sizes = tuple((name, item.bytes) for name, item in files.items())
+        stored = files[MANIFEST]
         try:
-            return read(listing.bucket, f"{listing.prefix}{folder}", sizes, files[MANIFEST].etag)
+            return read(listing.bucket, f"{listing.prefix}{folder}", sizes, stored.etag, stored.at, key)
         except client("s3").exceptions.NoSuchKey:
             return None  # deleted or moved by the job since it was listed
 
@@ -118,8 +127,9 @@ class S3Checkpoints:
             saved = sorted(checkpoint.saved_at for checkpoint in found) or list_save_times(files)
             return ListedSaves(saved if listing.is_whole else saved[-BATCH:], files)
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
-        times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
-        return ListedSaves(times[-BATCH:])
+        times = [item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0])]
+        times += [checkpoint.saved_at for checkpoint in _list_without_manifest(listing) if checkpoint.is_whole]
+        return ListedSaves(sorted(times)[-BATCH:])
 
     def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
         bucket, prefix = split_uri(action.uri)
@@ -140,8 +150,6 @@ class S3Checkpoints:
         try:
             listing = FolderListing(bucket, prefix)
             _add_some(listing)
-            if has_manifests(listing.objects):
-                return
             try:
                 _add_newer(listing, action.resume_step)
             except BoundsExceeded as error:
@@ -162,7 +170,8 @@ class S3Checkpoints:
 
 def _add_some(listing: FolderListing) -> None:
     """List enough checkpoint folders of a large folder to recognize their layout."""
-    listing.add(listing.newest(BATCH))
+    for name in FOLDER_NAMES:
+        listing.add(listing.newest(BATCH, named=name))
     listing.add(listing.oldest(OLDEST))
 
 
@@ -189,6 +198,13 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
             return found or _find_files(listing)
         listing.add(more)
         count *= 2
+
+
+def _list_without_manifest(listing: FolderListing) -> list[Checkpoint]:
+    """Return the checkpoints of a known layout, among the listed ones, that have no manifest."""
+    found = find_checkpoints(listing.objects, _read_pointers(listing))
+    uri = f"s3://{listing.bucket}/{listing.prefix}"
+    return [make_checkpoint(checkpoint, uri=uri) for checkpoint in found if not checkpoint.has_manifest]
 
 
 def _find_files(listing: FolderListing) -> list[Checkpoint]:
@@ -225,7 +241,9 @@ def _group_by_folder(stored: Sequence[StoredObject]) -> dict[str, dict[str, Stor
     return folders
 
 
-def _read(bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: str) -> Checkpoint | None:
+def _read(
+    bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: str, written_at: datetime, key: str
+) -> Checkpoint | None:
     """Return the checkpoint of a manifest, None if it is malformed; `etag` is only for the cache."""
     uri = f"s3://{bucket}/{folder}{MANIFEST}"
     if not dict(files)[MANIFEST]:
@@ -234,7 +252,8 @@ def _read(bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: st
     part = f"bytes=0-{MANIFEST_BYTES}"
     body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}", Range=part)["Body"]
     try:
-        checkpoint = read_manifest(body.read(MANIFEST_BYTES + 1), uri=uri, sizes=dict(files))
+        text = body.read(MANIFEST_BYTES + 1)
+        checkpoint = read_manifest(text, uri=uri, sizes=dict(files), signing_key=key, written_at=written_at)
     except BadManifest:
         return None  # not a checkpoint to resume from; it is left in place
     return checkpoint if checkpoint.step == _step(folder) else None

@@ -18,14 +18,14 @@ from rerail.model.actions import (
     Severity,
     StopJob,
 )
-from rerail.model.checkpoints import Checkpoint, find_newest_usable
+from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Incident, Job, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import parse_step
 from rerail.model.self_repairs import ON_THE_WAY
-from rerail.model.signals import JobObserved
+from rerail.model.signals import JobObserved, OperatorCommand
 
 MAX_WARNINGS = 20
 # The resolution of an incident that ended in a hold; reports recognize held incidents by it.
@@ -168,10 +168,15 @@ def hold_as_ruled(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: 
     )
 
 
-def with_release(run: Run, *, who: str, at: datetime) -> Run:
-    """Return the released run: its budgets start again, and ended attempts no longer count in cost and time."""
+def with_release(run: Run, command: OperatorCommand) -> Run:
+    """Return the released run: its budgets start again, and ended attempts no longer count in cost and time.
+
+    Progress starts again from the newest checkpoint that is there.
+    """
     ended = run.current.exists and not run.current.may_be_live
-    ledger = with_fresh_budgets(run.ledger, who=who, at=at)
+    ledger = with_fresh_budgets(run.ledger, who=command.who, at=command.at)
+    if command.checkpoints is not None and ledger.progress_step is not None:
+        ledger = replace(ledger, progress_step=min(ledger.progress_step, find_newest_step(command.checkpoints)))
     ledger = replace(ledger, forgiven=run.current.number if ended else run.current.number - 1)
     return replace(without_hold(run), ledger=ledger, rungs_taken=())
 
@@ -274,16 +279,56 @@ def format_instruction(advice: str) -> str:
 def select_known(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that the run may resume from, with their health as it is known now.
 
-    A run with an agent resumes only from checkpoints with a manifest.
+    A run with an agent resumes only from checkpoints with a manifest that it may have written. Another resumes from
+    one kind: those without a manifest if it has saved such, otherwise those with one.
     """
-    return with_health(
-        run,
-        [
-            with_attempt_number(run, checkpoint)
-            for checkpoint in checkpoints
-            if checkpoint.has_manifest or not has_agent(run)
-        ],
-    )
+    with_manifest = [checkpoint for checkpoint in checkpoints if checkpoint.has_manifest]
+    if has_agent(run):
+        checkpoints = _select_trusted(run, with_manifest)
+    elif with_manifest and _saves_without_manifest(run, checkpoints):
+        checkpoints = [checkpoint for checkpoint in checkpoints if not checkpoint.has_manifest]
+    else:
+        checkpoints = with_manifest or checkpoints
+    return with_health(run, [with_attempt_number(run, checkpoint) for checkpoint in checkpoints])
+
+
+def _select_trusted(run: Run, checkpoints: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """Return the checkpoints that a run whose agent signs its manifests may have written.
+
+    An agent with the run's key signs each manifest. Unsigned ones are trusted if S3 received them before the first job
+    with such an agent began, and if they come before the first signed step, as the agent itself demands.
+    """
+    first = min((checkpoint.step for checkpoint in checkpoints if checkpoint.is_signed), default=None)
+    return [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.is_signed
+        or (not was_written_unsigned(run, checkpoint) and (first is None or checkpoint.step < first))
+    ]
+
+
+def _saves_without_manifest(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
+    """Return whether a checkpoint without a manifest is the run's own, or newer than all that have one."""
+    newest = max((c.saved_at for c in checkpoints if not c.has_manifest and c.is_whole), default=None)
+    if newest is None:
+        return False
+    others = (c.written_at or c.saved_at for c in checkpoints if c.has_manifest)
+    return newest >= find_first_start(run) or newest > max(others)
+
+
+def was_written_unsigned(run: Run, checkpoint: Checkpoint) -> bool:
+    """Return whether an unsigned manifest was written after the run had an agent that signs all of its manifests."""
+    signer = next((attempt for attempt in run.attempts if attempt.agent), None)
+    began = signer and (signer.training_started_at or signer.created_at)
+    if checkpoint.is_signed or not checkpoint.has_manifest or not run.signing_key or not began:
+        return False
+    # S3 counts whole seconds.
+    return (checkpoint.written_at or checkpoint.saved_at) >= began.replace(microsecond=0)
+
+
+def find_manifest_key(run: Run) -> str:
+    """Return the key with which the run's agent signs manifests; "" if no agent with the key is known."""
+    return run.signing_key if has_agent(run) else ""
 
 
 def with_attempt_number(run: Run, checkpoint: Checkpoint) -> Checkpoint:
@@ -306,6 +351,12 @@ def find_proving_step(run: Run, incident: Incident) -> int:
     if incident.onset_step is not None:
         steps += [rung.onset_step for rung in run.rungs_taken if rung.attempt >= incident.attempt]
     return max(steps)
+
+
+def find_first_start(run: Run) -> datetime:
+    """Return when the run's first job began, in whole seconds as S3: older checkpoints are not the run's own."""
+    first = run.attempts[0]
+    return (first.training_started_at or first.created_at or run.created_at).replace(microsecond=0)
 
 
 def format_start(run: Run, step: int | None) -> str:

@@ -16,6 +16,7 @@ from rerail.decisions.checkpoint_health import find_newest_resumable, is_resumab
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
+    find_first_start,
     format_start,
     has_agent,
     hold_as_ruled,
@@ -106,12 +107,6 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
         restored=list_restored(run, number),
     )
     return (action,)
-
-
-def find_first_start(run: Run) -> datetime:
-    """Return when the run's first job began, in whole seconds as S3: older checkpoints are not the run's own."""
-    first = run.attempts[0]
-    return (first.training_started_at or first.created_at or run.created_at).replace(microsecond=0)
 
 
 def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:

@@ -162,7 +162,7 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
     was_unquarantined = _is_unquarantined(run)
-    run = with_release(run, who=command.who, at=command.at)
+    run = with_release(run, command)
     if run.current.is_unconfirmed:  # launched again under its name: a job that exists is taken for it
         run = with_attempt(run, replace(run.current, status=None))
     if run.current.may_be_live:
@@ -179,7 +179,7 @@ def _on_continue(run: Run, command: OperatorCommand, policy: Policy, summary: st
     if change is None or change.problem:
         return Decision(run, reason=f"{summary}, but {change.problem if change else 'no change came with it'}")
     was_unquarantined = _is_unquarantined(run)
-    run = _with_attempt_to_launch(with_release(run, who=command.who, at=command.at), command)
+    run = _with_attempt_to_launch(with_release(run, command), command)
     if change.cluster:
         run = with_attempt(replace(run, cluster=change.cluster), replace(run.current, machines=None))
     if change.policy:

@@ -152,11 +152,16 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
 def _find_proven_step(run: Run, failure: Failure) -> int | None:
     """Return the farthest step that the failed attempt proves, or None.
 
+    An unsigned manifest proves no step beyond those that the run reported, if it reported any: others may write one.
     A file that is overwritten in place changes in each attempt, even if that repeats the same work. It only proves the
     step that the attempt resumed from.
     """
     if failure.resume_step is not None:
-        return failure.resume_step
+        chosen = (checkpoint for checkpoint in failure.checkpoints if checkpoint.step == failure.resume_step)
+        if any(checkpoint.is_signed or not checkpoint.has_manifest for checkpoint in chosen):
+            return failure.resume_step
+        reported = [attempt.last_step for attempt in run.attempts if attempt.last_step is not None]
+        return min(failure.resume_step, max(reported, default=failure.resume_step))
     is_single_file = any(checkpoint.layout == Layout.FILE for checkpoint in failure.checkpoints)
     return run.find_start(run.current) if is_single_file else failure.last_step
 

@@ -28,7 +28,7 @@ def on_rollback(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     run = with_operator_rollback(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
     run = with_onsets_dated(run, margin_steps=0)
     if run.state is RunState.HELD:  # the command implies a release
-        run = with_release(run, who=command.who, at=command.at)
+        run = with_release(run, command)
     if not run.current.may_be_live:
         return _relaunch(run, command, policy, summary)
     return _stop_job(run, command, policy, summary, step)

@@ -76,10 +76,12 @@ def plan_moves(
             advice="move what must not be resumed from away by hand, then release the run; next time give the run a "
             "folder of its own in the bucket",
         )
-    checkpoints = find_checkpoints(stored, pointers)
+    # A script that writes a manifest for a checkpoint moves it away by itself.
+    found = find_checkpoints(stored, pointers)
+    checkpoints = [save for save in found if not save.has_manifest and not save.is_unfinished]
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
-    if action.strict and not checkpoints:
+    if action.strict and not found:
         moves += list_replaced_files(stored, action)
     own = [move for move in moves if action.saved_after and move.source.at >= action.saved_after]
     if action.strict and len(own) < len(moves):

@@ -8,6 +8,7 @@ from functools import partial
 from math import inf, isfinite
 from typing import Any, TypeVar
 
+from rerail.decisions.decision import find_manifest_key
 from rerail.incident_report.facts import Facts, LogLine, Logs, Timelines
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import RerailError
@@ -68,7 +69,9 @@ class FactGatherer:
             return default
 
     def _list_checkpoints(self, run: Run) -> tuple[Checkpoint, ...]:
-        return tuple(self.checkpoints.list_checkpoints(run.checkpoint_uri)) if run.checkpoint_uri else ()
+        if not run.checkpoint_uri:
+            return ()
+        return tuple(self.checkpoints.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run)))
 
     def _read_series(self, run: Run, policy: Policy, at: datetime) -> Mapping[int, tuple[Sample, ...]]:
         trained = [attempt for attempt in run.attempts if attempt.training_started_at]

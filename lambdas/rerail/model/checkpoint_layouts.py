@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint
@@ -63,6 +64,16 @@ class LayoutCheckpoint:
         return not self.missing
 
     @property
+    def has_manifest(self) -> bool:
+        """Return whether there is a manifest, which says more than the layout."""
+        return MANIFEST in self.files
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether its manifest and other files are still to come, as after the save before it."""
+        return MANIFEST in self.missing and len(self.missing) > 1
+
+    @property
     def parent(self) -> str:
         """Return the containing folder with its final slash; "" is the checkpoint folder itself."""
         return _parent(self.place)
@@ -108,11 +119,9 @@ def find_checkpoints(
 ) -> list[LayoutCheckpoint]:
     """Return the checkpoints among these objects, newest step first.
 
-    `pointers` are the contents of the files from `find_pointers` by key. If there is any manifest, return none: then
-    the script writes manifests, and other objects are not checkpoints.
+    `pointers` are the contents of the files from `find_pointers` by key. Those with a manifest are among them: others
+    are compared with them, and whoever resumes from manifests passes them over.
     """
-    if has_manifests(stored):
-        return []
     grouped: dict[tuple[Layout, str, int], dict[str, StoredObject]] = defaultdict(dict)
     for item in stored:
         if (location := _locate(item.key)) and not _is_temporary(item.key):
@@ -130,7 +139,7 @@ def find_checkpoints(
 
 
 def has_manifests(stored: Sequence[StoredObject]) -> bool:
-    """Return whether there is any manifest; then objects without one are not checkpoints."""
+    """Return whether a checkpoint folder has a manifest."""
     return any(_is_manifest(item.key) for item in stored)
 
 
@@ -293,6 +302,11 @@ class _Siblings:
 
     def __init__(self, checkpoints: Sequence[LayoutCheckpoint]) -> None:
         self.count = len(checkpoints)
+        by_time = sorted(checkpoints, key=lambda checkpoint: (checkpoint.saved_at, checkpoint.step))
+        # The places of those that were saved just after one with a manifest: theirs is still to come.
+        self.lack_manifest = {
+            later.place for earlier, later in pairwise(by_time) if earlier.has_manifest and not later.has_manifest
+        }
         self.without_optimizer = sum(not _has_optimizer(checkpoint) for checkpoint in checkpoints)
         times: dict[str, Counter[int]] = defaultdict(Counter)
         self._sizes: dict[str, list[int]] = defaultdict(list)
@@ -345,8 +359,10 @@ def _with_missing(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: M
         *_compare_with_siblings(checkpoint, siblings),
         *_check_numbered_parts(checkpoint),
     ]
-    if all(stored.bytes == 0 for stored in checkpoint.files.values()):
+    if all(stored.bytes == 0 for name, stored in checkpoint.files.items() if name != MANIFEST):
         missing.append("anything but empty files")
+    if checkpoint.place in siblings.lack_manifest:
+        missing.append(MANIFEST)
     return replace(checkpoint, missing=tuple(dict.fromkeys(missing)))
 
 
@@ -429,7 +445,7 @@ def _compare_with_siblings(checkpoint: LayoutCheckpoint, siblings: _Siblings) ->
 
 def _count_kinds(checkpoint: LayoutCheckpoint) -> Counter[str]:
     is_folder = checkpoint.place.endswith("/")
-    return Counter(_make_kind(name) if is_folder else "#" for name in checkpoint.files)
+    return Counter(_make_kind(name) if is_folder else "#" for name in checkpoint.files if name != MANIFEST)
 
 
 @lru_cache(maxsize=20_000)  # names repeat in each checkpoint; a listing has no more

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from rerail.model.errors import BadManifest
+from rerail.model.manifest_signature import has_signature
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -61,6 +62,10 @@ class Checkpoint:
     # ETag and size of a file that its script overwrites in place.
     etag: str = ""
     bytes: int = 0
+    # Whether the manifest is signed with the key that its reader gave.
+    is_signed: bool = False
+    # When S3 received the manifest, which its writer cannot choose; None: not known.
+    written_at: datetime | None = None
 
     @property
     def has_manifest(self) -> bool:
@@ -73,7 +78,9 @@ class Checkpoint:
         return not self.missing
 
 
-def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> Checkpoint:
+def read_manifest(
+    text: str | bytes, *, uri: str, sizes: Mapping[str, int], signing_key: str = "", written_at: datetime | None = None
+) -> Checkpoint:
     """Return the checkpoint described by a manifest; raise BadManifest if it is malformed.
 
     `sizes` are the sizes in bytes of the objects in the checkpoint's folder.
@@ -98,6 +105,8 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
         stall_s=_seconds(table, "stall_s"),
         write_s=_seconds(table, "write_s"),
         consumed_samples=_consumed_samples(table),
+        is_signed=has_signature(table, key=signing_key),
+        written_at=written_at,
     )
 
 

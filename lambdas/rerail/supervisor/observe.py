@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
+from rerail.decisions.decision import find_manifest_key
 from rerail.decisions.on_job import TIMEOUT_STATUSES
 from rerail.decisions.on_policy import is_page_due
 from rerail.messages.messages import QueueMessage
@@ -75,7 +76,7 @@ def _list_checkpoints(
 ) -> tuple[Sequence[Checkpoint] | None, tuple[CheckpointsRefused, ...]]:
     """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch."""
     try:
-        return checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto), ()
+        return checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto, signing_key=find_manifest_key(run)), ()
     except BoundsExceeded as error:
         is_needed = job is not None and not error.may_pass
         return None, (CheckpointsRefused(at, error.message, error.advice, is_needed, job),)

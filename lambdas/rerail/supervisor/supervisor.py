@@ -14,8 +14,7 @@ from typing import Any, assert_never
 from rerail.accounting.save_interval import estimate_mtbf
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import Decision
-from rerail.decisions.launch import find_first_start
+from rerail.decisions.decision import Decision, find_first_start, find_manifest_key
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -294,7 +293,9 @@ class Supervisor:
     ) -> Sequence[Checkpoint] | None:
         """Return the checkpoints if the command needs a step; an operator may choose one older than usual."""
         if received.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
-            return self.checkpoints.list_checkpoints(run.checkpoint_uri, upto=received.step)
+            return self.checkpoints.list_checkpoints(
+                run.checkpoint_uri, upto=received.step, signing_key=find_manifest_key(run)
+            )
         return self._list_checkpoints(run, seen) if received.verb in LISTING_VERBS else None
 
     def on_findings(
@@ -350,7 +351,7 @@ class Supervisor:
         return (
             seen
             if seen is not None or not run.checkpoint_uri
-            else self.checkpoints.list_checkpoints(run.checkpoint_uri)
+            else self.checkpoints.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run))
         )
 
     def on_alarm(self, changed: AlarmStateChanged) -> Run | None:

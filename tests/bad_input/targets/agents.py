@@ -70,7 +70,7 @@ def manifest(data: bytes) -> None:
     """A manifest and a label, as the agent reads them before it loads a checkpoint; also such as its writer sealed."""
     if (signed := table_of(data)) is not None:
         signed = {**signed, "files": [*_entries(signed), METADATA]}
-        text = json.dumps({**signed, manifests.CHECKSUM_KEY: manifests._compute_own_checksum(signed)})
+        text = json.dumps({**signed, manifests.CHECKSUM_FIELD: manifests._compute_own_checksum(signed)})
         clearly(lambda _: manifests.parse(text.encode(), folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     clearly(lambda text: manifests.parse(text, folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     if (table := table_of(data)) is not None:
