@@ -123,3 +123,42 @@ def test_the_ends_are_the_last_lines_of_each_host_within_limits(monkeypatch):
     assert CloudWatchLogs().read_ends("none") == []
     monkeypatch.setattr(logs, "END_SECONDS", -1.0)
     assert len(CloudWatchLogs().read_ends("gpt")) == 1
+
+
+@pytest.mark.parametrize("empty", [1, 3])
+def test_an_empty_page_is_not_the_end_of_a_log(monkeypatch, empty):
+    """CloudWatch Logs may return pages without lines, or with fewer than it was asked for, before others."""
+    asked: list[dict] = []
+    event = {"timestamp": int(START.timestamp() * 1000), "message": "CUDA out of memory"}
+
+    class Answers:
+        def describe_log_streams(self, **_):
+            return {"logStreams": [{"logStreamName": "gpt/algo-1-17"}]}
+
+        def get_log_events(self, **request):
+            asked.append(request)
+            number = min(int(request.get("nextToken", "0")) + 1, empty + 1)
+            direction = "nextForwardToken" if request["startFromHead"] else "nextBackwardToken"
+            return {"events": [event] if number > empty else [], direction: str(number)}
+
+    for name in ("client", "quick_client"):
+        monkeypatch.setattr(logs, name, lambda service: Answers())
+    assert CloudWatchLogs().read_ends("gpt")[0].startswith("CUDA out of memory")
+    assert [line.text for line in CloudWatchLogs().tail("gpt", until=START, lines=1)] == ["CUDA out of memory"]
+    found, pages = CloudWatchLogs().whole("gpt", pages=20)
+    assert found and found[0].text == "CUDA out of memory"
+    assert pages == empty + 2
+    assert len(asked) < 20
+
+
+def test_a_log_without_lines_is_read_in_a_few_pages(monkeypatch):
+    """A token that changes with each page ends no loop: the number of pages does."""
+    asked: list[dict] = []
+
+    def answer(call, *, is_quick=False, **request):
+        asked.append(request)
+        return {"logStreams": [{"logStreamName": "gpt/algo-1-17"}], "nextBackwardToken": str(len(asked))}
+
+    monkeypatch.setattr(logs, "_call", answer)
+    assert CloudWatchLogs().read_ends("gpt") == [""]
+    assert len(asked) == 1 + logs.END_PAGES

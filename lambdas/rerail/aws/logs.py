@@ -18,6 +18,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 STREAM_LIMIT = 4
 # What `read_ends` reads of a failed job: hosts, lines and characters of each, and the seconds after which it stops.
 END_HOSTS, END_LINES, LINE_CHARS, END_SECONDS = 16, 200, 2_000, 8.0
+# Pages of a stream that are read for its end.
+END_PAGES = 5
 THROTTLING = ("ThrottlingException", "Throttling", "LimitExceededException", "ServiceUnavailableException")
 
 
@@ -29,7 +31,7 @@ class CloudWatchLogs:
         found = [
             line
             for stream in self._streams(job, f"{job}/algo-")[:STREAM_LIMIT]
-            for line in self._page(stream, endTime=end, limit=lines, startFromHead=False)[0]
+            for line in self._end(stream, lines, endTime=end)
         ]
         return sorted(found, key=lambda line: line.at)[-lines:]
 
@@ -45,7 +47,7 @@ class CloudWatchLogs:
                 page, following = self._page(stream, startFromHead=True, **place)
                 read += 1
                 found += page
-                if following == token or not page:  # the last page returns the token of the request
+                if following == token:  # only the last page returns the token of the request; others may be empty
                     break
                 token = following
         return sorted(found, key=lambda line: line.at), read
@@ -58,7 +60,7 @@ class CloudWatchLogs:
         for stream in list(newest.values())[:END_HOSTS]:
             if ends and time.monotonic() > deadline:
                 break
-            lines, _ = self._page(stream, is_quick=True, limit=END_LINES, startFromHead=False)
+            lines = self._end(stream, END_LINES, is_quick=True)
             ends.append("\n".join(line.text[:LINE_CHARS] for line in lines))
         return ends
 
@@ -69,10 +71,27 @@ class CloudWatchLogs:
             names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
             return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
 
+    def _end(self, stream: str, count: int, *, is_quick: bool = False, **asked: Any) -> list[LogLine]:
+        """Return the last lines of a stream, of a limited number of pages: a page may be empty though more follow."""
+        lines: list[LogLine] = []
+        token = ""
+        for _ in range(END_PAGES):
+            place: dict[str, Any] = {"nextToken": token} if token else {}
+            page, before = self._page(
+                stream, is_quick=is_quick, limit=count - len(lines), startFromHead=False, **asked, **place
+            )
+            lines = page + lines
+            if before == token or len(lines) >= count:
+                break
+            token = before
+        return lines
+
     def _page(self, stream: str, *, is_quick: bool = False, **asked: Any) -> tuple[list[LogLine], str]:
+        """Return the lines of a page and the token of the next one in the direction of reading."""
+        token = "nextForwardToken" if asked["startFromHead"] else "nextBackwardToken"
         answer = _call("get_log_events", is_quick=is_quick, logGroupName=GROUP, logStreamName=stream, **asked)
         with _readable(f"the log {stream}"):
-            return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
+            return list(_lines(stream, answer.get("events", []))), answer.get(token, "")
 
 
 def _host(stream: str) -> tuple[int, str]:
