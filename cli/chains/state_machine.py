@@ -18,6 +18,8 @@ from rerail.model.signatures import VARIABLE
 # As long as TrainSupervised waits for a sign of Rerail; the waits are checked each minute.
 HEARTBEAT_S = 1800
 RETRIES: Mapping[str, Any] = {"IntervalSeconds": 2, "MaxAttempts": 6, "BackoffRate": 2.0}
+# An error that the API's model does not list is named by its service: CreateTrainingJob's does not list throttling.
+THROTTLING = ("SageMaker.ThrottlingException", "SageMaker.SageMakerException")
 BUSY = ("Lambda.TooManyRequestsException", "Lambda.ServiceException", "Lambda.AWSLambdaException")
 # A job of that name exists: the run was started before. The second name is that of the local AWS.
 EXISTS = ("SageMaker.ResourceInUseException", "Sagemaker.ResourceInUse")
@@ -130,7 +132,7 @@ def _make_task_states(
             "Resource": "arn:aws:states:::aws-sdk:sagemaker:createTrainingJob",
             "Parameters": _make_parameters(machine_task, tasks),
             "ResultPath": None,
-            "Retry": [{"ErrorEquals": ["SageMaker.ThrottlingException"], **RETRIES}],
+            "Retry": [{"ErrorEquals": list(THROTTLING), **RETRIES}],
             "Catch": [{"ErrorEquals": list(EXISTS), "ResultPath": None, "Next": wait}],
             "Next": wait,
         },

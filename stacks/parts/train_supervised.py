@@ -14,6 +14,8 @@ from stacks.parts.permissions import ANY_JOB, PLANS, TRAINING_JOBS, acknowledge,
 # The waits are checked each minute: so many checks in a row must fail before a step does.
 HEARTBEAT = Duration.minutes(30)
 RETRIES: Mapping[str, Any] = {"IntervalSeconds": 2, "MaxAttempts": 6, "BackoffRate": 2.0}
+# An error that the API's model does not list is named by its service: CreateTrainingJob's does not list throttling.
+THROTTLING = ("SageMaker.ThrottlingException", "SageMaker.SageMakerException")
 BUSY = ["Lambda.TooManyRequestsException", "Lambda.ServiceException", "Lambda.AWSLambdaException"]
 
 
@@ -31,7 +33,7 @@ def make_definition(function_arn: str, *, on_hold: str = "fail", heartbeat: Dura
                 "Resource": "arn:aws:states:::aws-sdk:sagemaker:createTrainingJob",
                 "InputPath": "$.Request",
                 "ResultPath": "$.Started",
-                "Retry": [{"ErrorEquals": ["SageMaker.ThrottlingException"], **RETRIES}],
+                "Retry": [{"ErrorEquals": list(THROTTLING), **RETRIES}],
                 "Next": "Wait for the run",
             },
             "Wait for the run": {

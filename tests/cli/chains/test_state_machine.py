@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.state_machine import MachineTask, make_state_machine
 from cli.submit.problem import Problem
+from stacks.parts.train_supervised import make_definition
 from tests.cli.chains.graphs import chains
 
 
@@ -99,6 +100,10 @@ def test_branches_run_side_by_side_to_their_ends():
     }
     states = make_state_machine("c", make_machine_tasks(Chain("c", Path("f"), tasks)), function="f")["States"]
     assert list(states) == ["Start a", "Wait for a", "3 tasks from b"]
+    (retry,) = states["Start a"]["Retry"]
+    throttled = "SageMaker.SageMakerException"  # the API's model of CreateTrainingJob lists no throttling
+    assert throttled in retry["ErrorEquals"]
+    assert throttled in make_definition("f")["States"]["Start the job"]["Retry"][0]["ErrorEquals"]
     branches = [list(branch["States"]) for branch in states["3 tasks from b"]["Branches"]]
     assert branches == [["Start b", "Wait for b", "Start d", "Wait for d"], ["Start c", "Wait for c"]]
 
