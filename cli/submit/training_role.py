@@ -13,10 +13,21 @@ from cli.trouble import explain, get_code
 
 DEFAULT_ROLE = "RerailTraining"
 POLICY = "rerail-submit"
-TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
-}
+
+
+def make_trust(account: str) -> dict[str, Any]:
+    """Return who may take the role: SageMaker, for jobs of this account only."""
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sagemaker.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+                "Condition": {"StringEquals": {"aws:SourceAccount": account}},
+            }
+        ],
+    }
 
 
 def make_policy(partition: str, region: str, account: str, buckets: list[str], mailbox: str = "") -> dict[str, Any]:
@@ -86,7 +97,7 @@ def create_role(arn: str, region: str, bucket: str, mailbox: str = "") -> None:
     try:
         iam.create_role(
             RoleName=name,
-            AssumeRolePolicyDocument=json.dumps(TRUST),
+            AssumeRolePolicyDocument=json.dumps(make_trust(account)),
             Description="Training jobs of rerail submit",
             Tags=[{"Key": "created-by", "Value": "rerail submit"}],
         )

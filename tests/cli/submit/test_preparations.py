@@ -75,6 +75,7 @@ def test_a_role_that_exists_is_taken_and_a_missing_one_is_created_with_little(aw
     role = client("iam").get_role(RoleName=training_role.DEFAULT_ROLE)["Role"]
     (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+    assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
     policy = client("iam").get_role_policy(RoleName=training_role.DEFAULT_ROLE, PolicyName=training_role.POLICY)
     statements = policy["PolicyDocument"]["Statement"]
     written = [s["Resource"] for s in statements if "s3:PutObject" in s["Action"]]
