@@ -138,6 +138,14 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
     assert [path.name for path in manifests.list_folders(tmp_path)] == ["step-4", "step-1"]
 
 
+def test_a_newer_checkpoint_of_another_run_is_moved_too(tmp_path):
+    """Whatever attempt it is of, it would be the newest."""
+    saved(tmp_path, "step-4", attempt=OURS)
+    saved(tmp_path, "step-6", attempt=AttemptInfo("other", OURS.number + 7))
+    manifests.quarantine(tmp_path, after=1, tainted=OURS.must_quarantine)
+    assert [path.name for path in manifests.list_folders(tmp_path)] == ["step-4"]
+
+
 @pytest.mark.parametrize(
     ("variables", "found", "quarantined"),
     [

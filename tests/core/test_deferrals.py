@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.messages.messages import FindingsReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode
@@ -112,3 +112,36 @@ def test_a_stop_is_ours_only_once_sagemaker_has_taken_the_call(monkeypatch, is_p
     state = RunState.STOPPED if is_persons else RunState.WATCHING
     assert (world.run().state, world.sagemaker.live()) == (state, [] if is_persons else ["gpt-a002"])
     assert world.run().pending == ()
+
+
+def test_a_hold_withdraws_a_stop_that_was_not_taken(monkeypatch):
+    """The person who holds the run has its job go on."""
+    world = World().with_saves()
+    stop = world.sagemaker.stop
+
+    def throttled(name):
+        raise Throttled("StopTrainingJob: rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    diverge(world)
+    assert world.run().pending
+    hold = CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=world.clock())
+    world.supervisor().handle(hold)
+    monkeypatch.setattr(world.sagemaker, "stop", stop)
+    world.minutes(30)
+    assert (world.run().state, world.sagemaker.live(), world.run().pending) == (RunState.HELD, ["gpt"], ())
+
+
+def test_a_failed_attempt_does_not_prove_its_own_recovery(monkeypatch):
+    """What it saves beyond the onset, while its stop is not taken, is what went wrong."""
+    world = World().with_saves()
+
+    def throttled(name):
+        raise Throttled("StopTrainingJob: rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    stall = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
+    world.checkpoints.save(600)
+    world.minutes(5)
+    assert world.run().open_incident is not None

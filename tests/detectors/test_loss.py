@@ -111,6 +111,14 @@ def test_nan_is_a_warning_at_once_and_an_intervention_when_it_lasts() -> None:
     assert [(row, f.level) for row, f in found] == [(50, Level.WARN), (52, Level.INTERVENE)]
 
 
+def test_half_of_the_last_ten_rows_intervene_and_fewer_do_not() -> None:
+    """Also where good rows lie between the bad ones."""
+    losses = falling(50) + [float("nan"), 1.0] * 5
+    patient = replace(DETECTION, non_finite_patience=100)
+    found = said(samples(losses), Kind.NON_FINITE, detection=patient)
+    assert [(row, finding.level) for row, finding in found] == [(50, Level.WARN), (58, Level.INTERVENE)]
+
+
 def test_a_gradient_of_nan_counts_though_the_loss_looks_well() -> None:
     """A masked gradient leaves a healthy loss behind: the norm is judged of its own."""
     rows = [Sample(step=n, loss=0.04, grad_norm=float("nan") if n > 20 else 1.0 + n % 3) for n in range(40)]

@@ -231,3 +231,10 @@ def test_states_of_the_tests_are_compared_bit_for_bit() -> None:
     assert same(state(1), state(1))
     assert not same(state(1), state(2))
     assert not same({"a": torch.ones(1)}, {"a": torch.ones(1).double()})
+
+
+def test_the_ladder_has_one_rung_beyond_its_reach() -> None:
+    """A rollback to the end of the reach has to start somewhere."""
+    saved = [KeptCheckpoint(step) for step in range(1, 101)]
+    kept = set(range(1, 101)) - choose_deletable(saved, newest=100, keep=2, doublings=3)
+    assert kept == {100, 99, 98, 96, 92, 84}
