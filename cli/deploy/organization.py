@@ -28,9 +28,9 @@ def deploy(
     """Deploy the hub and its StackSet after the permissions were shown and confirmed; `elsewhere` finds a region's
     target."""
     folder = synthesize(context)
-    regions = _regions(folder)
+    regions = list_regions(folder)
     member = find_member(folder)
-    old = read_deployed_template(target, call_as=_find_caller(folder))
+    old = read_deployed_template(target, call_as=find_caller(folder))
     console.print(f"the accounts of the organization, in {', '.join(regions)}:")
     change = permissions.find_changes(old, member.template, member.reasons)
     screen.show_permissions(console, change)
@@ -51,26 +51,28 @@ def find_member(folder: Path) -> Assembly:
     return Assembly(template.parent, template.name.removesuffix(".template.json"))
 
 
-def _regions(folder: Path) -> list[str]:
+def list_regions(folder: Path) -> list[str]:
+    """Return the regions in which the members' stacks are deployed."""
     (members,) = _read_hub(folder)
     return [region for group in members["Properties"]["StackInstancesGroup"] for region in group["Regions"]]
 
 
-def _find_caller(folder: Path) -> str:
+def find_caller(folder: Path) -> str:
     """Return as whom the hub calls StackSets: it is the management account, or a delegated administrator."""
     (members,) = _read_hub(folder)
     return str(members["Properties"].get("CallAs", "SELF"))
 
 
 def _read_hub(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the resources of the hub's stack."""
+    """Return the StackSets of the hub's stack."""
     template = folder / f"{HUB}.template.json"
     if not template.exists():
         place.fail(
             f"{CHOICES.name} names no organizational unit",
             "set organizationId, organizationalUnits and organizationRegions there (docs/organization.md)",
         )
-    return list(json.loads(template.read_text())["Resources"].values())
+    resources = json.loads(template.read_text())["Resources"].values()
+    return [resource for resource in resources if resource["Type"] == "AWS::CloudFormation::StackSet"]
 
 
 def read_deployed_template(target: Target, *, call_as: str = "SELF") -> Mapping[str, Any] | None:

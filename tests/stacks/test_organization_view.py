@@ -6,7 +6,7 @@ import boto3
 from moto import mock_aws
 
 from cli.deploy import permissions
-from cli.deploy.organization import find_member
+from cli.deploy.organization import find_caller, find_member, list_regions
 from cli.organization import read_event
 from stacks import ROOT
 from tests.aws.places import REGION, our_own_clients
@@ -33,6 +33,12 @@ def test_members_have_one_more_permission_and_send_run_events_alone(organization
     (role,) = (r["Properties"] for r in new.values() if r["Type"] == "AWS::IAM::Role")
     trusted = [statement["Principal"] for statement in role["AssumeRolePolicyDocument"]["Statement"]]
     assert trusted == [{"Service": "events.amazonaws.com"}]
+
+
+def test_the_command_reads_its_regions_and_caller_with_the_view_as_without(organization, organization_view):
+    """The hub then has a bus, a log and a dashboard beside its StackSet."""
+    for folder in (organization, organization_view):
+        assert (list_regions(folder), find_caller(folder)) == (ORGANIZATION["organizationRegions"], "SELF")
 
 
 def test_the_bus_takes_run_events_of_the_organization_alone(organization_view):
