@@ -136,7 +136,7 @@ class ClusterDue:
 
 @dataclass(frozen=True, slots=True)
 class UnrelatedObject:
-    """An object in the mailbox is not an agent's report; it is ignored."""
+    """An object in the mailbox is not an agent's report, or an alarm names no training job; it is ignored."""
 
     why: str
 
@@ -286,9 +286,11 @@ def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Rep
     return ReportFiled(run, id, key)
 
 
-def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
+def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObject:
     state = _require_object(detail.get("state"), "field 'detail.state'")
     job_name, namespace = _find_alarmed_job(detail)
+    if not job_name:  # the rule matches every alarm on a metric of hosts, of which most are other people's
+        return UnrelatedObject("the alarm's metrics name no training job (dimension TrainingJobName or Host)")
     return AlarmStateChanged(
         job_name=job_name,
         alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
@@ -299,7 +301,7 @@ def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
 
 
 def _find_alarmed_job(detail: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the job in the alarm's metric dimensions, and the metric's namespace.
+    """Return the job in the alarm's metric dimensions, and the metric's namespace; "" where there is no job.
 
     The dimension is TrainingJobName, or Host in the form `<job>/algo-<n>`.
     """
@@ -313,7 +315,7 @@ def _find_alarmed_job(detail: Mapping[str, Any]) -> tuple[str, str]:
         name = dimensions.get("TrainingJobName") or str(dimensions.get("Host", "")).partition("/")[0]
         if isinstance(name, str) and JOB_NAME.fullmatch(name):
             return name, str(metric.get("namespace", ""))[:WORDS_LIMIT]
-    raise BadMessage("field 'detail.configuration.metrics' names no training job (dimension TrainingJobName or Host)")
+    return "", ""
 
 
 def _require_object(value: Any, name: str) -> Mapping[str, Any]:
