@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
-from rerail.decisions.decision import format_next_command
+from rerail.decisions.decision import find_manifest_key, format_next_command, select_known
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
@@ -251,10 +251,10 @@ def _find_newest_save(run: Run) -> tuple[int, datetime] | None:
     from rerail.aws.s3 import S3Checkpoints
 
     try:
-        whole = [save for save in S3Checkpoints().list_checkpoints(run.checkpoint_uri) if save.is_whole]
+        found = S3Checkpoints().list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run))
     except (RerailError, ClientError, BotoCoreError):
         return None
-    return max(((save.step, save.saved_at) for save in whole), default=None)
+    return max(((save.step, save.saved_at) for save in select_known(run, found) if save.is_whole), default=None)
 
 
 def _with_save(row: FleetRow, saved: tuple[int, datetime] | None) -> FleetRow:

@@ -128,7 +128,7 @@ class S3Checkpoints:
             return ListedSaves(saved if listing.is_whole else saved[-BATCH:], files)
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = [item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0])]
-        times += [checkpoint.saved_at for checkpoint in _list_without_manifest(listing) if checkpoint.is_whole]
+        times += [found.saved_at for found in find_checkpoints(stored) if found.is_whole and not found.has_manifest]
         return ListedSaves(sorted(times)[-BATCH:])
 
     def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
