@@ -29,6 +29,7 @@ from rerail_agent.checkpoints.manifest import (
     Manifest,
     dump,
     format_now,
+    read_start,
     verify_signature,
 )
 from rerail_agent.checkpoints.store import LocalStore, compute_checksum, find_free_path, sync_folder, write_file
@@ -176,7 +177,7 @@ def read(folder: Path) -> Manifest:
     """Return a checkpoint's manifest; raises DamagedCheckpoint."""
     known = {field.name for field in fields(Manifest)}
     try:
-        table = json.loads((folder / MANIFEST).read_bytes())
+        table = json.loads(read_start(folder / MANIFEST))
         files = tuple(
             {"name": str(entry["name"]), "bytes": int(entry["bytes"]), "checksum": str(entry["checksum"])}
             for entry in table["files"]

@@ -11,6 +11,7 @@ import pytest
 from rerail.model import checkpoints
 from rerail.model.mailbox import ReportKind
 from rerail_agent import Guard, manifests
+from rerail_agent.checkpoints.manifest import read_start
 from rerail_agent.manifests import AttemptInfo, commit, resume_from
 from tests.agent.jobs import Ranks, command
 
@@ -136,6 +137,18 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
     manifests.quarantine(tmp_path, after=1, tainted=OURS.must_quarantine)
     assert moved(tmp_path) == ["a1-step-2", "a1-step-2-2", "a1-step-3", "aunknown-step-5"]
     assert [path.name for path in manifests.list_folders(tmp_path)] == ["step-4", "step-1"]
+
+
+def test_no_more_than_a_limit_is_read_of_a_manifest(tmp_path, monkeypatch):
+    """Others may write to the folder: a manifest without end does not fill the memory, and is passed over."""
+    before, last = saved(tmp_path, "checkpoint-100"), saved(tmp_path, "checkpoint-1000")
+    limit = (before / "manifest.json").stat().st_size + 100
+    with (last / "manifest.json").open("ab") as file:
+        file.write(b" " * limit)
+    monkeypatch.setattr("rerail_agent.checkpoints.manifest.SIZE_LIMIT", limit)
+    assert len(read_start(last / "manifest.json")) == limit
+    (last / "manifest.json").write_bytes(b" " * limit + (last / "manifest.json").read_bytes())
+    assert resume_from(tmp_path) == before
 
 
 def test_a_newer_checkpoint_of_another_run_is_moved_too(tmp_path):

@@ -136,9 +136,11 @@ def test_a_link_answers_its_proposal_only_while_that_is_open(account, commands, 
     assert request("POST", link | ANSWER)["statusCode"] == 410
     monkeypatch.setattr(wiring.answer, "now", lambda: NOW)
     wiring.answer.make_answering.cache_clear()
-    account.runs.save(replace(RUN, proposal=replace(PROPOSAL, id="p9"), version=2))
-    gone = request("POST", link | ANSWER)
-    assert (gone["statusCode"], "no longer open" in gone["body"]) == (410, True)
+    later = replace(PROPOSAL, expires_at=PROPOSAL.expires_at + timedelta(minutes=1))  # of a new run of that name
+    for version, proposal in ((2, replace(PROPOSAL, id="p9")), (3, later)):
+        account.runs.save(replace(RUN, proposal=proposal, version=version))
+        gone = request("POST", link | ANSWER)
+        assert (gone["statusCode"], "no longer open" in gone["body"]) == (410, True)
     assert account.received(commands) == []
 
 

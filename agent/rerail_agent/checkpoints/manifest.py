@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -17,6 +18,9 @@ FORMAT = "dcp"  # torch.distributed.checkpoint
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # torch.distributed.checkpoint's own index, the same name in every checkpoint
 QUARANTINE = "quarantine"
+# So many bytes are read of a manifest, or of a note beside it; thousands of ranks need a million. The rest is cut off,
+# so that it cannot be parsed.
+SIZE_LIMIT = 1 << 24
 STEP = re.compile(r"step-(\d{9,})")
 
 
@@ -71,6 +75,12 @@ def dump(manifest: Manifest) -> bytes:
     table = asdict(manifest)
     table["signature"] = make_signature(table, key=read_signing_key())
     return json.dumps({**table, CHECKSUM_FIELD: _compute_own_checksum(table)}, indent=1, allow_nan=False).encode()
+
+
+def read_start(file: Path) -> bytes:
+    """Return a file's bytes up to SIZE_LIMIT: others may have written to the folder."""
+    with file.open("rb") as stream:
+        return stream.read(SIZE_LIMIT)
 
 
 def parse(text: bytes, *, folder: str) -> Manifest:

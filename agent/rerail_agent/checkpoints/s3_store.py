@@ -22,6 +22,7 @@ from rerail_agent.checkpoints.manifest import (
     MANIFEST,
     METADATA,
     QUARANTINE,
+    SIZE_LIMIT,
     STEP,
     DamagedCheckpoint,
     Manifest,
@@ -173,11 +174,17 @@ class S3Store:
         return _forkable_client(self.region, self.endpoint, part)._client
 
     def _content(self, key: str) -> bytes | None:
+        """Return a small object's bytes up to SIZE_LIMIT; None if it does not exist."""
+        content = bytearray()
         try:
             with _translate_errors():
-                return b"".join(self._client().get_object(self.bucket, key, None, None))
+                for chunk in self._client().get_object(self.bucket, key, None, None):
+                    content += chunk
+                    if len(content) >= SIZE_LIMIT:
+                        break
         except FileNotFoundError:
             return None
+        return bytes(content[:SIZE_LIMIT])
 
     def _sizes(self, prefix: str) -> dict[str, int]:
         with _translate_errors():

@@ -26,6 +26,7 @@ from rerail_agent.checkpoints.manifest import (
     format_now,
     make_folder_name,
     parse,
+    read_start,
 )
 
 # The prefix of a folder whose save has no manifest yet.
@@ -185,7 +186,7 @@ class LocalStore:
     def manifest(self, step: int) -> Manifest | None:
         folder = self._folder(step)
         try:
-            text = (folder / MANIFEST).read_bytes()
+            text = read_start(folder / MANIFEST)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -226,7 +227,7 @@ class LocalStore:
 
     def read_note(self, step: int, name: str) -> bytes | None:
         try:
-            return (self._folder(step) / name).read_bytes()
+            return read_start(self._folder(step) / name)
         except FileNotFoundError:
             return None
 

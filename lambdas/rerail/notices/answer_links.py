@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from rerail.messages.messages import JOB_NAME
 from rerail.model.actions import Severity
 from rerail.model.notice import Notice
+from rerail.model.run import Proposal
 
 PATH = "/answer"
 # The key of a page that asks for an approval: the run and the proposal's id.
@@ -58,6 +59,10 @@ class AnswerLink:
 
     def has_expired(self, at: datetime) -> bool:
         return at.timestamp() >= self.expires
+
+    def is_for(self, proposal: Proposal) -> bool:
+        """Return whether the link was made for this proposal: one of another run of that name expires elsewhen."""
+        return (self.proposal, self.expires) == (proposal.id, int(proposal.expires_at.timestamp()))
 
     def fields(self, signature: str) -> dict[str, str]:
         """Return the parameters of the link's URL and of its form."""

@@ -98,7 +98,8 @@ class Answering:
         if link.has_expired(self.clock()):
             return Page(410, format_message("This proposal has expired", "Nothing was sent.", command))
         run = self.runs.load(link.run)
-        if run is None or run.proposal is None or run.proposal.id != link.proposal:
+        # A job of that name may have been deleted and created again, and its run count its proposals anew.
+        if run is None or run.proposal is None or not link.is_for(run.proposal):
             text = "It was answered, or the run has moved on. Nothing was sent."
             return Page(410, format_message("This proposal is no longer open", text, command))
         return link, signature, run.proposal
