@@ -17,6 +17,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rerail.model.errors import BadMailboxObject
+from rerail.model.signatures import is_signed, sign
+from rerail_agent.checkpoints.manifest import read_signing_key, read_start
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.identity import Identity
 from rerail_agent.manifests import find_root
@@ -149,9 +152,10 @@ class Tracking:
             self._isolation.once("tracking", work, None)
 
     def _keep_mlflow_id(self, run_id: str, uri: str) -> None:
-        root = find_root(environment=self._environment)
-        if self._identity.run and root.is_dir():
-            (root / FILE).write_text(json.dumps({"run": self._identity.run, "mlflow_run_id": run_id, "uri": uri}))
+        root, key = find_root(environment=self._environment), read_signing_key()
+        if self._identity.run and key and root.is_dir():
+            text = json.dumps({"run": self._identity.run, "mlflow_run_id": run_id, "uri": uri}).encode()
+            (root / FILE).write_bytes(sign(text, name=f"{FILE}/{self._identity.run}", key=key))
 
 
 def make_wandb_id(identity: Identity) -> str:
@@ -161,14 +165,20 @@ def make_wandb_id(identity: Identity) -> str:
 
 
 def _read_mlflow_id(identity: Identity, environment: Mapping[str, str]) -> str:
-    """Return the id of the MLflow run of earlier attempts; empty without one, or if its store is not here."""
+    """Return the id of the MLflow run of earlier attempts; empty without one, or if its store is not here.
+
+    Others may write to the checkpoint folder: the file is signed with the run's key, and ignored without one.
+    """
     try:
         path = find_root(environment=environment) / FILE
-        kept = json.loads(path.read_text())
+        text = read_start(path)
+        if not is_signed(text, name=f"{FILE}/{identity.run}", key=read_signing_key()):
+            raise BadMailboxObject("it is not signed with the run's key")
+        kept = json.loads(text)
         run, run_id, uri = kept["run"], str(kept["mlflow_run_id"]), str(kept["uri"])
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, BadMailboxObject) as error:
         print_line(f"the MLflow run of earlier attempts is not known ({error}); this attempt gets a run of its own")
         return ""
     # A store on the disk of a machine that is gone: mlflow.start_run() would fail.

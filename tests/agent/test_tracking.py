@@ -1,5 +1,6 @@
 """The script's own tracking run: the real libraries, without a network."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from rerail.model.signatures import VARIABLE
+from rerail_agent.tracking import FILE
 from tests.agent.test_manifests import snippets
+from tests.fakes import KEY
 
 pytestmark = pytest.mark.slow
 SECOND = {
@@ -81,6 +85,7 @@ def test_all_attempts_are_one_run_of_wandb(new_attempt, monkeypatch, tmp_path):
 def test_all_attempts_are_one_run_of_mlflow(new_attempt, monkeypatch, tmp_path):
     """Whose id is kept beside the checkpoints; a store that went with its machine is not looked for."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(VARIABLE, KEY)
     import mlflow
 
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
@@ -100,6 +105,17 @@ def test_all_attempts_are_one_run_of_mlflow(new_attempt, monkeypatch, tmp_path):
     assert [(metric.step, metric.value) for metric in history] == [(1, 1), (3, 2), (4, 2)]
 
     shutil.rmtree(tmp_path / "mlruns")
+    new_attempt(**SECOND)
+    assert "MLFLOW_RUN_ID" not in os.environ
+
+
+@pytest.mark.parametrize("key", ["", KEY])
+@pytest.mark.threat("T32")
+def test_an_mlflow_run_that_others_name_is_not_written_to(new_attempt, monkeypatch, tmp_path, key):
+    """Whoever may write to the checkpoint folder has no key; without one nothing proves whose the file is."""
+    monkeypatch.setenv(VARIABLE, key)
+    left = {"run": "night", "mlflow_run_id": "of-another-team", "uri": "https://mlflow"}
+    (tmp_path / "checkpoints" / FILE).write_text(json.dumps(left))
     new_attempt(**SECOND)
     assert "MLFLOW_RUN_ID" not in os.environ
 
