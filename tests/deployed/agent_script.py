@@ -22,6 +22,7 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.manifest_signature import make_signature
 from rerail.model.signatures import VARIABLE, sign
 
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
@@ -68,7 +69,7 @@ for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
         )
     if command := asked():
         report(ReportKind.ACKNOWLEDGED, command=command)
-        save(step, reason="emergency")
+        save(step, reason="emergency", sign=lambda manifest: make_signature(manifest, key=os.environ[VARIABLE]))
         folder = BASE / "checkpoints" / f"step-{step:09d}"
         if DURABILITY is Durability.REMOTE:
             upload(folder)

@@ -7,6 +7,7 @@ HALTS the first so many attempts do, also one that resumes from that step.
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 BASE = Path(os.environ["SAGEMAKER_BASE_DIR"])
@@ -16,8 +17,8 @@ STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2 * SLOWDOWN
 HALT_AT = int(os.environ.get("HALT_AT", "0")) if int(os.environ.get("HALTS", "1")) >= ATTEMPT else 0
 
 
-def save(step: int, *, reason: str = "periodic") -> None:
-    """Files first, manifest last."""
+def save(step: int, *, reason: str = "periodic", sign: Callable[[dict], str] = lambda manifest: "") -> None:
+    """Files first, manifest last; a script with an agent signs it."""
     folder = BASE / "checkpoints" / f"step-{step:09d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"x" * 100)
@@ -25,7 +26,7 @@ def save(step: int, *, reason: str = "periodic") -> None:
     files = [{"name": "model.pt", "bytes": 100}]
     manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "reason": reason, "files": files}
     partial = folder / "manifest.json.tmp"
-    partial.write_text(json.dumps(manifest))
+    partial.write_text(json.dumps({**manifest, "signature": sign(manifest)}))
     partial.rename(folder / "manifest.json")
 
 

@@ -36,6 +36,7 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.manifest_signature import make_signature
 from rerail.model.signatures import VARIABLE, sign
 
 JOB, MAILBOX = os.environ["TRAINING_JOB_NAME"], os.environ["MAILBOX"]
@@ -83,7 +84,7 @@ def save(step: int, *, reason: str = "periodic") -> None:
     saved_at = datetime.now(UTC).isoformat()
     manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "reason": reason, "files": files}
     partial = folder / "manifest.json.tmp"
-    partial.write_text(json.dumps(manifest))
+    partial.write_text(json.dumps({**manifest, "signature": make_signature(manifest, key=os.environ[VARIABLE])}))
     partial.rename(folder / "manifest.json")
     mark("saved", step)
 
