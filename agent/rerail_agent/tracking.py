@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rerail.model.errors import BadMailboxObject
 from rerail.model.signatures import is_signed, sign
-from rerail_agent.checkpoints.manifest import read_signing_key, read_start
+from rerail_agent.checkpoints.manifest import read_start
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.identity import Identity
 from rerail_agent.manifests import find_root
@@ -152,7 +152,7 @@ class Tracking:
             self._isolation.once("tracking", work, None)
 
     def _keep_mlflow_id(self, run_id: str, uri: str) -> None:
-        root, key = find_root(environment=self._environment), read_signing_key()
+        root, key = find_root(environment=self._environment), self._identity.signing_key
         if self._identity.run and key and root.is_dir():
             text = json.dumps({"run": self._identity.run, "mlflow_run_id": run_id, "uri": uri}).encode()
             (root / FILE).write_bytes(sign(text, name=f"{FILE}/{self._identity.run}", key=key))
@@ -172,7 +172,7 @@ def _read_mlflow_id(identity: Identity, environment: Mapping[str, str]) -> str:
     try:
         path = find_root(environment=environment) / FILE
         text = read_start(path)
-        if not is_signed(text, name=f"{FILE}/{identity.run}", key=read_signing_key()):
+        if not is_signed(text, name=f"{FILE}/{identity.run}", key=identity.signing_key):
             raise BadMailboxObject("it is not signed with the run's key")
         kept = json.loads(text)
         run, run_id, uri = kept["run"], str(kept["mlflow_run_id"]), str(kept["uri"])

@@ -187,7 +187,7 @@ def _format_size(size: int) -> str:
 
 
 def list_input_files(path: Path) -> dict[str, Path]:
-    """Return a file, or the files of a folder but for secrets, by their names below it.
+    """Return a file, or the files of a folder without those of passwords and keys, by their names below it.
 
     Raise Problem for a link to something outside of the project.
     """

@@ -85,13 +85,12 @@ def test_all_attempts_are_one_run_of_wandb(new_attempt, monkeypatch, tmp_path):
 def test_all_attempts_are_one_run_of_mlflow(new_attempt, monkeypatch, tmp_path):
     """Whose id is kept beside the checkpoints; a store that went with its machine is not looked for."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv(VARIABLE, KEY)
     import mlflow
 
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
     ids = set()
     for variables, steps in (({}, (1, 2)), (SECOND, (3, 4))):
-        guard = new_attempt(**variables)
+        guard = new_attempt(**variables, **{VARIABLE: KEY})
         with mlflow.start_run() as run:
             train(guard, *steps, log=lambda step: mlflow.log_metric("loss", 2.0, step=step))
             ids.add(run.info.run_id)
@@ -105,18 +104,17 @@ def test_all_attempts_are_one_run_of_mlflow(new_attempt, monkeypatch, tmp_path):
     assert [(metric.step, metric.value) for metric in history] == [(1, 1), (3, 2), (4, 2)]
 
     shutil.rmtree(tmp_path / "mlruns")
-    new_attempt(**SECOND)
+    new_attempt(**SECOND, **{VARIABLE: KEY})
     assert "MLFLOW_RUN_ID" not in os.environ
 
 
 @pytest.mark.parametrize("key", ["", KEY])
 @pytest.mark.threat("T32")
-def test_an_mlflow_run_that_others_name_is_not_written_to(new_attempt, monkeypatch, tmp_path, key):
+def test_an_mlflow_run_that_others_name_is_not_written_to(new_attempt, tmp_path, key):
     """Whoever may write to the checkpoint folder has no key; without one nothing proves whose the file is."""
-    monkeypatch.setenv(VARIABLE, key)
     left = {"run": "night", "mlflow_run_id": "of-another-team", "uri": "https://mlflow"}
     (tmp_path / "checkpoints" / FILE).write_text(json.dumps(left))
-    new_attempt(**SECOND)
+    new_attempt(**SECOND, **{VARIABLE: key})
     assert "MLFLOW_RUN_ID" not in os.environ
 
 

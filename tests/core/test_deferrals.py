@@ -25,6 +25,13 @@ def diverge(world: World) -> None:
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (nan,)))
 
 
+def throttle_stops(monkeypatch, world: World) -> None:
+    def throttled(name):
+        raise Throttled("StopTrainingJob: rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+
+
 @pytest.mark.parametrize("waits_for", ["delay", "capacity", "answer", "creation"])
 def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
     """Whatever it waited for; it is notified once, and goes ahead when the policy acts again."""
@@ -74,11 +81,7 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     """The job goes on; what a person does with it then is not taken for Rerail's."""
     world = World().with_saves()
     if is_throttled:
-
-        def throttled(name):
-            raise Throttled("StopTrainingJob: rate exceeded")
-
-        monkeypatch.setattr(world.sagemaker, "stop", throttled)
+        throttle_stops(monkeypatch, world)
     else:
         Agent(world).hello()
     diverge(world)
@@ -97,11 +100,7 @@ def test_a_stop_is_ours_only_once_sagemaker_has_taken_the_call(monkeypatch, is_p
     """Until then a person may stop the job in the console, and it is not relaunched."""
     world = World().with_saves()
     stop = world.sagemaker.stop
-
-    def throttled(name):
-        raise Throttled("StopTrainingJob: rate exceeded")
-
-    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    throttle_stops(monkeypatch, world)
     diverge(world)
     world.minutes(5)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPING, ["gpt"])
@@ -118,11 +117,7 @@ def test_a_hold_withdraws_a_stop_that_was_not_taken(monkeypatch):
     """The person who holds the run has its job go on."""
     world = World().with_saves()
     stop = world.sagemaker.stop
-
-    def throttled(name):
-        raise Throttled("StopTrainingJob: rate exceeded")
-
-    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    throttle_stops(monkeypatch, world)
     diverge(world)
     assert world.run().pending
     hold = CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=world.clock())
@@ -133,13 +128,9 @@ def test_a_hold_withdraws_a_stop_that_was_not_taken(monkeypatch):
 
 
 def test_a_failed_attempt_does_not_prove_its_own_recovery(monkeypatch):
-    """What it saves beyond the onset, while its stop is not taken, is what went wrong."""
+    """Checkpoints that it saves while its stop is throttled do not close its incident."""
     world = World().with_saves()
-
-    def throttled(name):
-        raise Throttled("StopTrainingJob: rate exceeded")
-
-    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    throttle_stops(monkeypatch, world)
     stall = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step", world.clock())
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
     world.checkpoints.save(600)

@@ -1,4 +1,4 @@
-"""What a writer of a run's checkpoint folder gains: no step, no retries, and no checkpoint of a script is hidden."""
+"""Forged checkpoints choose no step, give back no retries, and hide no checkpoint of a script."""
 
 from typing import Any
 

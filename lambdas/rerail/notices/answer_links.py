@@ -61,7 +61,7 @@ class AnswerLink:
         return at.timestamp() >= self.expires
 
     def is_for(self, proposal: Proposal) -> bool:
-        """Return whether the link was made for this proposal: one of another run of that name expires elsewhen."""
+        """Return whether the link was made for this proposal; another run of that name may reuse its id."""
         return (self.proposal, self.expires) == (proposal.id, int(proposal.expires_at.timestamp()))
 
     def fields(self, signature: str) -> dict[str, str]:
