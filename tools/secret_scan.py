@@ -36,6 +36,7 @@ KNOWN: dict[str, str] = {
     "be30b930b8fd5958e6a1b092f35966182462a155": "the name of the metric tokens_per_s",
     "c2311e92660de47b456e721b0dabc9f857ab48f0": "the account of the local AWS",
     "dc724af18fbdd4e59189f5fe768a5f8311527050": "a synthetic key of a local AWS",
+    "8e2efb9f899640525a7495981c92c9c825105393": "the name of a field in an answer of GetLogEvents",
     "ff2f456a1a2685269d769af782f1310d3638f2d8": "a page's synthetic token in a test",
     "890a0c4b9faa4ba2f4266159f58cd8f81d8de239": "a key in a test of redaction",
     "25910f981e85ca04baf359199dd0bd4a3ae738b6": "the example key of the AWS documentation, in a test of redaction",
