@@ -17,11 +17,11 @@ from cli.chains.definition import Chain, find_file, read_chain
 from cli.chains.fingerprints import explain_changes
 from cli.chains.graph import sort_tasks
 from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, identify_runs
-from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
+from cli.chains.records import ChainRecord, ChainRecords
 from cli.chains.runner import ChainRunner
 from cli.chains.state_machine import MachineTask, make_state_machine
 from cli.chains.submission import Submitter
-from cli.chains.task_runs import TaskRuns, find_places, make_record_key
+from cli.chains.task_runs import CompletedRun, TaskRuns, find_places, make_record_key
 from cli.console import Console
 from cli.place import AsJson, Local, Place
 from cli.submit import options
@@ -169,7 +169,7 @@ def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_ru
         raise Problem(
             f"--continue {task}: its run {earlier} is {progress.state.value}", "only a held or stopped run is continued"
         )
-    results = runner.records.record.completed
+    results = runner.results
     sources = {source: runner.runs[source].run for source in runner.chain.tasks[task].sources}
     if missing := [source for source, run in sources.items() if run not in results]:
         raise Problem(f"--continue {task}: {', '.join(missing)} is not complete", "run the chain without it first")
@@ -201,18 +201,15 @@ def upload_state_machine(runner: ChainRunner, submitter: Submitter) -> dict[str,
         )
     plan = runner.make_plan()
     missing = {name for name, one in plan.items() if one.step is not TaskStep.SKIP}
-    results = {
-        name: runner.records.record.completed.get(one.run.run) or runner.world.find_result(one.run.run)
-        for name, one in plan.items()
-        if name not in missing
-    }
+    results = {name: runner.results[one.run.run] for name, one in plan.items() if name not in missing}
     tasks = {}
     for name, one in plan.items():
         if name in missing:
             task = runner.chain.tasks[name]
             places = find_places(task, results)
             tasks[name] = MachineTask(task, one.run.run, submitter.upload(task, name=one.run.run, places=places))
-    return make_state_machine(runner.chain.name, tasks, function=where.outputs["OrchestrateFunctionName"])
+    function, partition = where.outputs["OrchestrateFunctionName"], where.client("stepfunctions").meta.partition
+    return make_state_machine(runner.chain.name, tasks, function=function, partition=partition)
 
 
 class ChainScreen:
@@ -249,7 +246,7 @@ class ChainScreen:
     def end(self, chain: Chain, plan: Mapping[str, TaskPlan], runner: ChainRunner) -> None:
         """Print how the chain stands, and exit with status 1 unless all of its tasks are complete."""
         if self._as_json:
-            typer.echo(json.dumps(describe(chain, plan, runner.records.record.completed), indent=2))
+            typer.echo(json.dumps(describe(chain, plan, runner.results), indent=2))
         missing = [one.task for one in plan.values() if one.step is not TaskStep.SKIP]
         if not missing:
             self.say(f"chain {chain.name}: all {len(plan)} tasks are complete")

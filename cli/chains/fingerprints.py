@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rerail.model.redaction import redact_patterns
+from rerail.requests.identity import JOBS_OWN
 from rerail.requests.supervised import CHANNEL
 
 # The version of the fingerprint: another one repeats every task.
@@ -17,8 +18,6 @@ DIGITS = 12
 NAME_PART = 20
 ENVIRONMENT = "environment "
 FILES_NAMED = 3
-# Of the toolkit's hyperparameters, those that hold the job's name or place.
-JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The record of a chain in S3, for whoever resumes it: what each task was last started with, and what it has left.
+"""The record of a chain in S3, for whoever resumes it: what each task was last started with.
 
 The runs' names follow from their fingerprints, so that a lost record loses reasons and repetitions, but never starts a
-run twice.
+run twice. Who may write to the bucket may write the record: what a run has left is never read from here.
 """
 
 import json
@@ -18,16 +18,6 @@ from cli.trouble import get_code
 VERSION = 1
 CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 TRIES = 8
-# Completed runs of one task that are remembered, newest last; of older ones the runs' own records tell.
-RUNS_KEPT = 50
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedRun:
-    """The result of a completed run: its last job, and the S3 address of each artifact."""
-
-    job: str
-    artifacts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +28,6 @@ class ChainRecord:
     runs: Mapping[str, str] = field(default_factory=dict)
     # The facts of that run.
     facts: Mapping[str, TaskFacts] = field(default_factory=dict)
-    # Completed runs by name.
-    completed: Mapping[str, CompletedRun] = field(default_factory=dict)
     # How often a task was asked for again, by the fingerprint of its first run.
     repetitions: Mapping[str, int] = field(default_factory=dict)
     # Runs that go on with other code, arguments or options, by the name of the run that these would have had.
@@ -48,12 +36,6 @@ class ChainRecord:
     def with_run(self, task: str, run: str, facts: TaskFacts) -> "ChainRecord":
         """Return the record with the run that the task stands for now."""
         return replace(self, runs={**self.runs, task: run}, facts={**self.facts, task: facts})
-
-    def with_completed(self, run: str, completed: CompletedRun) -> "ChainRecord":
-        """Return the record with the artifacts of a run."""
-        kept = {name: one for name, one in self.completed.items() if name != run}
-        newest = dict(list({**kept, run: completed}.items())[-RUNS_KEPT * max(1, len(self.runs)) :])
-        return replace(self, completed=newest)
 
     def with_repetition(self, fingerprint: str, number: int) -> "ChainRecord":
         """Return the record in which these facts are asked for again."""
@@ -70,7 +52,6 @@ def format_record(record: ChainRecord) -> bytes:
         "version": VERSION,
         "runs": dict(record.runs),
         "facts": {task: facts.to_plain() for task, facts in record.facts.items()},
-        "completed": {run: {"job": one.job, "artifacts": dict(one.artifacts)} for run, one in record.completed.items()},
         "repetitions": dict(record.repetitions),
         "continued": dict(record.continued),
     }
@@ -86,7 +67,6 @@ def read_record(text: bytes, where: str) -> ChainRecord:
         return ChainRecord(
             plain["runs"],
             {task: read_facts(facts) for task, facts in plain["facts"].items()},
-            {run: CompletedRun(one["job"], one["artifacts"]) for run, one in plain["completed"].items()},
             plain["repetitions"],
             plain["continued"],
         )

@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli.chains.definition import Chain
 from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, make_plan
 from cli.chains.records import ChainRecord, ChainRecords
-from cli.chains.task_runs import TaskProgress, TaskRuns, find_places
+from cli.chains.task_runs import CompletedRun, TaskProgress, TaskRuns, find_places
 from cli.submit.problem import Problem
 from cli.trouble import is_passing
 from cli.wait import SILENCE_S
@@ -41,6 +41,10 @@ class ChainRunner:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     progress: dict[str, TaskProgress] = field(default_factory=dict)
+    # What completed runs have left, by the run's name.
+    results: dict[str, CompletedRun] = field(default_factory=dict)
+    # The runs that are known to be the tasks' own.
+    _own: set[str] = field(default_factory=set)
     _shown: dict[str, str] = field(default_factory=dict)
 
     def make_plan(self) -> dict[str, TaskPlan]:
@@ -79,22 +83,42 @@ class ChainRunner:
 
     def _look(self) -> None:
         """Look at each run that has not ended."""
-        record = self.records.record
         for name, run in self.runs.items():
             if name in self.progress and self.progress[name].state in ENDS:
                 continue
-            is_known = run.run in record.completed
-            found = TaskProgress(TaskState.COMPLETED) if is_known else self.world.find_progress(run.run)
+            found = self._find_own_progress(name, run.run)
+            if found.state is TaskState.COMPLETED:
+                self.results[run.run] = self.world.find_result(run.run)
             self.progress[name] = replace(found, advice=found.advice.replace("TASK", name))
 
+    def _find_own_progress(self, name: str, run: str) -> TaskProgress:
+        """Return how the run is now; one that somebody else has started counts as refused."""
+        found = self.world.find_progress(run)
+        if found.state is TaskState.NEW or run in self._own:
+            return found
+        known = {one.channel for one in self.chain.tasks[name].inputs if self._find_source(one.task) in self.results}
+        places = {channel: place for channel, place in self._find_places(name).items() if channel in known}
+        try:
+            self.world.check_own(self.chain.tasks[name], run, places)
+        except Problem as problem:
+            return TaskProgress(TaskState.REFUSED, problem.what, problem.remedy)
+        self._own.add(run)
+        return found
+
+    def _find_source(self, task: str) -> str:
+        return self.runs[task].run if task else ""
+
+    def _find_places(self, name: str) -> dict[str, str]:
+        """Return the address of each channel of a task; that of a task without a result is a placeholder."""
+        task = self.chain.tasks[name]
+        runs = {source: self.runs[source].run for source in task.sources}
+        return find_places(task, {source: self.results[run] for source, run in runs.items() if run in self.results})
+
     def _record_ends(self) -> None:
-        """Record what completed runs have left, and which run each complete task stands for."""
+        """Record which run each complete task stands for."""
         for name, run in self.runs.items():
             if self.progress[name].state is not TaskState.COMPLETED:
                 continue
-            if run.run not in self.records.record.completed:
-                result = self.world.find_result(run.run)
-                self.records.change(partial(ChainRecord.with_completed, run=run.run, completed=result))
             if self.records.record.runs.get(name) != run.run:
                 self.records.change(partial(ChainRecord.with_run, task=name, run=run.run, facts=run.facts))
 
@@ -113,8 +137,7 @@ class ChainRunner:
         """Start a task's run; return whether it goes on."""
         task, run = self.chain.tasks[one.task], one.run
         try:
-            completed = self.records.record.completed
-            places = find_places(task, {source: completed[self.runs[source].run] for source in task.sources})
+            places = self._find_places(one.task)
             for source in task.inputs:
                 if source.task:
                     self.world.check_artifact(task, source, places[source.channel])
@@ -125,11 +148,12 @@ class ChainRunner:
                 self.show(task.name, line)
         except Problem as problem:
             # Somebody else may have started the same run since.
-            if (found := self.world.find_progress(run.run)).state is not TaskState.NEW:
+            if (found := self._find_own_progress(one.task, run.run)).state is not TaskState.NEW:
                 self.progress[task.name] = found
                 return True
             self.progress[task.name] = TaskProgress(TaskState.REFUSED, problem.what, problem.remedy)
             return False
+        self._own.add(run.run)
         self.progress[task.name] = TaskProgress(TaskState.RUNNING, "started")
         return True
 

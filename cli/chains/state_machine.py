@@ -14,13 +14,11 @@ from cli.chains.definition import Artifact, ChainTask
 from cli.chains.graph import list_components, list_generations
 from cli.submit.problem import Problem
 from rerail.model.signatures import VARIABLE
+from rerail.requests.identity import make_digest
+from rerail.requests.states import EXECUTION, EXECUTION_VARIABLE, make_start, make_wait
 
 # As long as TrainSupervised waits for a sign of Rerail; the waits are checked each minute.
 HEARTBEAT_S = 1800
-RETRIES: Mapping[str, Any] = {"IntervalSeconds": 2, "MaxAttempts": 6, "BackoffRate": 2.0}
-# An error that the API's model does not list is named by its service: CreateTrainingJob's does not list throttling.
-THROTTLING = ("SageMaker.ThrottlingException", "SageMaker.SageMakerException")
-BUSY = ("Lambda.TooManyRequestsException", "Lambda.ServiceException", "Lambda.AWSLambdaException")
 # A job of that name exists: the run was started before. The second name is that of the local AWS.
 EXISTS = ("SageMaker.ResourceInUseException", "Sagemaker.ResourceInUse")
 # Step Functions makes the key that the run's agent signs with: 64 hexadecimal digits.
@@ -44,6 +42,15 @@ class MachineTask:
 
 
 @dataclass(frozen=True, slots=True)
+class _Machine:
+    """What all states of a machine share; see `make_state_machine`."""
+
+    function: str
+    on_hold: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
 class _States:
     """States in a row: the first one's name, and the last one's, which has no successor yet."""
 
@@ -55,7 +62,7 @@ class _States:
 
 
 def make_state_machine(
-    chain: str, tasks: Mapping[str, MachineTask], *, function: str, on_hold: str = "wait"
+    chain: str, tasks: Mapping[str, MachineTask], *, function: str, on_hold: str = "wait", partition: str = "aws"
 ) -> dict[str, Any]:
     """Return the definition in Amazon States Language; `on_hold` is `wait`, or `fail` when a run is held.
 
@@ -64,7 +71,7 @@ def make_state_machine(
     """
     if not tasks:
         raise Problem(f"chain {chain}: all of its tasks are complete", "nothing: there is nothing to run")
-    row = _make_row(list(tasks), tasks, function, on_hold)
+    row = _make_row(list(tasks), tasks, _Machine(function, on_hold, partition))
     definition = {
         "Comment": f"The chain {chain}: supervised runs, each fed by what others have left.",
         "StartAt": row.first,
@@ -78,17 +85,17 @@ def make_state_machine(
     return definition
 
 
-def _make_row(names: Sequence[str], tasks: Mapping[str, MachineTask], function: str, on_hold: str) -> _States:
+def _make_row(names: Sequence[str], tasks: Mapping[str, MachineTask], machine: _Machine) -> _States:
     """Return the states of these tasks: what is independent in parallel, and the rest after what comes first."""
     graph = {name: machine_task.task for name, machine_task in tasks.items()}
     groups = list_components(graph, names)
     if len(groups) > 1:
-        return _make_parallel([_make_row(group, tasks, function, on_hold) for group in groups])
+        return _make_parallel([_make_row(group, tasks, machine) for group in groups])
     first, *rest = list_generations(graph, names)
-    rows = [_make_task_states(tasks[name], tasks, function, on_hold) for name in first]
+    rows = [_make_task_states(tasks[name], tasks, machine) for name in first]
     row = rows[0] if len(rows) == 1 else _make_parallel(rows)
     following = [name for name in names if name not in first]
-    return _join(row, _make_row(following, tasks, function, on_hold)) if rest else row
+    return _join(row, _make_row(following, tasks, machine)) if rest else row
 
 
 def _make_parallel(rows: Sequence[_States]) -> _States:
@@ -121,46 +128,38 @@ def _with_end(row: _States) -> dict[str, dict[str, Any]]:
     return {**row.states, row.last: {**row.states[row.last], "End": True}}
 
 
-def _make_task_states(
-    machine_task: MachineTask, tasks: Mapping[str, MachineTask], function: str, on_hold: str
-) -> _States:
+def _make_task_states(machine_task: MachineTask, tasks: Mapping[str, MachineTask], machine: _Machine) -> _States:
     name = machine_task.task.name
     start, wait = f"Start {name}", f"Wait for {name}"
     states: dict[str, dict[str, Any]] = {
         start: {
-            "Type": "Task",
-            "Resource": "arn:aws:states:::aws-sdk:sagemaker:createTrainingJob",
+            **make_start(machine.partition),
             "Parameters": _make_parameters(machine_task, tasks),
             "ResultPath": None,
-            "Retry": [{"ErrorEquals": list(THROTTLING), **RETRIES}],
             "Catch": [{"ErrorEquals": list(EXISTS), "ResultPath": None, "Next": wait}],
             "Next": wait,
         },
         wait: {
-            "Type": "Task",
-            "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
-            "HeartbeatSeconds": HEARTBEAT_S,
-            "Parameters": {
-                "FunctionName": function,
-                "Payload": {
-                    "token.$": "$$.Task.Token",
-                    "execution.$": "$$.Execution.Id",
+            **make_wait(
+                machine.partition,
+                machine.function,
+                {
                     "job": machine_task.run,
-                    "onHold": on_hold,
+                    "expects": make_digest(machine_task.request),
+                    "places": _make_places(machine_task, tasks),
                 },
-            },
+                on_hold=machine.on_hold,
+                heartbeat_s=HEARTBEAT_S,
+            ),
             "ResultPath": f"$.{machine_task.key}",
-            "Retry": [{"ErrorEquals": list(BUSY), **RETRIES}],
         },
     }
     return _States(start, wait, states, [name])
 
 
 def _make_parameters(machine_task: MachineTask, tasks: Mapping[str, MachineTask]) -> dict[str, Any]:
-    """Return the request with the artifacts' addresses as expressions, and a signing key for the run."""
-    addresses = {
-        one.channel: _address(tasks[one.task], one.artifact) for one in machine_task.task.inputs if one.task in tasks
-    }
+    """Return the request with the artifacts' addresses as expressions, a signing key, and the execution's ARN."""
+    addresses = _find_addresses(machine_task, tasks)
     channels = [
         _with_address(channel, addresses[channel["ChannelName"]]) if channel["ChannelName"] in addresses else channel
         for channel in machine_task.request.get("InputDataConfig", ())
@@ -168,11 +167,33 @@ def _make_parameters(machine_task: MachineTask, tasks: Mapping[str, MachineTask]
     environment = dict(machine_task.request.get("Environment", {}))
     if VARIABLE not in environment:
         environment[f"{VARIABLE}.$"] = NEW_KEY
+    environment[f"{EXECUTION_VARIABLE}.$"] = EXECUTION
     return {
         **machine_task.request,
         **({"InputDataConfig": channels} if channels else {}),
         "Environment": environment,
     }
+
+
+def _find_addresses(machine_task: MachineTask, tasks: Mapping[str, MachineTask]) -> dict[str, tuple[str, str]]:
+    """Return the address of each channel that another of these tasks fills; see `_address`."""
+    return {
+        one.channel: _address(tasks[one.task], one.artifact) for one in machine_task.task.inputs if one.task in tasks
+    }
+
+
+def _make_places(machine_task: MachineTask, tasks: Mapping[str, MachineTask]) -> dict[str, str]:
+    """Return the address, or the expression with it, of each channel that the task declares."""
+    declared = {one.channel for one in machine_task.task.inputs}
+    places = {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in machine_task.request.get("InputDataConfig", ())
+        if channel["ChannelName"] in declared and "S3DataSource" in channel["DataSource"]
+    }
+    for channel, (name, value) in _find_addresses(machine_task, tasks).items():
+        del places[channel]
+        places[f"{channel}{name.removeprefix('S3Uri')}"] = value
+    return places
 
 
 def _address(source: MachineTask, artifact: Artifact) -> tuple[str, str]:

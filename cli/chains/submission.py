@@ -66,8 +66,7 @@ class Submitter:
     def find_facts(self, task: ChainTask) -> TaskFacts:
         """Return what the task's result depends on, its artifacts left out; raise Problem if it cannot be submitted."""
         places = {one.channel: one.place or f"s3://{PLACEHOLDER}/{one.text}/" for one in task.inputs}
-        answer = self._call(task, self.make_words(task, name=PLACEHOLDER, places=places, mode="--dry-run"))
-        request = json.loads(answer.printed)
+        request = self.preview(task, name=PLACEHOLDER, places=places)
         return TaskFacts(
             code=find_code_digest(request),
             arguments=task.arguments,
@@ -75,6 +74,12 @@ class Submitter:
             inputs={one.channel: digest_place(task.name, one.place) for one in task.inputs if one.place},
             files=self._digest_files(task),
         )
+
+    def preview(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> dict[str, Any]:
+        """Return the request of the task's job, with nothing uploaded; raise Problem if it cannot be submitted."""
+        answer = self._call(task, self.make_words(task, name=name, places=places, mode="--dry-run"))
+        request: dict[str, Any] = json.loads(answer.printed)
+        return request
 
     def start(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> tuple[str, ...]:
         """Start the task's job; return what `rerail submit` says. Raise Problem if it is refused."""

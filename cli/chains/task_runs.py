@@ -8,16 +8,17 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.plan import TaskState
-from cli.chains.records import CompletedRun
 from cli.chains.submission import PLACEHOLDER, Submitter
 from cli.place import Place
 from cli.submit.account import split
+from cli.submit.command import SCRIPT_MODE
 from cli.submit.problem import Problem
 from cli.trouble import explain
 from cli.wait import ADOPTION_S, format_progress
 from rerail.decisions.decision import format_next_command
 from rerail.model.errors import JobNotFound
 from rerail.model.run import JobStatus, Run, RunState
+from rerail.requests.identity import find_difference
 
 ENDED = {RunState.COMPLETED: TaskState.COMPLETED, RunState.STOPPED: TaskState.STOPPED, RunState.HELD: TaskState.HELD}
 # Where the script puts each artifact.
@@ -36,6 +37,14 @@ class TaskProgress:
     text: str = ""
     # What is left to people; TASK is the task's name.
     advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedRun:
+    """The result of a completed run: its last job, and the S3 address of each artifact."""
+
+    job: str
+    artifacts: Mapping[str, str]
 
 
 @dataclass
@@ -69,6 +78,27 @@ class TaskRuns:
             Artifact.CHECKPOINTS: f"{checkpoints.rstrip('/')}/" if checkpoints else "",
         }
         return CompletedRun(job, {str(artifact): uri for artifact, uri in addresses.items()})
+
+    def check_own(self, task: ChainTask, run: str, places: Mapping[str, str]) -> None:
+        """Raise Problem unless the run does what the task asks for: a name is no proof that this chain has started it.
+
+        `places` are the addresses of the channels that are known.
+        """
+        record = self.where.runs.load(run)
+        found = (
+            self.where.runs.request(run)
+            if record
+            else self.where.client("sagemaker").describe_training_job(TrainingJobName=run)
+        )
+        all_places = {**find_places(task, {}), **places}
+        difference = find_difference(
+            self.submitter.preview(task, name=run, places=all_places), found, places, entry_point=str(SCRIPT_MODE)
+        )
+        if difference:
+            raise Problem(
+                f"the job {run} is not the task's, though it has the name: {difference}",
+                f"find out who started it; `{self.command} --again {task.name}` starts the task's own",
+            )
 
     def check_artifact(self, task: ChainTask, one: TaskInput, uri: str) -> None:
         """Raise Problem if there is nothing at the address that the task reads."""

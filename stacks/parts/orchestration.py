@@ -78,7 +78,11 @@ class Orchestration(Construct):
         feed(made, self.queue, batch=1, concurrency=CONCURRENCY)
         _check_each_minute(self, self.queue, dead_letters, key)
         self.machine = TrainSupervised(
-            self, "Train", function=self.function, training_role_arns=options.training_role_arns
+            self,
+            "Train",
+            function=self.function,
+            training_role_arns=options.training_role_arns,
+            name="TrainSupervised",
         ).machine
 
 

@@ -1,57 +1,44 @@
 """A state machine that starts a training job and waits for its run: a construct for any stack of the account."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from aws_cdk import Duration
+from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from rerail.requests.states import EXECUTION, EXECUTION_VARIABLE, make_start, make_wait
 from stacks.parts.permissions import ANY_JOB, PLANS, TRAINING_JOBS, acknowledge, allow
 
-# The waits are checked each minute: so many checks in a row must fail before a step does.
 HEARTBEAT = Duration.minutes(30)
-RETRIES: Mapping[str, Any] = {"IntervalSeconds": 2, "MaxAttempts": 6, "BackoffRate": 2.0}
-# An error that the API's model does not list is named by its service: CreateTrainingJob's does not list throttling.
-THROTTLING = ("SageMaker.ThrottlingException", "SageMaker.SageMakerException")
-BUSY = ["Lambda.TooManyRequestsException", "Lambda.ServiceException", "Lambda.AWSLambdaException"]
 
 
-def make_definition(function_arn: str, *, on_hold: str = "fail", heartbeat: Duration = HEARTBEAT) -> dict[str, Any]:
+def make_definition(
+    function_arn: str, *, on_hold: str = "fail", heartbeat: Duration = HEARTBEAT, partition: str = "aws"
+) -> dict[str, Any]:
     """Return the definition; `on_hold` is `fail`, or `wait` until an operator has released or stopped a held run.
 
     The input has the CreateTrainingJob request in `Request`, with what `supervised(request)` adds to it.
     """
+    wait = make_wait(
+        partition,
+        function_arn,
+        {"job.$": "$.Request.TrainingJobName"},
+        on_hold=on_hold,
+        heartbeat_s=int(heartbeat.to_seconds()),
+    )
+    name = {"Type": "Pass", "InputPath": EXECUTION, "ResultPath": f"$.Request.Environment.{EXECUTION_VARIABLE}"}
+    start = {**make_start(partition), "InputPath": "$.Request", "ResultPath": "$.Started"}
     return {
         "Comment": "Starts a training job, and waits for its run over all attempts.",
-        "StartAt": "Start the job",
+        "StartAt": "Name the execution",
         "States": {
-            "Start the job": {
-                "Type": "Task",
-                "Resource": "arn:aws:states:::aws-sdk:sagemaker:createTrainingJob",
-                "InputPath": "$.Request",
-                "ResultPath": "$.Started",
-                "Retry": [{"ErrorEquals": list(THROTTLING), **RETRIES}],
-                "Next": "Wait for the run",
-            },
-            "Wait for the run": {
-                "Type": "Task",
-                "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
-                "HeartbeatSeconds": heartbeat.to_seconds(),
-                "Parameters": {
-                    "FunctionName": function_arn,
-                    "Payload": {
-                        "token.$": "$$.Task.Token",
-                        "execution.$": "$$.Execution.Id",
-                        "job.$": "$.Request.TrainingJobName",
-                        "onHold": on_hold,
-                    },
-                },
-                "Retry": [{"ErrorEquals": BUSY, **RETRIES}],
-                "End": True,
-            },
+            # Only the execution that a job names stops its run.
+            "Name the execution": {**name, "Next": "Start the job"},
+            "Start the job": {**start, "Next": "Wait for the run"},
+            "Wait for the run": {**wait, "End": True},
         },
     }
 
@@ -67,8 +54,12 @@ class TrainSupervised(Construct):
         function: lambda_.IFunction,
         training_role_arns: Sequence[str],
         on_hold: str = "fail",
+        name: str | None = None,
     ) -> None:
-        """`function` is Rerail's function `orchestrate`; the roles are those that jobs may be given."""
+        """`function` is Rerail's function `orchestrate`; the roles are those that jobs may be given.
+
+        Without a `name`, CloudFormation makes one.
+        """
         super().__init__(scope, id)
         if on_hold not in ("fail", "wait"):
             raise ValueError(f"on_hold {on_hold!r}: must be 'fail' or 'wait'")
@@ -84,9 +75,9 @@ class TrainSupervised(Construct):
         self.machine = sfn.CfnStateMachine(
             self,
             "Machine",
-            state_machine_name="TrainSupervised",
+            state_machine_name=name,
             role_arn=role.role_arn,
-            definition=make_definition(function.function_arn, on_hold=on_hold),
+            definition=make_definition(function.function_arn, on_hold=on_hold, partition=Aws.PARTITION),
         )
         self.machine.node.add_dependency(role)
         acknowledge(

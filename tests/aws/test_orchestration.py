@@ -1,16 +1,18 @@
 """Waits survive in the table, and answers have the form of each system; its refusals mean that nobody waits."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from botocore.exceptions import ClientError
 from botocore.stub import ANY, Stubber
 
 from rerail.aws import orchestration
 from rerail.aws.clients import client
 from rerail.aws.orchestration import AwsCallers, DynamoWaits
 from rerail.model.codec import BadRecord
-from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
+from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ARN = "arn:aws:states:eu-west-1:123456789012:execution:TrainSupervised:gpt"
@@ -113,3 +115,28 @@ def test_an_execution_that_does_not_exist_is_over_and_other_errors_are_raised(st
     states.add_client_error("describe_execution", "AccessDeniedException")
     with pytest.raises(Exception, match="AccessDenied"):
         AwsCallers().find_state(TASK)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "is_over"),
+    [
+        ("ResourceNotFound", "no such execution", True),
+        ("ConflictException", "the step has an answer", True),
+        ("ValidationException", "Callback token FgHiJ67890 is not valid", True),
+        ("ValidationException", "OutputParameters: attempts is not declared by the step", False),
+        ("ThrottlingException", "Rate exceeded", False),
+    ],
+)
+def test_only_a_refused_token_means_that_no_step_waits(sagemaker, code, message, is_over):
+    """A step whose answer is refused for another reason still waits: the error is raised, and pages."""
+    sagemaker.add_client_error("send_pipeline_execution_step_success", code, message)
+    with pytest.raises(WaitIsOver if is_over else ClientError):
+        AwsCallers().succeed(STEP, OUTPUT)
+
+
+def test_a_callback_step_gets_the_outputs_that_it_asks_for(sagemaker):
+    message = {"token": STEP.token, "arguments": {"job": "gpt", "outputs": "job, report"}}
+    wait = read_message(json.dumps(message), at=NOON).wait
+    expected = {"CallbackToken": STEP.token, "OutputParameters": [{"Name": "job", "Value": "gpt-a002"}]}
+    sagemaker.add_response("send_pipeline_execution_step_success", {}, {**expected, "ClientRequestToken": ANY})
+    AwsCallers().succeed(wait, OUTPUT)

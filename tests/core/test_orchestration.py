@@ -15,6 +15,8 @@ from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.orchestration.orchestrator import ADOPTED_WITHIN, MOST_OF_A_JOB, MOST_WAITS, Orchestrator
 from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message, read_task
+from rerail.requests.identity import make_digest
+from rerail.requests.states import EXECUTION_VARIABLE
 from stacks.parts.orchestration import CHECK
 from tests.core.failures import NODE_LOST
 from tests.fakes import MIDNIGHT, World
@@ -73,13 +75,13 @@ class FakeCallers:
 class Waiting:
     """A world with a run `gpt`, and what waits for it."""
 
-    def __init__(self, *, adopted: bool = True) -> None:
+    def __init__(self, *, adopted: bool = True, execution: str = WAIT.execution) -> None:
         self.world, self.waits, self.callers = World(), FakeWaits(), FakeCallers()
         self.commands: list[Mapping[str, Any]] = []
         self.orchestrator = Orchestrator(
             self.waits, self.callers, self.world.runs, self.world.policies, self, self.world.clock, "pages"
         )
-        self.world.sagemaker.submit("gpt")
+        self.world.sagemaker.submit("gpt", request={"Environment": {EXECUTION_VARIABLE: execution}})
         if adopted:
             self.world.supervisor().handle(JobStateChanged("gpt"))
 
@@ -188,6 +190,37 @@ def test_a_cancelled_execution_stops_its_run_and_one_that_timed_out_does_not():
     assert (command["run"], command["verb"], command["who"]) == ("gpt", "stop", "step_functions")
 
 
+@pytest.mark.threat("T35")
+def test_a_run_that_others_named_first_is_not_the_executions():
+    """Its artifacts would be what the next task reads."""
+    waiting = Waiting()
+    request = waiting.world.runs.request("gpt")
+    wait = {"execution": WAIT.execution, "job": "gpt", "expects": make_digest(request)}
+    others = {"another image": {"expects": make_digest({**request, "HyperParameters": {"lr": "9"}})}}
+    others["it reads data from nowhere"] = {"places": {"data": "s3://bucket/data/"}}
+    for token, changed in [("own", {}), *others.items()]:
+        waiting.orchestrator.begin(read_task({**wait, "token": token, **changed}, at=MIDNIGHT))
+    assert set(waiting.callers.answers) == set(others)
+    for text, (error, cause) in waiting.callers.answers.items():
+        assert error == "Rerail.AnotherJob" and text in cause
+    with pytest.raises(BadMessage, match="places"):
+        read_task({**wait, "token": "t", "places": ["s3://bucket/data/"]}, at=MIDNIGHT)
+
+
+@pytest.mark.threat("T35")
+@pytest.mark.parametrize("named", ["", "arn:execution"])
+def test_an_execution_stops_no_run_that_it_has_not_started(named):
+    """Who may invoke the function, or write to the callback queue, names any job and any execution."""
+    waiting = Waiting(execution="arn:another")
+    waiting.orchestrator.begin(replace(WAIT, execution=named))
+    waiting.callers.states["token"] = CallerState.CANCELLED
+    waiting.orchestrator.check_all()
+    message = {"token": "t1", "pipelineExecutionArn": named, "arguments": {"job": "gpt"}}
+    for status in ("Executing", "Stopping"):
+        waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": status}), at=MIDNIGHT))
+    assert not waiting.commands
+
+
 def test_a_job_that_never_becomes_a_run_fails_its_step_and_a_cancelled_one_is_stopped_once_it_is_a_run():
     waiting = Waiting(adopted=False)
     waiting.orchestrator.begin(WAIT)
@@ -215,7 +248,7 @@ def test_a_wait_that_cannot_be_checked_does_not_hold_up_the_others():
 
 
 def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone():
-    waiting = Waiting()
+    waiting = Waiting(execution="arn:pipeline")
     message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
     executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)
     waiting.orchestrator.on_callback(executing)

@@ -113,17 +113,17 @@ def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipelin
     account, sqs = waiting, waiting.aws.client("sqs")
 
     def send(token: str, status: str, job: str) -> None:
-        arn = "arn:aws:sagemaker:us-east-1:000000000000:pipeline/nightly/execution/abc123"
-        message = {"token": token, "pipelineExecutionArn": arn, "arguments": {"job": job}, "status": status}
+        message = {"token": token, "pipelineExecutionArn": execution, "arguments": {"job": job}, "status": status}
         sqs.send_message(QueueUrl=account.aws.outputs["CallbackQueueUrl"], MessageBody=json.dumps(message))
 
     def find_step(token: str) -> dict[str, Any] | None:
         listed = account.sagemaker.list_pipeline_execution_steps()["PipelineExecutionSteps"]
         return next((step for step in listed if step["StepName"] == token), None)
 
+    execution = "arn:aws:sagemaker:us-east-1:000000000000:pipeline/nightly/execution/abc123"
     first = account.submit_struck("in-a-pipeline", "internal_error", HALTS="2")
     send("AbCdE12345", "Executing", first)
-    other = account.submit("stopped-with-its-pipeline", steps=10_000)
+    other = account.submit("stopped-with-its-pipeline", steps=10_000, RERAIL_EXECUTION=execution)
     send("FgHiJ67890", "Executing", other)
     send("KlMnO13579", "Executing", "no_job")
     account.run_in(other, "watching")

@@ -26,7 +26,7 @@ FUNCTIONS = (*HANDLERS, "wiring", "settings", "observability", "loading")
 OPEN_TO_THE_STACKS = (
     *("settings", "rerail.model.policy", "rerail.model.errors", "rerail.model.mailbox", "rerail.model.runbooks"),
     *("rerail.decisions.quarantine", "rerail.supervisor.pause", "rerail.incident_report.location"),
-    *("rerail.notices.notifiers.targets", "rerail.notices.answer_links"),
+    *("rerail.notices.notifiers.targets", "rerail.notices.answer_links", "rerail.requests.states"),
 )
 # The packages of this project that each folder may import besides its own. Nothing imports bench or tests.
 ALLOWED = {

@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from botocore.exceptions import ClientError, WaiterError
 
 from rerail.model.run import AfterStop, Run, RunState
+from rerail.requests.identity import find_difference
 from rerail.requests.supervised import supervised
 from rerail_agent.waiting import ADOPTION_S, MAX_ATTEMPTS, ON_HOLD, STACK
 from rerail_airflow.deployment import AwsSettings, Deployment, find_deployment, is_missing, make_waiter, stop_run
@@ -79,6 +80,7 @@ class SupervisedTrainingOperator(SageMakerTrainingOperator):
             self.defer(trigger=trigger, method_name="execute_after_stop", timeout=self.execution_timeout)
         self._started = (deployment, job, task)
         if is_known:
+            self._check_own(job)
             self.log.info("Waiting for the run of %s, which an earlier try has started", job)
         else:
             self._create(job)
@@ -164,6 +166,22 @@ class SupervisedTrainingOperator(SageMakerTrainingOperator):
         except ClientError as error:
             if error.response["Error"]["Code"] != EXISTS:
                 raise
+            self._check_own(job)
+
+    def _check_own(self, job: str) -> None:
+        """Fail the task if the job does not do what the config asks for: its name can be foreseen by others."""
+        config = {name: value for name, value in self.config.items() if name != "S3Operations"}
+        expected = supervised({**config, "TrainingJobName": job}, self.policy, **self.supervision)
+        places = {
+            channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
+            for channel in expected.get("InputDataConfig", ())
+            if "S3DataSource" in channel.get("DataSource", {})
+        }
+        if difference := find_difference(expected, self._describe(job) or {}, places):
+            raise AirflowFailException(
+                f"the job {job} has the name of this task's and does not do what its config asks for: {difference}. "
+                "If the config was changed, stop that run and clear this task; otherwise find out who started it."
+            )
 
     def _make_trigger(self, deployment: Deployment, job: str, task: str, *, stops_run: bool) -> RunTrigger:
         return RunTrigger(

@@ -184,6 +184,7 @@ def test_a_run_that_is_held_or_stopped_fails_the_task_without_a_retry(
         with pytest.raises(AirflowFailException, match=hint):
             operator.execute_complete(context, fire(deferred))
     else:
+        make_operator()._create(job)
         aws.runs[job] = make_run(job, RunState.WATCHING)
         operator.hook.conn.get_item = let_end(aws, ended)
         with pytest.raises(AirflowFailException, match=hint):
@@ -228,6 +229,21 @@ def test_a_retry_waits_for_a_job_that_is_no_run_yet(aws: FakeAws) -> None:
     assert defer(make_operator(), make_context()).trigger.job == job
     described["TrainingEndTime"] -= timedelta(hours=1)
     assert defer(make_operator(), make_context()).trigger.job == f"{job}-2"
+
+
+def test_a_job_that_others_named_first_is_not_the_tasks(aws: FakeAws) -> None:
+    """Nor is it one while the run goes on that Rerail made of it, or that a create races with."""
+    job = make_job_name("gpt", make_context()["ti"], 1)
+    defer(make_operator(), make_context())
+    forged = {**aws.jobs[job], "AlgorithmSpecification": {"TrainingImage": "mallory", "TrainingInputMode": "File"}}
+    aws.jobs[job] = forged
+    for runs in ({}, {job: make_run(job, RunState.WATCHING)}):
+        aws.runs = runs
+        with pytest.raises(AirflowFailException, match="another image"):
+            make_operator().execute(make_context())
+    operator = make_operator()
+    with pytest.raises(AirflowFailException, match="another image"):
+        operator._create(job)
 
 
 @pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.STOPPED])

@@ -4,7 +4,7 @@ The waits are items of the table of runs: `waits` with sort key `<job>#<digest o
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
@@ -21,7 +21,9 @@ PARTITION = "waits"
 FAILURE_REASON_LIMIT = 256  # of SageMaker
 # What both systems answer for a token that nobody waits with.
 OVER = ("TaskDoesNotExist", "TaskTimedOut", "InvalidToken", "ExecutionDoesNotExist")
-NO_STEP = ("ResourceNotFound", "ValidationException", "ConflictException")
+NO_STEP = ("ResourceNotFound", "ResourceNotFoundException", "ConflictException")
+# SageMaker also answers with this for a request that it does not like: then somebody waits for another answer.
+REFUSED = "ValidationException"
 CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
 
 
@@ -84,7 +86,9 @@ class AwsCallers:
                 client("stepfunctions").send_task_success(taskToken=wait.token, output=json.dumps(output))
             else:
                 client("sagemaker").send_pipeline_execution_step_success(
-                    CallbackToken=wait.token, OutputParameters=_format_parameters(output), ClientRequestToken=_id(wait)
+                    CallbackToken=wait.token,
+                    OutputParameters=_format_parameters(output, wait.outputs),
+                    ClientRequestToken=_id(wait),
                 )
 
     def fail(self, wait: RunWait, error: str, cause: str) -> None:
@@ -111,14 +115,17 @@ def _answering(wait: RunWait) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if error.response["Error"]["Code"] in over:
+        code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
+        is_of_token = code == REFUSED and wait.caller is Caller.PIPELINE and "token" in message.lower()
+        if code in over or is_of_token:
             raise WaitIsOver(str(error)) from error
         raise
 
 
-def _format_parameters(output: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the output as a callback step takes it: texts, and no parameter without a value."""
-    named = {name: value for name, value in output.items() if value not in (None, "")}
+def _format_parameters(output: Mapping[str, Any], names: Collection[str]) -> list[dict[str, str]]:
+    """Return the output as a callback step takes it: texts, those of `names` if there are any, none without a value."""
+    asked = {name: value for name, value in output.items() if not names or name in names}
+    named = {name: value for name, value in asked.items() if value not in (None, "")}
     return [{"Name": name, "Value": str(value)} for name, value in named.items()]
 
 

@@ -526,6 +526,8 @@ class Run(Record):
     signing_key: str = ""
     # The first job was started with the key, or an agent of the run has signed a report: unsigned ones are ignored.
     requires_signature: bool = False
+    # The ARN of the execution that started the first job, as that job names it: only its stop stops the run.
+    execution: str = ""
     # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None
     # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the

@@ -28,6 +28,7 @@ from rerail.orchestration.waits import (
     find_problem,
 )
 from rerail.ports import Policies, Runs
+from rerail.requests.identity import find_other_place, make_digest
 
 # A tagged job becomes a run with its first event, or with the next sweep.
 ADOPTED_WITHIN = timedelta(minutes=10)
@@ -104,7 +105,10 @@ class Orchestrator:
                 self._stop_run(wait)
                 self.waits.forget(wait)
                 return
-        if run is None and self._is_too_late(wait):
+        if run is not None and (difference := self._find_difference(wait, run)):
+            cause = f"{wait.job} is not the job of this execution, though it has the name: {difference}"
+            self._answer(wait, lambda: self.callers.fail(wait, "Rerail.AnotherJob", cause[:CAUSE_LIMIT]))
+        elif run is None and self._is_too_late(wait):
             cause = f"{wait.job} is not supervised: no run begins with it; ask `rerail doctor --job {wait.job}`"
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.NotSupervised", cause))
         elif run is not None and run.state is RunState.COMPLETED:
@@ -117,6 +121,15 @@ class Orchestrator:
     def _load(self, job: str) -> Run | None:
         run_id = self.runs.run_of(job)
         return self.runs.load(run_id) if run_id else None
+
+    def _find_difference(self, wait: RunWait, run: Run) -> str:
+        """Return where the run is not the one that the execution would have started, if it says which; "" if it is."""
+        if not wait.expects:
+            return ""
+        request = self.runs.request(run.id)
+        if make_digest(request) != wait.expects:
+            return "another image, code, arguments or environment"
+        return find_other_place(request, wait.places)
 
     def _is_too_late(self, wait: RunWait) -> bool:
         return self.clock() - wait.since > ADOPTED_WITHIN
@@ -134,12 +147,15 @@ class Orchestrator:
             self.waits.forget(wait)
 
     def _stop_run(self, wait: RunWait) -> None:
-        """Command the supervisor to stop the run; one that has ended ignores it."""
-        run_id = self.runs.run_of(wait.job)
-        if run_id is None:
+        """Command the supervisor to stop the run; one that has ended ignores it.
+
+        Who may wait for a run may name any job and any execution: only the execution that has started the job stops it.
+        """
+        run = self._load(wait.job)
+        if run is None or not wait.execution or run.execution != wait.execution:
             return
         why = f"its execution was stopped: {wait.execution}"
-        command = {"run": run_id, "verb": OperatorVerb.STOP.value, "who": wait.caller.value, "why": why[:400]}
+        command = {"run": run.id, "verb": OperatorVerb.STOP.value, "who": wait.caller.value, "why": why[:400]}
         self.commands.send_command(command)
 
     def _describe(self, run: Run) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
@@ -14,6 +14,8 @@ from rerail.model.record import Record
 
 # The longest tokens are those of Step Functions: 2,048 characters.
 TOKEN_LIMIT, ARN_LIMIT = 2_048, 2_048
+OUTPUTS_LIMIT, DIGEST_LENGTH = 200, 64
+CHANNELS_LIMIT = 20  # of a training job
 
 
 class Caller(StrEnum):
@@ -46,6 +48,11 @@ class RunWait(Record):
     execution: str = ""
     # A held run is waited for until it is released or stopped; otherwise a hold is answered as a failure.
     goes_on_while_held: bool = False
+    # The outputs that a callback step declares; empty: all.
+    outputs: tuple[str, ...] = ()
+    # What the run's first job must have asked for: a digest of its request, and the addresses of its channels.
+    expects: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 class WaitIsOver(RerailError):
@@ -90,6 +97,8 @@ def read_task(event: Mapping[str, Any], *, at: datetime) -> RunWait:
         since=at,
         execution=_read_text(event, "execution", ARN_LIMIT),
         goes_on_while_held=event.get("onHold") == "wait",
+        expects=str(event.get("expects") or "")[:DIGEST_LENGTH],
+        places=_read_places(event.get("places")),
     )
 
 
@@ -118,6 +127,7 @@ def read_message(body: str, *, at: datetime) -> CallbackReceived | None:
         since=at,
         execution=str(message.get("pipelineExecutionArn") or "")[:ARN_LIMIT],
         goes_on_while_held=inputs.get("on_hold") == "wait",
+        outputs=tuple(name.strip() for name in str(inputs.get("outputs") or "")[:OUTPUTS_LIMIT].split(",") if name),
     )
     return CallbackReceived(wait, message.get("status") == "Stopping")
 
@@ -140,6 +150,14 @@ def _read_object(body: str) -> Mapping[str, Any]:
 def _read_job(table: Mapping[str, Any]) -> str:
     value = table.get("job")
     return value if isinstance(value, str) else ""
+
+
+def _read_places(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > CHANNELS_LIMIT:
+        raise BadMessage(f"places: must be an object with the addresses of at most {CHANNELS_LIMIT} channels")
+    return {name: _read_text(value, name, ARN_LIMIT) for name in value}
 
 
 def _read_text(table: Mapping[str, Any], name: str, limit: int) -> str:

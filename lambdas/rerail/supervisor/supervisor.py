@@ -106,6 +106,7 @@ from rerail.requests.relaunch import (
     rebuild,
     with_signing_key,
 )
+from rerail.requests.states import EXECUTION_VARIABLE
 from rerail.supervisor.decision_metrics import RecordedDecision
 from rerail.supervisor.observe import has_looked_since, may_have_lost_job, observe, observe_policy
 from rerail.supervisor.run_events import make_run_event
@@ -454,7 +455,8 @@ class Supervisor:
         own_key = read_signing_key(request)
         request = with_signing_key(request, own_key or self.new_key())
         key = read_signing_key(request)
-        run = replace(adopted.run, version=1, signing_key=key, requires_signature=bool(own_key))
+        execution = (request.get("Environment") or {}).get(EXECUTION_VARIABLE, "")
+        run = replace(adopted.run, version=1, signing_key=key, requires_signature=bool(own_key), execution=execution)
         change = make_state_change(run, None, at=at, version=run.version, reason=adopted.reason)
         run = replace(run, unpublished=(change,))
         entry = TimelineEntry(

@@ -1,7 +1,8 @@
 """The invariants of a chain over any graph, any order of events, and a kill at any point."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,9 @@ from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.fingerprints import TaskFacts
 from cli.chains.graph import find_dependents
 from cli.chains.plan import TaskState, TaskStep, identify_runs, make_plan
-from cli.chains.records import ChainRecord, ChainRecords, CompletedRun
+from cli.chains.records import ChainRecords, format_record
 from cli.chains.runner import ChainRunner
-from cli.chains.task_runs import TaskProgress
+from cli.chains.task_runs import CompletedRun, TaskProgress
 from cli.submit.problem import Problem
 from tests.cli.chains.graphs import chains
 from tests.cli.cloud import refused
@@ -53,6 +54,8 @@ class World:
     started: list[str] = field(default_factory=list)
     # Calls until the process is killed; None: it is not.
     left: int | None = None
+    # Jobs that others have started under the names of tasks.
+    strangers: set[str] = field(default_factory=set)
     _states: dict[str, TaskState] = field(default_factory=dict)
     _looked: dict[str, int] = field(default_factory=dict)
     where = SimpleNamespace(complete_command=lambda command: command)
@@ -75,6 +78,12 @@ class World:
         self._count()
         assert self._states[run] is TaskState.COMPLETED
         return CompletedRun(run, {kind.value: f"s3://b/{run}/{kind}" for kind in Artifact})
+
+    def check_own(self, task: ChainTask, run: str, places: Mapping[str, str]) -> None:
+        self._count()
+        if run in self.strangers:
+            raise Problem(f"the job {run} is not the task's", "find out who started it")
+        assert set(places) <= {one.channel for one in task.inputs}
 
     def check_artifact(self, task: ChainTask, one: TaskInput, uri: str) -> None:
         self._count()
@@ -246,11 +255,10 @@ def test_the_record_keeps_the_changes_of_two_at_once():
     facts = TaskFacts(code="1")
     first.change(lambda record: record.with_run("a", "run-a", facts))
     second.change(lambda record: record.with_run("b", "run-b", facts))
-    second.change(lambda record: record.with_completed("run-b", CompletedRun("run-b", {"model": "s3://m"})))
     first.change(lambda record: record.with_repetition("f", 2))
     read = ChainRecords(s3, "b", "k").read()
     assert read == first.record and read.runs == {"a": "run-a", "b": "run-b"} and read.repetitions == {"f": 2}
-    assert read.completed["run-b"].artifacts == {"model": "s3://m"} and read.facts["a"] == facts
+    assert read.facts["a"] == facts
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"{}", b'{"version": 99}', b"[]"])
@@ -292,10 +300,29 @@ def test_what_changes_back_is_complete_still_and_is_the_task_from_then_on():
     assert back.records.record.runs["e"] == back.runs["e"].run
 
 
-def test_old_results_are_forgotten_only_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr("cli.chains.records.RUNS_KEPT", 2)
-    record = ChainRecord(runs={"a": "a3"})
-    for number in range(4):
-        record = record.with_completed(f"a{number}", CompletedRun("j", {}))
-    assert list(record.completed) == ["a2", "a3"]
-    assert replace(record, runs={}).with_completed("a2", CompletedRun("k", {})).completed["a2"].job == "k"
+@pytest.mark.threat("T35")
+def test_a_job_that_others_named_first_is_not_the_tasks_run():
+    """Nothing reads what it has left, and no other is started under the name."""
+    world = World()
+    before = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    forged = before.runs["a"].run
+    world._states[forged] = TaskState.COMPLETED
+    world.strangers.add(forged)
+    lines: list[str] = []
+    plan = make_runner(DIAMOND, world, facts_of(DIAMOND), lines).run()
+    assert plan["a"].step is TaskStep.FAILED and plan["b"].step is TaskStep.BLOCKED
+    assert not any(run.startswith("c-e-") for run in world.started)
+    assert any("is not the task's" in line for line in lines)
+
+
+@pytest.mark.threat("T35")
+def test_a_record_that_others_wrote_gives_no_task_its_data():
+    """An entry of an earlier version named what a run has left; it is not read any more."""
+    world = World()
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    poison = {"job": "x", "artifacts": dict.fromkeys(("model", "output", "checkpoints"), "s3://mallory/poison/")}
+    plain = {**json.loads(format_record(runner.records.record)), "completed": {runner.runs["a"].run: poison}}
+    world.s3.put_object(Body=json.dumps(plain).encode(), IfNoneMatch="*")
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    assert {one.step for one in runner.run().values()} == {TaskStep.SKIP} and len(world.started) == 4
+    assert "mallory" not in repr(runner.results)
