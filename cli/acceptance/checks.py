@@ -256,6 +256,8 @@ def _evaluate_tags(observed: Observations) -> Assessment:
 
 def _evaluate_permissions(observed: Observations) -> Assessment:
     denials = observed.account.denials
+    if not denials and not any(trial.jobs[1:] for trial in observed.trials.values()):
+        raise NotTried("no job was relaunched")  # most calls were not made
     return Assessment(
         "" if denials else "no denied call in the functions' logs",
         tuple(f"AWS denied a call: {line[:300]}" for line in denials[:3]),

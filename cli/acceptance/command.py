@@ -42,7 +42,7 @@ from rerail.requests.relaunch import POLICY_TAG
 from rerail.supervisor.pause import parse_pause
 
 STYLES = {CheckVerdict.CONFIRMED: "green", CheckVerdict.REFUTED: "bold red", CheckVerdict.NOT_TRIED: "dim"}
-INTERRUPTED, PATIENCE = 130, "45m"
+INTERRUPTED, NOTHING_RAN, PATIENCE = 130, 3, "45m"
 
 
 def acceptance(
@@ -119,7 +119,11 @@ def acceptance(
     if session.was_interrupted:
         raise typer.Exit(INTERRUPTED)
     refuted = any(found.verdict is CheckVerdict.REFUTED for found in results)
-    raise typer.Exit(1 if refuted or session.cleanup.problems else 0)
+    if refuted or session.cleanup.problems:
+        raise typer.Exit(1)
+    if not any(trial.jobs for trial in observed.trials.values()):
+        say("no job could be started: nothing is proved")
+        raise typer.Exit(NOTHING_RAN)
 
 
 def _make_plan(where: Place, role: str, bucket: str, image: str, policy: str) -> tuple[JobPlan, Policy]:
@@ -135,6 +139,8 @@ def _make_plan(where: Place, role: str, bucket: str, image: str, policy: str) ->
         policy=policy,
         region=account.region,
         scale=_find_scale() if where.is_local else 1.0,
+        subnets=tuple(usual.get("subnets", ())),
+        security_groups=tuple(usual.get("security_groups", ())),
         is_local=where.is_local,
     )
     account.check_bucket(plan.bucket)

@@ -40,6 +40,9 @@ class JobPlan:
     region: str
     scale: float
     is_local: bool
+    # The network of the jobs, if they have one of their own.
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
 
     @property
     def store(self) -> str:
@@ -69,6 +72,8 @@ class JobPlan:
             tags={TAG: self.id},
             environment=trial.make_environment(self.scale),
             metrics=metrics or None,
+            subnets=self.subnets,
+            security_groups=self.security_groups,
             agent=f"{self.store}agent/{WHEEL}" if trial.agent and not self.is_local else "",
             entrypoint=self._local_entrypoint(trial),
         )

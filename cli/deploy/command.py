@@ -17,7 +17,7 @@ from cli.deploy.changes import ResourceChange
 from cli.deploy.first import make_first_template, wait_for_sweep
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
-from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, Target
+from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, LOOKUP_ROLE, Target
 from cli.doctor.check import Check, CheckStatus, make_unanswered
 from cli.doctor.delivery import PATIENCE_AFTER_DEPLOYMENT_S, check_delivery
 from cli.place import AsJson, Local
@@ -337,7 +337,9 @@ class _Removal(_Step):
         template = formation.read_template()
         if template is None:
             place.fail(f"there is no stack {STACK} in {self.target.name}", "nothing: there is nothing to take away")
-        names, stays = formation.list_names(), kept.find_retained(template)
+        # The bootstrap's deploy role may not list them before its version 33.
+        reader = Formation(self.target.client("cloudformation", role=LOOKUP_ROLE), STACK)
+        names, stays = reader.list_names(), kept.find_retained(template)
         going = [id for id in template["Resources"] if id not in stays]
         self.console.print(
             f"{len(going)} resources go: functions, rules, queues, topics with who is subscribed, alarms"

@@ -203,7 +203,7 @@ def test_an_image_that_has_its_own_metrics_is_launched_without_definitions(api):
 def test_what_the_sdk_does_not_know_of_a_job_is_named():
     """Inside of a request's structures, however deep: a relaunch would lack it, so the job is not supervised.
 
-    A new fact about the job beside them is no part of a request.
+    So may a new structure beside them that has the name of a configuration; a new fact about the job may not.
     """
     body = {
         "TrainingJobName": "gpt-7b",
@@ -213,6 +213,8 @@ def test_what_the_sdk_does_not_know_of_a_job_is_named():
         ],
         "HyperParameters": {"anything": "is known"},
         "NewFact": {"A": 1},
+        "NewFeatureConfig": {"Enabled": True},
+        "UnusedConfig": {},
     }
     sagemaker_client = boto3.client("sagemaker")
     install_unknown_members(sagemaker_client)
@@ -223,10 +225,10 @@ def test_what_the_sdk_does_not_know_of_a_job_is_named():
 
     sagemaker_client.meta.events.register_first("before-send.sagemaker.DescribeTrainingJob", answer)
     description = sagemaker_client.describe_training_job(TrainingJobName="gpt-7b")
-    assert description[UNKNOWN_MEMBERS] == ["InputDataConfig.DataSource.S3DataSource.Speed", "ResourceConfig.Racks"]
-    assert "does not know InputDataConfig.DataSource.S3DataSource.Speed, ResourceConfig.Racks" in find_refusal(
-        description
-    )
+    named = ["InputDataConfig.DataSource.S3DataSource.Speed", "NewFeatureConfig", "ResourceConfig.Racks"]
+    assert description[UNKNOWN_MEMBERS] == named
+    assert f"does not know {', '.join(named)}, and" in find_refusal(description)
+    del body["NewFeatureConfig"]
     del body["ResourceConfig"]["Racks"], body["InputDataConfig"][0]["DataSource"]["S3DataSource"]["Speed"]
     assert UNKNOWN_MEMBERS not in sagemaker_client.describe_training_job(TrainingJobName="gpt-7b")
 

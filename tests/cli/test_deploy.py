@@ -6,11 +6,13 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import boto3
 import pytest
 import typer
+from moto import mock_aws
 
 from cli.deploy import cdk, choices, target
-from cli.deploy.command import _Deployment
+from cli.deploy.command import _Deployment, _Removal
 from cli.deploy.first import wait_for_sweep
 from cli.project import ROOT, read_choices
 from tests.cli.cloud import Cloud, Deployed, refused
@@ -142,6 +144,40 @@ def unchosen(tmp_path, monkeypatch):
     monkeypatch.setattr(read_choices, "__defaults__", (file,))
     monkeypatch.setattr(choices.remember, "__defaults__", (file,))
     return file
+
+
+class BootstrapOfOld:
+    """A target whose roles may do what those of the CDK's bootstrap, version 6, may."""
+
+    account, region, name, who, profile, is_local = "111122223333", "eu-west-1", "an account", "ada", "", False
+    DEPLOY = ("DescribeStacks", "GetTemplate")  # of what `destroy` calls before it asks
+
+    def client(self, service, *, role=""):
+        made = boto3.client(service, region_name=self.region)
+
+        def check(model, **_):
+            assert role == target.LOOKUP_ROLE or model.name in self.DEPLOY, f"{role} may not {model.name}"
+
+        made.meta.events.register(f"before-call.{service}", check)
+        return made
+
+    def may_act_as(self, role):
+        return True
+
+    def fill(self, text):
+        return text
+
+
+@mock_aws
+def test_destroy_lists_what_stays_with_an_old_bootstrap(capsys):
+    """Its deploy role may not list a stack's resources; the lookup role may."""
+    topic = {"Type": "AWS::SNS::Topic", "DeletionPolicy": "Retain", "Properties": {"TopicName": "pages"}}
+    template = json.dumps({"Resources": {"Pages": topic}})
+    boto3.client("cloudformation", region_name="eu-west-1").create_stack(StackName="Rerail", TemplateBody=template)
+    with pytest.raises(typer.Exit):
+        _Removal(BootstrapOfOld(), as_json=False).run(confirm="another", force=False)
+    said = capsys.readouterr()
+    assert "SNS Topic: arn:aws:sns:eu-west-1:" in said.out and "the name was not given" in said.err
 
 
 class TaggedJobs:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
+from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, make_job_name, make_run_id
 from tests.core.strategies import job_names
+from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 JOB = Job(
@@ -53,6 +55,21 @@ def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
 @pytest.mark.parametrize("tags", [{}, {"team": "nlp"}, {"rerail:run": "gpt"}, {"rerail:Policy": "night"}])
 def test_an_untagged_job_is_never_touched(tags):
     assert adopt_job(tags=tags) == AdoptionRefused("it has no tag rerail:policy")
+
+
+def test_sagemaker_is_not_asked_about_each_event_of_a_job_that_is_not_supervised():
+    """A tuning job has thousands of them; its end is looked at again, and so is a tag that the event shows."""
+    world, asked = World(), []
+    world.sagemaker.submit("plain", policy=None)
+    describe = world.sagemaker.describe
+    world.sagemaker.describe = lambda job: asked.append(job) or describe(job)
+    for _ in range(8):
+        world.supervisor().handle(JobStateChanged("plain", is_routine=True))
+    assert asked == ["plain"]
+    world.sagemaker.job_tags["plain"] = {"rerail:policy": "default"}
+    assert world.supervisor().handle(JobStateChanged("plain")).id == "plain"
+    world.supervisor().handle(JobStateChanged("plain", is_routine=True))
+    assert len(asked) > 2, "a run is visited with each event"
 
 
 def test_a_job_that_copied_our_tags_is_refused_aloud():

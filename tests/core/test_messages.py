@@ -70,6 +70,23 @@ def test_an_event_is_believed_in_nothing_but_the_name():
     assert parse_message(json.dumps(event)) == JobStateChanged("gpt-7b")
 
 
+@pytest.mark.parametrize(
+    ("status", "tags", "is_routine"),
+    [
+        ("InProgress", {"team": "nlp"}, True),
+        ("InProgress", None, True),
+        ("InProgress", {"rerail:policy": "default"}, False),
+        ("Failed", {}, False),
+        ("Completed", None, False),
+        (["InProgress"], {}, False),
+    ],
+)
+def test_a_job_that_goes_on_without_a_policy_is_routine(status, tags, is_routine):
+    event = json.loads(sample("training_job_failed"))
+    event["detail"] = {"TrainingJobName": "gpt-7b", "TrainingJobStatus": status, "Tags": tags}
+    assert parse_message(json.dumps(event)) == JobStateChanged("gpt-7b", is_routine)
+
+
 @given(job_names)
 def test_every_name_that_sagemaker_allows_is_accepted(name):
     assert parse_message(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobStateChanged(name)

@@ -96,12 +96,14 @@ def test_a_role_cannot_command_through_the_queue(account, sender, logged):
     assert failed(batch(sample("training_job_state_change"))) == []
     stop = sample("operator_command")
     stop["detail"] |= {"run": "gpt-7b", "verb": "stop"}
-    for body in (stop, sample("alarm_on_a_job")):
+    check = sample("operator_command")
+    check["detail"] = {"verb": "check", "check": "0" * 32}  # it passes exactly where commands pass
+    for body in (stop, sample("alarm_on_a_job"), check):
         event = batch(body)
         event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
         assert failed(event) == ["message-0"]
     assert account.runs.load("gpt-7b").stop is None
-    assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 2
+    assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 3
     event = batch(sample("training_job_state_change"))
     event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
     assert failed(event) == [], "a hint, about which SageMaker is asked"

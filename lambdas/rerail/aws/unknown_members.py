@@ -1,7 +1,7 @@
 """Find what SageMaker says of a job and this SDK does not know: the SDK drops it, and a relaunch would lack it.
 
-A Lambda runtime has the SDK of its month. Only members inside of a request's structures are looked for: a new member
-beside them may as well be a new fact about the job.
+A Lambda runtime has the SDK of its month. Looked for are members inside of a request's structures, and new structures
+beside them that are named as SageMaker names what is requested, `...Config`; others may be new facts about the job.
 """
 
 import json
@@ -23,7 +23,13 @@ def install_unknown_members(client: Any) -> None:
         described = operation_model.output_shape.members
         body = json.loads(response_dict["body"])
         known = {name: value for name, value in body.items() if name in requested and name in described}
-        unknown = sorted(path for name, value in known.items() for path in _find(value, described[name], name))
+        inside = [path for name, value in known.items() for path in _find(value, described[name], name)]
+        beside = [
+            name
+            for name, value in body.items()
+            if name not in described and name.endswith("Config") and isinstance(value, dict) and value
+        ]
+        unknown = sorted([*inside, *beside])
         if unknown:
             customized_response_dict[UNKNOWN_MEMBERS] = unknown
 

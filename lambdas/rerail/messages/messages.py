@@ -15,8 +15,10 @@ from rerail.model.codec import BadRecord, from_plain
 from rerail.model.errors import BadMailboxObject, BadMessage, ForgedMessage
 from rerail.model.finding import Finding
 from rerail.model.mailbox import find_problem, run_of_report
+from rerail.model.run import JobStatus
 from rerail.model.sample import STEP_LIMIT
 from rerail.model.signals import OperatorVerb
+from rerail.requests.relaunch import POLICY_TAG
 
 SAGEMAKER = "aws.sagemaker"
 ALARMS = "aws.cloudwatch"
@@ -54,6 +56,8 @@ class JobStateChanged:
     """The state of a job may have changed."""
 
     job_name: str
+    # The job goes on, and the event names no policy: if it was found not to be supervised, it need not be asked again.
+    is_routine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def parse_message(body: str, sender: str = "") -> Message:
     and a role has sent this one. The others are hints, signed reports, or the sweep's own findings.
     """
     message = _parse(body)
-    if isinstance(message, CommandReceived | AlarmStateChanged) and ":" in sender:
+    if isinstance(message, CommandReceived | AlarmStateChanged | DeliveryCheck) and ":" in sender:
         kind = type(message).__name__
         raise ForgedMessage(f"a {kind} comes from EventBridge, and this one from the role's session {sender[:200]!r}")
     return message
@@ -180,7 +184,7 @@ def _parse(body: str) -> Message:
         case "aws.sagemaker" if is_hyperpod(envelope.get("detail-type")):
             return read_hyperpod(envelope, detail)
         case "aws.sagemaker":
-            return JobStateChanged(_require_name(detail, "TrainingJobName"))
+            return JobStateChanged(_require_name(detail, "TrainingJobName"), _is_routine(detail))
         case "aws.cloudwatch":
             return _parse_alarm(detail)
         case "aws.s3":
@@ -197,6 +201,12 @@ def _parse(body: str) -> Message:
             return _parse_command(envelope, detail)
         case source:
             raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
+
+
+def _is_routine(detail: Mapping[str, Any]) -> bool:
+    tags = detail.get("Tags")
+    names_policy = isinstance(tags, dict) and POLICY_TAG in tags
+    return detail.get("TrainingJobStatus") == JobStatus.IN_PROGRESS and not names_policy
 
 
 def _parse_command(

@@ -168,7 +168,7 @@ class Supervisor:
         """Handle the message by its type."""
         match message:
             case JobStateChanged():
-                return self.on_job_changed(message.job_name, post)
+                return self.on_job_changed(message.job_name, post, is_routine=message.is_routine)
             case RunDue():
                 return self.visit(message.run, post=post, lists=message.lists)
             case CommandReceived():
@@ -189,11 +189,18 @@ class Supervisor:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def on_job_changed(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
-        """Visit the run that the job belongs to, or adopt the job."""
+    def on_job_changed(
+        self, job_name: str, post: QueueMessage | None = None, *, is_routine: bool = False
+    ) -> Run | None:
+        """Visit the run that the job belongs to, or adopt the job.
+
+        SageMaker is not asked about each event of a job that is not supervised: the account's calls are few, and those
+        about failures wait for them.
+        """
         run_id = self.runs.run_of(job_name)
         if run_id is None:
-            return self.adopt(job_name)
+            is_ignored = is_routine and not self.runs.find_unknown_jobs([job_name])
+            return None if is_ignored else self.adopt(job_name)
         run = self.visit(run_id, post=post)
         is_new = (run.state.is_end and self._is_reused_name(job_name, run)) or self._is_later_job(job_name, run)
         return self.adopt(job_name) if is_new else run

@@ -292,6 +292,8 @@ def test_without_an_observation_nothing_is_confirmed():
     results = evaluate_all(Observations({}, unread))
     assert {found.verdict for found in results} == {CheckVerdict.NOT_TRIED}
     assert all(found.seen for found in results)
+    refused = Observations({"crash": Observation("crash", not_tried="AccessDenied")}, sound().account)
+    assert CheckVerdict.CONFIRMED not in {found.verdict for found in evaluate_all(refused)}
     not_started = with_trial("spot", lambda trial: Observation("spot", not_tried="the quota is 0"))(sound())
     spot = next(found for found in evaluate_all(not_started) if found.id == "spot")
     assert (spot.verdict, spot.seen) == (CheckVerdict.NOT_TRIED, "the quota is 0")
