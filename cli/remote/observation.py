@@ -15,6 +15,8 @@ from rerail.model.run import JobStatus, Run, RunState
 from rerail.requests.relaunch import read_signing_key
 
 RUNNING = "running"
+# Who may write to the bucket may leave an object of any size there; the disk is the caller's.
+RESULT_LIMIT = 1024**3
 # Until then the supervisor may take up a job that has failed.
 ADOPTED_WITHIN_S = 120.0
 
@@ -81,7 +83,11 @@ def _fetch(uri: str, file: Path) -> str:
     """Write the object to the file and return ""; return why there is none, or that it may not be read."""
     bucket, key = split(uri)
     try:
-        client("s3").download_file(bucket, key, str(file))
+        s3 = client("s3")
+        size = s3.head_object(Bucket=bucket, Key=key)["ContentLength"]
+        if size > RESULT_LIMIT:
+            return f"the stored result has {size:,} bytes, more than {RESULT_LIMIT:,}: write large results to a file"
+        s3.download_file(bucket, key, str(file))
     except ClientError as error:
         return "nothing is stored" if get_code(error) in ("404", "NoSuchKey", "NotFound") else explain(error).what
     return ""

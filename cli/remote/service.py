@@ -92,6 +92,7 @@ def _read_lines(run: str, job: str) -> list[str]:
 
 
 def _find(request: Request) -> dict[str, Any]:
+    _find_account(request).expect_own_buckets()  # the job names the bucket of its results
     return find_call(_find_place(request["local"]), request["run"])
 
 

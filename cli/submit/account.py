@@ -66,14 +66,9 @@ class SubmissionAccount:
     def check_bucket(self, bucket: str) -> str:
         """Return the number of the account that owns the bucket.
 
-        Raise Problem if the bucket does not exist, may not be used or is another account's.
-
-        From here on S3 refuses each call of this process to a bucket of another account.
+        Raise Problem if the bucket does not exist, may not be used or is another account's, also in later calls.
         """
-        from rerail.aws.clients import set_bucket_owner
-
-        owner = self.find_number("the owner of the bucket")
-        set_bucket_owner(owner)
+        owner = self.expect_own_buckets()
         try:
             client("s3").head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
@@ -83,6 +78,14 @@ class SubmissionAccount:
                 remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
                 raise Problem(f"--bucket {bucket}: there is no such bucket", remedy) from error
             client("s3").create_bucket(Bucket=bucket)
+        return owner
+
+    def expect_own_buckets(self) -> str:
+        """Have S3 refuse each call of this process to a bucket of another account; return the account's number."""
+        from rerail.aws.clients import set_bucket_owner
+
+        owner = self.find_number("the owner of the bucket")
+        set_bucket_owner(owner)
         return owner
 
     def upload_code(self, source: Source, uri: str) -> bool:

@@ -252,7 +252,8 @@ def submit(
             create_training_role(own_role.arn, account.region, split(store)[0], mailbox)
             screen.say(f"created the role {own_role.arn}: Rerail relaunches its jobs once trainingRoleArns lists it")
         if recipe:
-            build_image(recipe, built, screen)
+            job_request = replace(job_request, image=build_image(recipe, built, screen))
+            request = make_training_request(job_request)
         uploads = {**paths, CHANNEL: wheel} if job_request.agent else paths
         if upload_only:
             delivery.upload(account, job_request, source, uploads, where, screen)

@@ -1,19 +1,21 @@
 """`--dockerfile PATH`: an image built from a folder with the docker command, pushed to the account's ECR registry.
 
-The tag is a digest of the folder, so an image that is there already is neither built nor pushed again.
+The tag has a digest of the folder; jobs name the image by the digest that docker has pushed.
 """
 
 import base64
+import json
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.place import client
 from cli.submit.images import make_registry
-from cli.submit.packing import make_patterns, read_folder
+from cli.submit.packing import Source, make_patterns, read_folder
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain, get_code
@@ -29,44 +31,58 @@ def name_image(dockerfile: Path, account: str, region: str) -> str:
     return f"{make_registry(account, region)}/{REPOSITORY}:{make_tag(dockerfile)}"
 
 
-def build_image(dockerfile: Path, image: str, screen: SubmitScreen) -> None:
-    """Build and push the image of this address, unless it is there."""
+def build_image(dockerfile: Path, image: str, screen: SubmitScreen) -> str:
+    """Build and push the image of this address; return the address of what was pushed, by its digest.
+
+    Docker gets what is packed of the folder, and no secret of it. An image that the registry has under the tag is not
+    used, since others may have pushed it: docker keeps the layers that have not changed.
+    """
     shown = image.rpartition("/")[2]
-    if _is_pushed(image.rpartition(":")[2]):
-        screen.say(f"the image {shown} was built before")
-        return
     docker = shutil.which("docker")
     if not docker:
         raise Problem(
             "--dockerfile: there is no docker command on this machine",
             "install Docker, or build the image elsewhere and name it with --image",
         )
+    _ensure_repository()
     screen.say(f"building {shown} from {dockerfile}")
-    _run([docker, "build", "--platform", "linux/amd64", "-t", image, "-f", str(dockerfile), str(dockerfile.parent)])
+    build = [docker, "build", "--platform", "linux/amd64", "-t", image, "-f", dockerfile.name, "-"]
+    _run(build, _read_context(dockerfile).archive())
+    built = _ask(docker, image, "{{.Id}}").removeprefix("sha256:")
+    pushed = f"{image}-{built[:TAG_LENGTH]}"  # tags are immutable, and another machine builds another image
+    _run([docker, "tag", image, pushed])
     _log_in(docker, image)
     screen.say(f"pushing {shown}")
-    _run([docker, "push", image])
+    _run([docker, "push", pushed])
+    repository = image.rpartition(":")[0]
+    digests = _ask(docker, pushed, "{{json .RepoDigests}}")
+    for digest in json.loads(digests):
+        if digest.rpartition("@")[0] == repository:
+            return str(digest)
+    raise Problem(f"--dockerfile: docker knows no digest of {pushed}: {digests}", "push it yourself; give --image")
 
 
 def make_tag(dockerfile: Path) -> str:
     """Return the digest of the Dockerfile's folder, without what is never packed and what .dockerignore leaves out."""
+    return _read_context(dockerfile).digest[:TAG_LENGTH]
+
+
+def _read_context(dockerfile: Path) -> Source:
     ignore = dockerfile.parent / ".dockerignore"
     ignored = ignore.read_text(encoding="utf-8").splitlines() if ignore.is_file() else []
     source = read_folder(dockerfile.parent, make_patterns(ignored), entry=dockerfile.name)
-    return source.digest[:TAG_LENGTH]
+    return replace(source, files={**source.files, dockerfile.name: (dockerfile.read_bytes(), False)})
 
 
-def _is_pushed(tag: str) -> bool:
+def _ensure_repository() -> None:
     try:
-        client("ecr").describe_images(repositoryName=REPOSITORY, imageIds=[{"imageTag": tag}])
+        client("ecr").describe_repositories(repositoryNames=[REPOSITORY])
     except (ClientError, BotoCoreError) as error:
-        if get_code(error) == "RepositoryNotFoundException":
-            _create_repository()
-            return False
-        if get_code(error) == "ImageNotFoundException":
-            return False
-        raise Problem(f"--dockerfile: cannot look into ECR: {explain(error).what}", explain(error).remedy) from error
-    return True
+        if get_code(error) != "RepositoryNotFoundException":
+            raise Problem(
+                f"--dockerfile: cannot look into ECR: {explain(error).what}", explain(error).remedy
+            ) from error
+        _create_repository()
 
 
 def _create_repository() -> None:
@@ -91,13 +107,22 @@ def _log_in(docker: str, image: str) -> None:
     except (ClientError, BotoCoreError) as error:
         raise Problem(f"--dockerfile: cannot log in to ECR: {explain(error).what}", explain(error).remedy) from error
     user, _, password = base64.b64decode(token).decode().partition(":")
-    _run([docker, "login", "--username", user, "--password-stdin", image.partition("/")[0]], password)
+    _run([docker, "login", "--username", user, "--password-stdin", image.partition("/")[0]], password.encode())
 
 
-def _run(command: Sequence[str], given: str = "") -> None:
+def _run(command: Sequence[str], given: bytes = b"") -> None:
     """Run docker with its output on stderr; raise Problem if it fails."""
-    done = subprocess.run(command, input=given, text=True, stdout=2, check=False)
+    done = subprocess.run(command, input=given, stdout=2, check=False)
     if done.returncode:
         raise Problem(
             f"--dockerfile: `docker {command[1]}` ended with exit code {done.returncode}", "see its output above"
         )
+
+
+def _ask(docker: str, image: str, template: str) -> str:
+    """Return what docker knows of an image of this machine."""
+    command = [docker, "image", "inspect", "--format", template, image]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Problem(f"--dockerfile: docker does not find {image}, which it has built", "see its output above")
+    return done.stdout.strip()

@@ -16,6 +16,8 @@ from rerail.requests.supervised import CHANNEL
 # Hyperparameters of the SageMaker toolkit that hold the job's name or place.
 JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
 NAMED = 3
+# The end of the ECR repository that `rerail submit --dockerfile` pushes to.
+BUILT = ".amazonaws.com/rerail-submit"
 
 
 def find_difference(
@@ -46,7 +48,7 @@ def make_digest(request: Mapping[str, Any]) -> str:
 
 def _list_parts(request: Mapping[str, Any], entry_point: str) -> Iterator[tuple[str, str]]:
     algorithm = request.get("AlgorithmSpecification", {})
-    yield "image", algorithm.get("TrainingImage", "")
+    yield "image", _find_image(algorithm.get("TrainingImage", ""))
     words = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
     yield "entry point", json.dumps([word for word in words if word != entry_point])
     hyperparameters = request.get("HyperParameters", {})
@@ -60,6 +62,13 @@ def _list_parts(request: Mapping[str, Any], entry_point: str) -> Iterator[tuple[
     for channel in request.get("InputDataConfig", ()):
         name = channel["ChannelName"]
         yield f"channel {name}", _get_bucket(_get_uri(channel)) if name == CHANNEL else ""
+
+
+def _find_image(image: str) -> str:
+    """Return the image, or the repository of one that `rerail submit` builds: each build has a digest of its own."""
+    folder, _, name = image.partition("@")[0].rpartition("/")
+    repository = f"{folder}/{name.partition(':')[0]}"
+    return repository if repository.endswith(BUILT) else image
 
 
 def _get_uri(channel: Mapping[str, Any]) -> str:

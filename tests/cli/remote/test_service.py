@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 from rerail_cli import CallRefused, RemoteError, RunHeld, RunStopped, attach, remote
-from rerail_cli.functions import decorator, future
+from rerail_cli.functions import decorator, future, job
 from rerail_cli.functions.envelope import KEY_VARIABLE, make_name, sign
 from rerail_cli.functions.service_client import ServiceClient
 
@@ -177,6 +178,27 @@ def test_a_stopped_and_a_lost_result_say_where_to_look(account, place_of):
     place_of(make_run(lost.run, RunState.COMPLETED))
     with pytest.raises(RemoteError, match=r"has completed, and its result cannot be read \(nothing is stored\)"):
         lost.result()
+
+
+def test_a_result_without_end_fills_no_disk(account, place_of, monkeypatch, tmp_path):
+    """Who may write to the bucket may leave anything there; it is not even fetched."""
+    monkeypatch.setattr(observation, "RESULT_LIMIT", 1000)
+    submitted = double.submit(4)
+    client("s3").put_object(Bucket=BUCKET, Key=f"rerail/{submitted.run}/results/{submitted.run}", Body=b"x" * 1001)
+    place_of(make_run(submitted.run, RunState.COMPLETED))
+    with pytest.raises(RemoteError, match=r"the stored result has 1,001 bytes, more than 1,000: write large results"):
+        submitted.result()
+
+
+def test_a_job_stores_its_result_in_a_bucket_of_its_account_alone(account, monkeypatch):
+    """The environment of the job names the bucket."""
+    asked = []
+    client_of_the_job = boto3.client("s3", region_name=REGION)
+    client_of_the_job.meta.events.register("before-parameter-build.s3", lambda params, **_: asked.append(dict(params)))
+    monkeypatch.setattr(boto3, "client", lambda service: client_of_the_job)
+    monkeypatch.setenv("TRAINING_JOB_ARN", "arn:aws:sagemaker:eu-west-1:123456789012:training-job/gpt")
+    job._store(f"s3://{BUCKET}/results/gpt", b"")
+    assert [params["ExpectedBucketOwner"] for params in asked] == ["123456789012"]
 
 
 def test_an_interrupted_wait_leaves_the_run_alone(account, place_of, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """Preparations of `rerail submit`: a role, an image, and the address of another run's checkpoint."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from moto import mock_aws
 from cli.place import Place
 from cli.submit import docker_image, training_role
 from cli.submit.account import ROLE_KNOWN_WITHIN_S, ROLE_PAUSE_S, SubmissionAccount
-from cli.submit.docker_image import REPOSITORY, build_image, make_tag, name_image
+from cli.submit.docker_image import REPOSITORY, TAG_LENGTH, build_image, make_tag, name_image
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.submit.start import find_start
@@ -26,7 +25,12 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ACCOUNT = "123456789012"
 DOCKER = """#!/bin/sh
 echo "$@" >> "{log}"
-case "$1" in login) cat >> "{log}"; echo >> "{log}";; esac
+case "$*" in
+    login*) cat >> "{log}"; echo >> "{log}";;
+    build*) tar -tz >> "{log}";;
+    *.Id*) echo sha256:{id};;
+    *RepoDigests*) echo '["mallory.io/x@sha256:0", "'"${{5%:*}}"'@sha256:{digest}"]';;
+esac
 exit {code}
 """
 
@@ -45,7 +49,7 @@ def docker(monkeypatch, tmp_path):
 
     def install(code: int = 0) -> Path:
         program = folder / "docker"
-        program.write_text(DOCKER.format(log=log, code=code))
+        program.write_text(DOCKER.format(log=log, code=code, id="1" * 64, digest="d" * 64))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
         return log
@@ -128,29 +132,34 @@ def test_a_new_role_is_waited_for(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_image_is_built_and_pushed_once_for_each_state_of_its_folder(aws, docker, context):
-    """Its repository is created, docker gets ECR's password on stdin, and the tag names the folder's content."""
+def test_an_image_is_built_of_what_is_packed_and_named_by_its_digest(aws, docker, context):
+    """Its repository is created, docker gets ECR's password on stdin, and the tag names the folder's content.
+
+    An image that the registry has under that tag may be anybody's: it is built again.
+    """
     log, screen = docker(), SubmitScreen(False)
+    (context.parent / ".env").write_text("TOKEN=1")
     image = name_image(context, ACCOUNT, REGION)
-    assert image == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{REPOSITORY}:{make_tag(context)}"
-    build_image(context, image, screen)
-    calls = log.read_text().splitlines()
-    assert calls[0] == f"build --platform linux/amd64 -t {image} -f {context} {context.parent}"
-    assert calls[1] == f"login --username AWS --password-stdin {image.partition('/')[0]}"
-    assert calls[2] == f"{ACCOUNT}-auth-token" and calls[3:] == [f"push {image}"]
-    (repository,) = client("ecr").describe_repositories()["repositories"]
-    assert repository["repositoryName"] == REPOSITORY and repository["imageTagMutability"] == "IMMUTABLE"
-    manifest = json.dumps({"schemaVersion": 2, "config": {}, "layers": []})
-    kind = "application/vnd.docker.distribution.manifest.v2+json"
-    client("ecr").put_image(
-        repositoryName=REPOSITORY,
-        imageManifest=manifest,
-        imageManifestMediaType=kind,
-        imageTag=make_tag(context),
-    )
-    log.unlink()
-    build_image(context, image, screen)
-    assert not log.exists(), "it was there"
+    repository, tag = image.rpartition(":")[::2]
+    assert (repository, tag) == (f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{REPOSITORY}", make_tag(context))
+    for _ in range(2):
+        assert build_image(context, image, screen) == f"{repository}@sha256:{'d' * 64}"
+        pushed = f"{image}-{'1' * TAG_LENGTH}"
+        calls = log.read_text().splitlines()
+        assert calls == [
+            f"build --platform linux/amd64 -t {image} -f Dockerfile -",
+            "Dockerfile",
+            "train.py",
+            f"image inspect --format {{{{.Id}}}} {image}",
+            f"tag {image} {pushed}",
+            f"login --username AWS --password-stdin {repository.partition('/')[0]}",
+            f"{ACCOUNT}-auth-token",
+            f"push {pushed}",
+            f"image inspect --format {{{{json .RepoDigests}}}} {pushed}",
+        ]
+        log.unlink()
+    (found,) = client("ecr").describe_repositories()["repositories"]
+    assert found["repositoryName"] == REPOSITORY and found["imageTagMutability"] == "IMMUTABLE"
     (context.parent / "train.py").write_text("x = 2\n")
     assert name_image(context, ACCOUNT, REGION) != image
 

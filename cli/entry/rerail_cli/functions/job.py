@@ -163,8 +163,10 @@ def _store(uri: str, content: bytes) -> None:
     import boto3
 
     bucket, _, key = uri[len("s3://") :].partition("/")
+    account = os.environ.get("TRAINING_JOB_ARN", "").split(":")[4:5]
+    owner = {"ExpectedBucketOwner": account[0]} if account else {}
     try:
-        boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content)
+        boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content, **owner)
     except Exception:
         sys.stderr.write(f"rerail: cannot store the result: the job's role needs s3:PutObject on {uri}\n")
         raise
