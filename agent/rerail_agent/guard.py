@@ -60,6 +60,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 Save = Callable[[str], str | os.PathLike[str] | None]
+# SageMaker begins to end the instances of reserved capacity 30 minutes before that ends.
+BEFORE_END_S = 35 * 60.0
 LAST_REPORTS_S = 5.0
 # The same at the exit of an interpreter whose script has not called close().
 EXIT_REPORTS_S = 2.0
@@ -119,6 +121,7 @@ class Guard:
             "tracking", lambda: Tracking.from_environment(self._identity, environment), None
         )
         self._closed = False
+        self._asked_at_end = False
         self._restarted = self._identity.restart > 0  # and no step since then is done yet
         for part, start in (
             ("SIGTERM", self._install_handler),
@@ -175,7 +178,7 @@ class Guard:
         self._isolation.run("telemetry", lambda: self._record_step(step, loss, grad_norm, tokens, lr, extra, log), None)
         if (tracking := self._tracking) is not None and self._is_first():
             self._isolation.run("tracking", lambda: tracking.on_step(step), None)
-        if self._schedule is not None and self._is_first():
+        if self._is_first():
             self._isolation.run("save schedule", self._ask_periodically, None)
         if self._agreement.size > 1 and self._is_first():
             self._isolation.run("rank times", self._ask_to_compare, None)
@@ -373,6 +376,11 @@ class Guard:
         return SaveSchedule(settings.interval, self._progress, mtbf_s=settings.mtbf_s)
 
     def _ask_periodically(self) -> None:
+        ends = self._settings.capacity_ends
+        if ends is not None and not self._asked_at_end and time.time() >= ends - BEFORE_END_S:
+            self._asked_at_end = True
+            print_line("the reserved capacity ends soon: asking for a checkpoint")
+            self._agreement.raise_flag(agreement.INTERVAL)
         ranks = max(self._agreement.size, self._agreement.expected)
         if self._schedule is not None and self._schedule.is_due(ranks=ranks):
             self._agreement.raise_flag(agreement.INTERVAL)

@@ -16,6 +16,8 @@ S = TypeVar("S", Thresholds, SaveInterval)
 SHORTEST_S = 0.05
 OFF = ("off", "0", "false", "no")
 HIGHEST_RATE = 1000.0
+# Set by SageMaker in jobs on reserved capacity.
+CAPACITY_VARIABLE = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class AgentSettings:
     interval: SaveInterval = SaveInterval()
     # The mean time between failures that the supervisor has estimated; None: not known.
     mtbf_s: float | None = None
+    # When the reserved capacity of a training plan ends, in seconds since 1970; None: not known, or not reserved.
+    capacity_ends: float | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], log: Log) -> "AgentSettings":
@@ -43,6 +47,7 @@ class AgentSettings:
             detection=_read_thresholds(environment.get("RERAIL_DETECTION", ""), log),
             interval=_read_interval(environment.get("RERAIL_SAVE_INTERVAL", ""), log),
             mtbf_s=_read_seconds(environment, "RERAIL_MTBF_SECONDS", 0.0, log) or None,
+            capacity_ends=_read_capacity_end(environment.get(CAPACITY_VARIABLE, ""), log),
         )
 
 
@@ -76,6 +81,16 @@ def _read_seconds(environment: Mapping[str, str], name: str, default: float, log
         log(f"{name}={text!r}: must be a number of seconds, {SHORTEST_S} or more; taking {default:g}")
         return default
     return seconds
+
+
+def _read_capacity_end(text: str, log: Log) -> float | None:
+    """Return the time in seconds since 1970; SageMaker gives it in milliseconds, and 0 where nothing is reserved."""
+    try:
+        milliseconds = int(text or 0)
+    except ValueError:
+        log(f"{CAPACITY_VARIABLE}={text!r:.100}: not a number of milliseconds; the end of the capacity is not known")
+        return None
+    return milliseconds / 1000 if milliseconds > 0 else None
 
 
 def _read_thresholds(text: str, log: Log) -> Thresholds:

@@ -72,7 +72,7 @@ def submit(
     retries: Annotated[
         int | None, typer.Option(help="How often SageMaker itself tries again after an internal error, at most 30.")
     ] = None,
-    keep_alive: Annotated[str, typer.Option(help="Keep the machines warm so long after the job, at most 60m.")] = "",
+    keep_alive: Annotated[str, typer.Option(help="Keep the machines warm so long after the job, at most 6h.")] = "",
     input: Annotated[list[str] | None, typer.Option(help="CHANNEL=s3://... or CHANNEL=PATH to upload.")] = None,
     hyperparameter: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the script.")] = None,
     shard: Annotated[

@@ -14,7 +14,7 @@ from rerail.model.policy import DURATION, UNIT_SECONDS
 from rerail.requests.supervised import supervised
 
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-WARMEST_S = 3600
+WARMEST_S = 21_600  # of the API; a quota may be smaller
 MOST_RETRIES = 30
 
 
@@ -122,7 +122,7 @@ def _check(job: JobRequest) -> None:
     if job.count < 1:
         raise Problem(f"--count {job.count}: at least one machine is needed", "leave it out for one")
     if job.keep_alive_s > WARMEST_S:
-        raise Problem(f"--keep-alive: {job.keep_alive_s} s is more than SageMaker keeps", "at most 60m")
+        raise Problem(f"--keep-alive: {job.keep_alive_s} s is more than SageMaker keeps", "at most 6h")
     if job.keep_alive_s and job.spot:
         raise Problem("--keep-alive: SageMaker keeps no spot machines", "leave out --spot or --keep-alive")
     if job.spot and job.max_wait_s < job.max_runtime_s:

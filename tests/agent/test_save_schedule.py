@@ -17,6 +17,7 @@ from rerail_agent import manifests
 from rerail_agent.hf import AUTOMATIC_KEPT, RerailCallback
 from rerail_agent.progress import Progress
 from rerail_agent.save_schedule import SaveSchedule, expect_mtbf_s
+from rerail_agent.settings import CAPACITY_VARIABLE
 from tests.agent import loops
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import Ranks, environment_of
@@ -154,6 +155,22 @@ def test_one_setting_turns_it_off_and_so_does_an_unreadable_one(new_guard, bucke
 
 def test_outside_a_training_job_only_the_script_saves(new_guard):
     assert new_guard(RERAIL_SAVE_INTERVAL=ALWAYS)._schedule is None
+
+
+@pytest.mark.parametrize(
+    ("minutes", "asked"), [(-5, 1), (20, 1), (34, 1), (36, 0), (600, 0), (None, 0), ("soon", 0), ("0", 0)]
+)
+def test_a_checkpoint_is_asked_for_once_before_reserved_capacity_ends(new_guard, capfd, minutes, asked):
+    """SageMaker ends the machines of a training plan from 30 minutes before its end on; the script may save rarely."""
+    text = str(int((time.time() + minutes * 60) * 1000)) if isinstance(minutes, int) else minutes
+    variables = {"RERAIL_SAVE_INTERVAL": "off", **({CAPACITY_VARIABLE: text} if text is not None else {})}
+    guard, saves = new_guard(**variables), []
+    for step in range(4):
+        guard.step(step=step, loss=1.0)
+        saves += [step] if guard.wants_checkpoint else []
+    assert len(saves) == asked
+    said = capfd.readouterr().err
+    assert ("capacity ends soon" in said) == bool(asked) and ("not a number" in said) == (minutes == "soon")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from rerail.model.codec import BadRecord, dumps, loads
 from rerail.model.errors import BadMessage
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from rerail.orchestration.orchestrator import ADOPTED_WITHIN, MOST_OF_A_JOB, MOST_WAITS, Orchestrator
+from rerail.orchestration.orchestrator import ADOPTED_WITHIN, MOST_OF_A_JOB, MOST_WAITS, REFUSED_WITHIN, Orchestrator
 from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message, read_task
 from rerail.requests.identity import make_digest
 from rerail.requests.states import EXECUTION_VARIABLE
@@ -228,12 +228,26 @@ def test_a_job_that_never_becomes_a_run_fails_its_step_and_a_cancelled_one_is_st
     waiting.callers.states["cancelled"] = CallerState.CANCELLED
     waiting.orchestrator.check_all()
     assert set(waiting.waits.kept) == {"token", "cancelled"} and not waiting.commands
-    waiting.world.clock.pass_by(ADOPTED_WITHIN + timedelta(minutes=1))
+    waiting.world.clock.pass_by(REFUSED_WITHIN + timedelta(minutes=1))
+    waiting.orchestrator.check(WAIT)
+    assert not waiting.callers.answers, "nobody has looked at the job yet: Rerail itself may be late"
+    waiting.world.clock.pass_by(ADOPTED_WITHIN)
     waiting.orchestrator.check(WAIT)
     assert waiting.callers.answers["token"][0] == "Rerail.NotSupervised"
     waiting.world.supervisor().handle(JobStateChanged("gpt"))
     waiting.orchestrator.check_all()
     assert len(waiting.commands) == 1 and not waiting.waits.kept
+
+
+def test_a_job_that_was_looked_at_and_refused_fails_its_step_soon():
+    waiting = Waiting(adopted=False)
+    waiting.world.sagemaker.job_tags["gpt"] = {}
+    waiting.world.supervisor().handle(JobStateChanged("gpt"))
+    waiting.orchestrator.begin(WAIT)
+    assert not waiting.callers.answers
+    waiting.world.clock.pass_by(REFUSED_WITHIN + timedelta(minutes=1))
+    waiting.orchestrator.check(WAIT)
+    assert waiting.callers.answers["token"][0] == "Rerail.NotSupervised"
 
 
 def test_a_wait_that_cannot_be_checked_does_not_hold_up_the_others():

@@ -129,7 +129,8 @@ class ObjectMover:
                 advice="find out who wrote it, move it elsewhere, then release the run",
             )
         else:
-            client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
+            # What its owner has written since is not deleted.
+            client("s3").delete_object(Bucket=self.bucket, Key=move.source.key, IfMatch=source["ETag"])
 
     def _read_tags(self, key: str) -> str:
         """Return the object's tags as a query string: permissions may depend on them."""

@@ -30,8 +30,9 @@ from rerail.orchestration.waits import (
 from rerail.ports import Policies, Runs
 from rerail.requests.identity import find_other_place, make_digest
 
-# A tagged job becomes a run with its first event, or with the next sweep.
-ADOPTED_WITHIN = timedelta(minutes=10)
+# A tagged job becomes a run with its first event, or with the next sweep; one that was looked at and refused does not.
+# While Rerail's functions fail, both come late.
+REFUSED_WITHIN, ADOPTED_WITHIN = timedelta(minutes=10), timedelta(hours=2)
 # All are read each minute; a person waits for a job with one execution, or a few.
 MOST_WAITS, MOST_OF_A_JOB = 1_000, 20
 # The limit of both systems is larger.
@@ -132,7 +133,10 @@ class Orchestrator:
         return find_other_place(request, wait.places)
 
     def _is_too_late(self, wait: RunWait) -> bool:
-        return self.clock() - wait.since > ADOPTED_WITHIN
+        """Return whether the job, which is no run, will not become one."""
+        age = self.clock() - wait.since
+        is_refused = age > REFUSED_WITHIN and not self.runs.find_unknown_jobs([wait.job])
+        return is_refused or age > ADOPTED_WITHIN
 
     def _answer(self, wait: RunWait, send: Callable[[], None]) -> None:
         """Send the answer, then forget the wait; if the function ends in between, the repetition finds nobody."""

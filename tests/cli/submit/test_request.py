@@ -92,7 +92,7 @@ def test_channels_and_environment_are_those_asked_for():
         ({"name": "x" * 64}, "--name", "1-63"),
         ({"instance_type": "ml.g5.xlrage"}, "--instance-type ml.g5.xlrage", "did you mean ml.g5.xlarge"),
         ({"count": 0}, "--count 0", "leave it out"),
-        ({"keep_alive_s": 7200}, "--keep-alive", "at most 60m"),
+        ({"keep_alive_s": 22_000}, "--keep-alive", "at most 6h"),
         ({"keep_alive_s": 60, "spot": True, "max_wait_s": 90000}, "--keep-alive", "leave out --spot"),
         ({"spot": True, "max_wait_s": 60}, "--max-wait", "together"),
         ({"metrics": {"loss": "Loss: ("}}, "--metric loss: not a regular", "quote"),
