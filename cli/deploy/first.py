@@ -1,7 +1,7 @@
 """Deploy a stack for the first time in two steps: the second one protects its tables, and pages when no sweep comes.
 
 CloudFormation could not remove a protected table if the first step failed. The alarm on missing sweeps would page
-before the first one.
+before the first one, and every new alarm would say that it is OK.
 """
 
 import time
@@ -23,11 +23,11 @@ def make_first_template(template: Mapping[str, Any], *, is_import: bool) -> dict
     for resource in changed["Resources"].values():
         if resource["Type"] == "AWS::DynamoDB::Table" and not is_import:
             resource["Properties"].pop("DeletionProtectionEnabled", None)
-        if (
-            resource["Type"] == "AWS::CloudWatch::Alarm"
-            and resource["Properties"].get("TreatMissingData") == "breaching"
-        ):
-            resource["Properties"]["TreatMissingData"] = "notBreaching"
+        if resource["Type"] in ("AWS::CloudWatch::Alarm", "AWS::CloudWatch::CompositeAlarm"):
+            # A new alarm is evaluated at once, and would say OK to whoever is paged.
+            resource["Properties"].pop("OKActions", None)
+            if resource["Properties"].get("TreatMissingData") == "breaching":
+                resource["Properties"]["TreatMissingData"] = "notBreaching"
     return changed
 
 

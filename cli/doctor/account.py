@@ -80,10 +80,17 @@ def deployed_policies(deployment: Deployment) -> Check:
 
 
 def table(deployment: Deployment) -> Check:
-    """The runs can be read."""
+    """The runs can be read, and the deployment has been completed: its second step protects them."""
     name = deployment.output("TableName")
-    status = deployment.client("dynamodb").describe_table(TableName=name)["Table"]["TableStatus"]
-    return ok(name) if status == "ACTIVE" else broken(f"{name} is {status}", "look at it in the DynamoDB console")
+    described = deployment.client("dynamodb").describe_table(TableName=name)["Table"]
+    if (status := described["TableStatus"]) != "ACTIVE":
+        return broken(f"{name} is {status}", "look at it in the DynamoDB console")
+    if not described.get("DeletionProtectionEnabled"):
+        return warn(
+            f"{name} is not protected, and missing sweeps page nobody: the first deployment was interrupted",
+            "`rerail deploy` completes it",
+        )
+    return ok(name)
 
 
 def bus(deployment: Deployment) -> Check:

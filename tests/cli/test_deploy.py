@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from cli.deploy import cdk, choices, target
 from cli.deploy.command import _Deployment, _Removal
-from cli.deploy.first import wait_for_sweep
+from cli.deploy.first import make_first_template, wait_for_sweep
 from cli.project import ROOT, read_choices
 from tests.cli.cloud import Cloud, Deployed, refused
 
@@ -79,6 +79,23 @@ def test_who_may_only_assume_the_roles_of_the_bootstrap_can_deploy(monkeypatch):
     session = here.client("ssm", role=target.LOOKUP_ROLE)
     assert session._request_signer._credentials.access_key == arn
     assert here.client("sqs") == "the caller's sqs"
+
+
+@pytest.mark.parametrize("is_import", [False, True])
+def test_the_first_step_protects_no_new_table_and_tells_nobody_that_all_is_well(is_import):
+    """CloudWatch evaluates a new alarm at once, and carries out the action of the state that it finds."""
+    alarm = {"AlarmActions": ["page"], "TreatMissingData": "breaching"}
+    template = {
+        "Resources": {
+            "Runs": {"Type": "AWS::DynamoDB::Table", "Properties": {"DeletionProtectionEnabled": True}},
+            "NoSweep": {"Type": "AWS::CloudWatch::Alarm", "Properties": {**alarm, "OKActions": ["page"]}},
+            "Unhealthy": {"Type": "AWS::CloudWatch::CompositeAlarm", "Properties": {"OKActions": ["inform"]}},
+        }
+    }
+    changed = make_first_template(template, is_import=is_import)["Resources"]
+    assert changed["NoSweep"]["Properties"] == {"AlarmActions": ["page"], "TreatMissingData": "notBreaching"}
+    assert changed["Unhealthy"]["Properties"] == {}
+    assert ("DeletionProtectionEnabled" in changed["Runs"]["Properties"]) == is_import
 
 
 def test_a_sweep_that_never_comes_is_waited_for_a_while():

@@ -95,6 +95,7 @@ def test_a_first_deployment_ends_with_protection_and_without_an_alarm(first: dic
     assert table["DeletionProtectionEnabled"] is True
     alarms = empty.client("cloudwatch").describe_alarms()["MetricAlarms"]
     assert [alarm["TreatMissingData"] for alarm in alarms if "NoSweep" in alarm["AlarmName"]] == ["breaching"]
+    assert all(alarm["OKActions"] for alarm in alarms), "whoever is paged hears of the end"
     assert "waiting for the first sweep, before its absence may page\n  it has come\n" in first["said"]
     assert [alarm["AlarmName"] for alarm in alarms if alarm["StateValue"] == "ALARM"] == []
 

@@ -61,7 +61,7 @@ SOUND: dict[str, Any] = {
     "lambda.get_account_settings": {"AccountLimit": {"UnreservedConcurrentExecutions": 1000}},
     "ssm.get_parameters_by_path": {"Parameters": deployed_texts()},
     "ssm.get_parameter": {"Parameter": {"Value": "on"}},
-    "dynamodb.describe_table": {"Table": {"TableStatus": "ACTIVE"}},
+    "dynamodb.describe_table": {"Table": {"TableStatus": "ACTIVE", "DeletionProtectionEnabled": True}},
     "dynamodb.get_item": {"Item": {}},
     "events.describe_event_bus": {},
     "events.put_events": {"FailedEntryCount": 0, "Entries": [{"EventId": "1"}]},
@@ -173,6 +173,7 @@ def test_messages_that_are_worked_on_are_no_dead_letters():
 
 
 WARNED = {
+    "an_interrupted_first_deployment": ("table", {"dynamodb.describe_table": {"Table": {"TableStatus": "ACTIVE"}}}),
     "a_pause": ("pause", {"ssm.get_parameter": {"Parameter": {"Value": "off"}}}),
     "nobody_on_call": ("people", {"sns.list_subscriptions_by_topic": {"Subscriptions": []}}),
     "an_unconfirmed_address": (
