@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from cli.submit.defaults import check_project_path, check_project_paths
+from cli.submit.defaults import check_project_path, check_project_paths, list_project_folders
 from cli.submit.problem import Problem
 
 FILE = "rerail.toml"
@@ -78,17 +78,15 @@ class Chain:
 
 
 def find_file(given: Path | None, folder: Path) -> Path:
-    """Return the given file, or that of the given folder, or the nearest at or above `folder` in its repository."""
+    """Return the given file, or that of the given folder, or the nearest at or above `folder` in its project."""
     if given is not None:
         file = (given / FILE if given.is_dir() else given).absolute()
         if not file.is_file():
             raise Problem(f"--file {given}: there is no such file", "name a file with tables [chain.NAME.TASK]")
         return file
-    for parent in (folder, *folder.parents):
+    for parent in list_project_folders(folder, Path.home()):
         if (parent / FILE).is_file():
             return parent / FILE
-        if (parent / ".git").exists():
-            break
     raise Problem(f"there is no {FILE} at or above {folder}", "write one with tables [chain.NAME.TASK], or use --file")
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from cli.place import Place
 from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
-from cli.submit.command import DAY, PREFIX, USUAL_INSTANCE, make_local_entrypoint
+from cli.submit.command import DAY, USUAL_INSTANCE, make_local_entrypoint
 from cli.submit.defaults import read_defaults
 from cli.submit.images import PYTORCH, VERSIONS
 from cli.submit.packing import Source, make_patterns, pack_dependencies, read_folder
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from cli.submit.screen import SubmitScreen
+from cli.submit.training_role import PREFIX
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 from rerail.requests.supervised import CHANNEL
 

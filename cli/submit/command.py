@@ -24,15 +24,14 @@ from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from cli.submit.screen import SubmitScreen
 from cli.submit.start import START_CHANNEL, find_start
+from cli.submit.training_role import PREFIX, plan_role
 from cli.submit.training_role import create_role as create_training_role
-from cli.submit.training_role import plan_role
 from rerail.model.run import make_run_id
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 from rerail.requests.supervised import CHANNEL
 
 USUAL_INSTANCE, DAY = "ml.m5.xlarge", "24h"
 SCRIPT_MODE = Path(__file__).with_name("script_mode.py")
-PREFIX = "rerail"
 MODEL_CHANNEL = "model"
 TENSORFLOWS = DEFAULTS[TENSORFLOW]
 Follow = Annotated[bool, typer.Option("--follow", help="Print the logs of all attempts, and what becomes of the run.")]

@@ -57,11 +57,22 @@ def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
 
 
 def _places(folder: Path, home: Path) -> Iterator[Path]:
-    for parent in (folder, *folder.parents):
-        if (parent / FILE).is_file() or (parent / ".git").exists() or parent == home:
+    for parent in list_project_folders(folder, home):
+        if (parent / FILE).is_file():
             yield parent / FILE
             break
     yield home / ".config" / FILE
+
+
+def list_project_folders(folder: Path, home: Path) -> list[Path]:
+    """Return the folder and those above it in which a file may be the project's, the nearest first.
+
+    They end with the repository, the home folder or the current one. What lies above may be anybody's, as in /tmp.
+    """
+    parents = (folder, *folder.parents)
+    repository = next((parent for parent in parents if (parent / ".git").exists()), None)
+    top = repository or next((place for place in (home, Path.cwd()) if place in parents), folder)
+    return list(parents[: parents.index(top) + 1])
 
 
 def _check_owner(path: Path, folder: Path) -> None:

@@ -30,6 +30,12 @@ def make_trust(account: str) -> dict[str, Any]:
     }
 
 
+# In the bucket, the folder of everything that `rerail submit` uploads and jobs write.
+PREFIX = "rerail"
+SHARED = ("code/*/sourcedir.tar.gz", "agent/*.whl", "chains/*/chain.json")
+WRITES = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+
+
 def make_policy(partition: str, region: str, account: str, buckets: list[str], mailbox: str = "") -> dict[str, Any]:
     """Return what a job may do: its buckets, the agent's part of the mailbox, its log, its metrics, and images."""
     arn = f"arn:{partition}"
@@ -38,10 +44,14 @@ def make_policy(partition: str, region: str, account: str, buckets: list[str], m
         "Version": "2012-10-17",
         "Statement": [
             _allow(["s3:ListBucket"], [f"{arn}:s3:::{bucket}" for bucket in buckets]),
-            _allow(
-                ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-                [f"{arn}:s3:::{bucket}/*" for bucket in buckets],
-            ),
+            _allow(["s3:GetObject"], [f"{arn}:s3:::{bucket}/*" for bucket in buckets]),
+            _allow(WRITES, [f"{arn}:s3:::{bucket}/{PREFIX}/*" for bucket in buckets]),
+            # What other jobs run, and what chains remember, is written by people.
+            {
+                "Effect": "Deny",
+                "Action": WRITES,
+                "Resource": [f"{arn}:s3:::{bucket}/{PREFIX}/{name}" for bucket in buckets for name in SHARED],
+            },
             *(_allow_mailbox(f"{arn}:s3:::{mailbox}") if mailbox else ()),
             _allow(
                 ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],

@@ -46,6 +46,7 @@ def folder(monkeypatch, tmp_path) -> Path:
     monkeypatch.setattr("cli.submit.delivery.find_deployment", lambda screen: None)
     folder = tmp_path / "project"
     (folder / "code").mkdir(parents=True)
+    (folder / ".git").mkdir()
     for name in ("prepare.py", "train.py"):
         (folder / "code" / name).write_text("print('hello')\n")
     (folder / "labels.csv").write_text("1\n")

@@ -68,9 +68,11 @@ def test_a_chain_is_named_where_the_file_has_several(tmp_path):
 def test_the_file_is_looked_for_up_to_the_root_of_the_repository(tmp_path):
     (tmp_path / "rerail.toml").write_text("")
     inner = tmp_path / "repository" / "inner"
-    inner.mkdir(parents=True)
-    assert find_file(None, inner) == tmp_path / "rerail.toml"
+    (inner / "deep").mkdir(parents=True)
     (tmp_path / "repository" / ".git").mkdir()
+    (inner / "rerail.toml").write_text("")
+    assert find_file(None, inner / "deep") == inner / "rerail.toml"
+    (inner / "rerail.toml").unlink()
     with pytest.raises(Problem, match=r"no rerail\.toml"):
         find_file(None, inner)
     with pytest.raises(Problem, match="no such file"):

@@ -82,9 +82,12 @@ def test_a_role_that_exists_is_taken_and_a_missing_one_is_created_with_little(aw
     assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
     policy = client("iam").get_role_policy(RoleName=training_role.DEFAULT_ROLE, PolicyName=training_role.POLICY)
     statements = policy["PolicyDocument"]["Statement"]
-    written = [s["Resource"] for s in statements if "s3:PutObject" in s["Action"]]
+    written = [s["Resource"] for s in statements if "s3:PutObject" in s["Action"] and s["Effect"] == "Allow"]
+    (denied,) = (s["Resource"] for s in statements if s["Effect"] == "Deny")
+    folder = "arn:aws:s3:::sagemaker-bucket/rerail"
+    assert denied == [f"{folder}/code/*/sourcedir.tar.gz", f"{folder}/agent/*.whl", f"{folder}/chains/*/chain.json"]
     assert written == [
-        ["arn:aws:s3:::sagemaker-bucket/*"],
+        ["arn:aws:s3:::sagemaker-bucket/rerail/*"],
         ["arn:aws:s3:::mailbox/runs/*/heartbeat.json", "arn:aws:s3:::mailbox/runs/*/reports/*"],
     ]
     for statement in statements:

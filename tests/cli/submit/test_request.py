@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
-from cli.chains.definition import parse_chain
+from cli.chains.definition import find_file, parse_chain
 from cli.submit.account import find_refusal
 from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, find_aws_image
@@ -171,6 +171,7 @@ def test_defaults_come_from_the_project_and_from_the_person(tmp_path):
     home, project = tmp_path / "home", tmp_path / "project"
     (home / ".config").mkdir(parents=True)
     (project / "vision" / "mnist").mkdir(parents=True)
+    (project / ".git").mkdir()
     (home / ".config" / "rerail.toml").write_text('[submit]\nrole = "Mine"\nbucket = "mine"\n')
     (project / "rerail.toml").write_text('[submit]\nrole = "Ours"\ncount = 2\ntags = { team = "vision" }\n')
     found = read_defaults(project / "vision" / "mnist", home)
@@ -196,10 +197,27 @@ def test_a_mistake_in_the_defaults_is_named_with_its_file(tmp_path: Path, text, 
 
 
 @pytest.mark.threat("T33")
+def test_without_a_repository_a_file_above_is_not_the_projects(tmp_path: Path, monkeypatch):
+    """As in /tmp: unless the home folder, or the current one, lies above too."""
+    (tmp_path / "rerail.toml").write_text('[submit]\nbucket = "mallorys"\n')
+    below = tmp_path / "work" / "deep"
+    below.mkdir(parents=True)
+    assert read_defaults(below, tmp_path / "home" / "me") == {}
+    with pytest.raises(Problem, match=r"no rerail\.toml at or above"):
+        find_file(None, below)
+    assert read_defaults(below, tmp_path) == {"bucket": "mallorys"}
+    monkeypatch.chdir(tmp_path)
+    assert read_defaults(below, tmp_path / "home" / "me") == {"bucket": "mallorys"}
+    (tmp_path / "work" / ".git").mkdir()
+    assert read_defaults(below, tmp_path) == {}
+
+
+@pytest.mark.threat("T33")
 def test_the_defaults_of_another_user_in_a_folder_above_are_refused(tmp_path: Path, monkeypatch):
     """Anybody may write to a shared folder above; a file of root's there is an administrator's."""
     (tmp_path / "rerail.toml").write_text('[submit]\nbucket = "mallorys"\n')
     (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
     stat = os.stat
     monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=4321, st_mode=stat(path).st_mode))
     monkeypatch.setattr(os, "getuid", lambda: 1234)
