@@ -169,6 +169,7 @@ def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_ru
         raise Problem(
             f"--continue {task}: its run {earlier} is {progress.state.value}", "only a held or stopped run is continued"
         )
+    runner.make_plan()  # looks at the sources
     results = runner.results
     sources = {source: runner.runs[source].run for source in runner.chain.tasks[task].sources}
     if missing := [source for source, run in sources.items() if run not in results]:

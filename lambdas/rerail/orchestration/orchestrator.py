@@ -32,7 +32,7 @@ from rerail.requests.identity import find_other_place, make_digest
 
 # A tagged job becomes a run with its first event, or with the next sweep; one that was looked at and refused does not.
 # While Rerail's functions fail, both come late.
-REFUSED_WITHIN, ADOPTED_WITHIN = timedelta(minutes=10), timedelta(hours=2)
+REFUSED_WITHIN, ADOPTED_WITHIN = timedelta(minutes=10), timedelta(minutes=30)
 # All are read each minute; a person waits for a job with one execution, or a few.
 MOST_WAITS, MOST_OF_A_JOB = 1_000, 20
 # The limit of both systems is larger.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cli.chains.command import continue_run
 from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.fingerprints import TaskFacts
 from cli.chains.graph import find_dependents
@@ -298,6 +299,22 @@ def test_what_changes_back_is_complete_still_and_is_the_task_from_then_on():
     back = make_runner(DIAMOND, world, facts_of(DIAMOND))
     assert {one.step for one in back.run().values()} == {TaskStep.SKIP} and len(world.started) == 5
     assert back.records.record.runs["e"] == back.runs["e"].run
+
+
+def test_a_held_task_is_continued_with_what_its_sources_have_left():
+    world = World(ends={"b": TaskState.HELD})
+    before = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    before.run()
+    given = {}
+
+    class Submitter:
+        def continue_run(self, task, *, run, places):
+            given[run] = places
+            return ()
+
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND, b="2"))
+    continue_run(runner, Submitter(), "b", dry_run=False)
+    assert given == {before.runs["b"].run: {"i": before.results[before.runs["a"].run].artifacts["output"]}}
 
 
 @pytest.mark.threat("T35")
