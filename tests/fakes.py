@@ -148,6 +148,9 @@ class FakeRuns:
         self.ignored[job_name] = reason
         return new
 
+    def is_ignored(self, job_name: str) -> bool:
+        return job_name in self.ignored
+
     def confirm_delivery(self, id: str, *, until: datetime) -> None:
         self.delivered[id] = until
 

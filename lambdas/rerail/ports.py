@@ -39,6 +39,9 @@ class Runs(Protocol):
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         """Record that the job is not supervised; return False if that was already recorded."""
 
+    def is_ignored(self, job_name: str) -> bool:
+        """Return whether it is recorded that the job is not supervised, and the record has not expired."""
+
     def confirm_delivery(self, id: str, *, until: datetime) -> None:
         """Record that the event with this id has arrived, for those who wait for it."""
 

@@ -140,7 +140,7 @@ def test_an_ignored_job_is_known_until_it_expires(runs):
     """The first time is news, the second is not. DynamoDB deletes it days after the time that it was told."""
     until = datetime.now(UTC) + timedelta(hours=1)
     assert runs.ignore("late", "it has no tag", until=NOON)
-    assert runs.find_unknown_jobs(["late"]) == {"late"}
+    assert runs.find_unknown_jobs(["late"]) == {"late"} and not runs.is_ignored("late")
     assert runs.ignore("late", "it has no tag", until=until)
     assert runs.find_unknown_jobs(["late"]) == set()
     client("dynamodb").delete_item(TableName=TABLE, Key={"pk": {"S": "job#late"}, "sk": {"S": "job"}})
@@ -148,6 +148,7 @@ def test_an_ignored_job_is_known_until_it_expires(runs):
     assert not runs.ignore("stranger", "it has no tag", until=until)
     assert runs.run_of("stranger") is None
     assert runs.find_unknown_jobs(["stranger", "new"]) == {"new"}
+    assert runs.is_ignored("stranger") and not runs.is_ignored("new")
     (item,) = everything()
     assert item["expires"] == {"N": str(int(until.timestamp()))}
 
@@ -165,7 +166,7 @@ def test_a_runs_own_job_cannot_be_ignored(runs):
     """Whoever asks late finds that it is taken."""
     runs.save(RUN)
     assert not runs.ignore("gpt", "no tag", until=NOON)
-    assert runs.run_of("gpt") == "gpt"
+    assert runs.run_of("gpt") == "gpt" and not runs.is_ignored("gpt")
 
 
 def test_an_ignored_job_can_be_adopted_after_all(runs):

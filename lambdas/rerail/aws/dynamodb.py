@@ -89,6 +89,11 @@ class DynamoRuns:
             raise
         return True
 
+    def is_ignored(self, job_name: str) -> bool:
+        item = self._get(f"job#{job_name}", "job")
+        with validate("GetItem"):
+            return item is not None and "ignored" in item and int(item["expires"]["N"]) > self._clock()
+
     def confirm_delivery(self, id: str, *, until: datetime) -> None:
         expires = {"N": str(int(until.timestamp()))}
         client("dynamodb").put_item(**self._put(f"check#{id}", "check", expires=expires)["Put"])

@@ -135,7 +135,7 @@ class Orchestrator:
     def _is_too_late(self, wait: RunWait) -> bool:
         """Return whether the job, which is no run, will not become one."""
         age = self.clock() - wait.since
-        is_refused = age > REFUSED_WITHIN and not self.runs.find_unknown_jobs([wait.job])
+        is_refused = age > REFUSED_WITHIN and self.runs.is_ignored(wait.job)
         return is_refused or age > ADOPTED_WITHIN
 
     def _answer(self, wait: RunWait, send: Callable[[], None]) -> None:

@@ -199,8 +199,7 @@ class Supervisor:
         """
         run_id = self.runs.run_of(job_name)
         if run_id is None:
-            is_ignored = is_routine and not self.runs.find_unknown_jobs([job_name])
-            return None if is_ignored else self.adopt(job_name)
+            return None if is_routine and self.runs.is_ignored(job_name) else self.adopt(job_name)
         run = self.visit(run_id, post=post)
         is_new = (run.state.is_end and self._is_reused_name(job_name, run)) or self._is_later_job(job_name, run)
         return self.adopt(job_name) if is_new else run
