@@ -1,7 +1,7 @@
-"""The record of a chain in S3, for whoever resumes it: what each task was last started with.
+"""Store in S3 what each task of a chain was last started with, so that another machine can resume the chain.
 
 The runs' names follow from their fingerprints, so that a lost record loses reasons and repetitions, but never starts a
-run twice. Who may write to the bucket may write the record: what a run has left is never read from here.
+run twice. Everyone with write access to the bucket can change it, so results of runs are not read from here.
 """
 
 import json

@@ -92,27 +92,23 @@ class ChainRunner:
             self.progress[name] = replace(found, advice=found.advice.replace("TASK", name))
 
     def _find_own_progress(self, name: str, run: str) -> TaskProgress:
-        """Return how the run is now; one that somebody else has started counts as refused."""
+        """Return the run's progress; a job that this chain has not started counts as refused."""
         found = self.world.find_progress(run)
         if found.state is TaskState.NEW or run in self._own:
             return found
-        known = {one.channel for one in self.chain.tasks[name].inputs if self._find_source(one.task) in self.results}
-        places = {channel: place for channel, place in self._find_places(name).items() if channel in known}
+        task = self.chain.tasks[name]
+        results = {source: self.results.get(self.runs[source].run) for source in task.sources}
+        places = {
+            one.channel: result.artifacts[one.artifact]
+            for one in task.inputs
+            if (result := results.get(one.task)) is not None
+        }
         try:
-            self.world.check_own(self.chain.tasks[name], run, places)
+            self.world.check_own(task, run, places)
         except Problem as problem:
             return TaskProgress(TaskState.REFUSED, problem.what, problem.remedy)
         self._own.add(run)
         return found
-
-    def _find_source(self, task: str) -> str:
-        return self.runs[task].run if task else ""
-
-    def _find_places(self, name: str) -> dict[str, str]:
-        """Return the address of each channel of a task; that of a task without a result is a placeholder."""
-        task = self.chain.tasks[name]
-        runs = {source: self.runs[source].run for source in task.sources}
-        return find_places(task, {source: self.results[run] for source, run in runs.items() if run in self.results})
 
     def _record_ends(self) -> None:
         """Record which run each complete task stands for."""
@@ -137,7 +133,7 @@ class ChainRunner:
         """Start a task's run; return whether it goes on."""
         task, run = self.chain.tasks[one.task], one.run
         try:
-            places = self._find_places(one.task)
+            places = find_places(task, {source: self.results[self.runs[source].run] for source in task.sources})
             for source in task.inputs:
                 if source.task:
                     self.world.check_artifact(task, source, places[source.channel])

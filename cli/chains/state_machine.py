@@ -43,7 +43,7 @@ class MachineTask:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What all states of a machine share; see `make_state_machine`."""
+    """The parameters that all states of a machine share; see `make_state_machine`."""
 
     function: str
     on_hold: str

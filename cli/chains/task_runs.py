@@ -80,7 +80,7 @@ class TaskRuns:
         return CompletedRun(job, {str(artifact): uri for artifact, uri in addresses.items()})
 
     def check_own(self, task: ChainTask, run: str, places: Mapping[str, str]) -> None:
-        """Raise Problem unless the run does what the task asks for: a name is no proof that this chain has started it.
+        """Raise Problem if the run is not what the task asks for: anyone can start a job of that name.
 
         `places` are the addresses of the channels that are known.
         """
@@ -96,7 +96,7 @@ class TaskRuns:
         )
         if difference:
             raise Problem(
-                f"the job {run} is not the task's, though it has the name: {difference}",
+                f"the job {run} has the name of task {task.name}, and is another job: {difference}",
                 f"find out who started it; `{self.command} --again {task.name}` starts the task's own",
             )
 

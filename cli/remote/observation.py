@@ -15,7 +15,7 @@ from rerail.model.run import JobStatus, Run, RunState
 from rerail.requests.relaunch import read_signing_key
 
 RUNNING = "running"
-# Who may write to the bucket may leave an object of any size there; the disk is the caller's.
+# Bytes of a result that are downloaded at most: everyone with write access to the bucket can store an object there.
 RESULT_LIMIT = 1024**3
 # Until then the supervisor may take up a job that has failed.
 ADOPTED_WITHIN_S = 120.0

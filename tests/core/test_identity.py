@@ -44,9 +44,10 @@ def test_what_each_run_gets_anew_is_no_difference():
     assert find_difference(REQUEST, started, PLACE) == "" and make_digest(REQUEST) == make_digest(started)
 
 
-def test_another_build_of_the_same_folder_is_no_difference():
+@pytest.mark.parametrize("suffix", ["eu-west-1.amazonaws.com", "cn-north-1.amazonaws.com.cn"])
+def test_another_build_of_the_same_folder_is_no_difference(suffix):
     """The preview names a tag, the job the digest that was pushed."""
-    repository = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/rerail-submit"
+    repository = f"111122223333.dkr.ecr.{suffix}/rerail-submit"
     place = ("AlgorithmSpecification", "TrainingImage")
     tagged, pushed = change(place, f"{repository}:0123"), change(place, f"{repository}@sha256:4567")
     assert find_difference(tagged, pushed, PLACE) == ""

@@ -201,6 +201,8 @@ def test_a_run_that_others_named_first_is_not_the_executions():
     for token, changed in [("own", {}), *others.items()]:
         waiting.orchestrator.begin(read_task({**wait, "token": token, **changed}, at=MIDNIGHT))
     assert set(waiting.callers.answers) == set(others)
+    (kept,) = waiting.waits.list_waits()
+    assert (kept.token, kept.expects) == ("own", ""), "its request is not read again"
     for text, (error, cause) in waiting.callers.answers.items():
         assert error == "Rerail.AnotherJob" and text in cause
     with pytest.raises(BadMessage, match="places"):

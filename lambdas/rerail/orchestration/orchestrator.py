@@ -6,7 +6,7 @@ knows that Rerail itself is gone.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -106,10 +106,14 @@ class Orchestrator:
                 self._stop_run(wait)
                 self.waits.forget(wait)
                 return
-        if run is not None and (difference := self._find_difference(wait, run)):
+        if run is not None and wait.expects and (difference := self._find_difference(wait, run)):
             cause = f"{wait.job} is not the job of this execution, though it has the name: {difference}"
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.AnotherJob", cause[:CAUSE_LIMIT]))
-        elif run is None and self._is_too_late(wait):
+            return
+        if run is not None and wait.expects:
+            wait = replace(wait, expects="", places={})  # the request is read once, not with each check
+            self.waits.keep(wait)
+        if run is None and self._is_too_late(wait):
             cause = f"{wait.job} is not supervised: no run begins with it; ask `rerail doctor --job {wait.job}`"
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.NotSupervised", cause))
         elif run is not None and run.state is RunState.COMPLETED:
@@ -124,9 +128,7 @@ class Orchestrator:
         return self.runs.load(run_id) if run_id else None
 
     def _find_difference(self, wait: RunWait, run: Run) -> str:
-        """Return where the run is not the one that the execution would have started, if it says which; "" if it is."""
-        if not wait.expects:
-            return ""
+        """Return how the run differs from the one that the execution would have started; "" if it does not."""
         request = self.runs.request(run.id)
         if make_digest(request) != wait.expects:
             return "another image, code, arguments or environment"

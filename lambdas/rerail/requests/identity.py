@@ -16,14 +16,14 @@ from rerail.requests.supervised import CHANNEL
 # Hyperparameters of the SageMaker toolkit that hold the job's name or place.
 JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
 NAMED = 3
-# The end of the ECR repository that `rerail submit --dockerfile` pushes to.
-BUILT = ".amazonaws.com/rerail-submit"
+# The ECR repository, in any partition, that `rerail submit --dockerfile` pushes to.
+BUILT = "/rerail-submit"
 
 
 def find_difference(
     expected: Mapping[str, Any], found: Mapping[str, Any], places: Mapping[str, str], *, entry_point: str = ""
 ) -> str:
-    """Return where a job's request is not the one expected, in words; "" if it is.
+    """Return the differences between a job's request and the expected one, in words; "" if there are none.
 
     `places` are the S3 addresses that channels must have; `entry_point` is a path that differs between machines.
     """
@@ -35,7 +35,7 @@ def find_difference(
 
 
 def find_other_place(found: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """Return which channel has another address than in `places`, in words; "" if none has."""
+    """Return the first channel whose address is not that in `places`, in words; "" if all are the same."""
     uris = {channel["ChannelName"]: _get_uri(channel) for channel in found.get("InputDataConfig", ())}
     elsewhere = sorted(name for name, place in places.items() if uris.get(name, "").rstrip("/") != place.rstrip("/"))
     return f"it reads {elsewhere[0]} from {uris.get(elsewhere[0]) or 'nowhere'}" if elsewhere else ""

@@ -181,7 +181,7 @@ def test_a_stopped_and_a_lost_result_say_where_to_look(account, place_of):
 
 
 def test_a_result_without_end_fills_no_disk(account, place_of, monkeypatch, tmp_path):
-    """Who may write to the bucket may leave anything there; it is not even fetched."""
+    """Test that an object of any size in the results folder is not downloaded above the limit."""
     monkeypatch.setattr(observation, "RESULT_LIMIT", 1000)
     submitted = double.submit(4)
     client("s3").put_object(Bucket=BUCKET, Key=f"rerail/{submitted.run}/results/{submitted.run}", Body=b"x" * 1001)
