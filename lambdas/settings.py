@@ -35,6 +35,7 @@ class SuperviseSettings(Settings):
     pause_parameter: str  # SSM parameter
     mailbox: str  # bucket
     account: str  # that owns every bucket
+    commands: str  # ARN of the queue to which only EventBridge may write
     reports: str = ""  # bucket of the incident reports
     quarantine_folders: str = "{}"  # JSON: the folders in which a role's checkpoints may be moved, by role ARN
     observe_only: str = ""  # why this deployment may only observe; "" if it may act

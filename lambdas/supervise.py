@@ -1,4 +1,4 @@
-"""Lambda function: decide and act on each message of the signals queue. A failed message alone returns to the queue."""
+"""Lambda function: decide and act on each message of its queues. A failed message alone returns to the queue."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,11 +11,11 @@ from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, pro
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
-from rerail.messages.messages import ClusterMessage, QueueMessage, parse_message
+from rerail.messages.messages import ClusterMessage, QueueMessage
 from rerail.model.errors import ForgedMessage
 from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
-from wiring.supervise import check_time, make_cluster_monitor, make_supervisor
+from wiring.supervise import check_time, make_cluster_monitor, make_supervisor, read_message
 
 # Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, l
 def look(record: SQSRecord, lambda_context: Any) -> None:
     """Handle one message, publish the metrics of its decisions, and log the run's new state."""
     check_time(lambda_context)
-    received = parse_message(record.body, sender=record.attributes.sender_id)
+    received = read_message(record.body, queue=record.event_source_arn)
     if isinstance(received, ClusterMessage):
         cluster = make_cluster_monitor().handle(received)
         logger.info("looked", extra={"received": received, "cluster": cluster.cluster, "version": cluster.version})

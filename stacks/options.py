@@ -127,7 +127,7 @@ class DeploymentOptions:
     sdk_layer: bool = True
     # How many batches of signals are handled at once. A thousand simultaneous failures must not cause a thousand
     # CreateTrainingJob calls a second, and calls that wait for that throttle must leave others for the remaining runs.
-    # Eight more of Rerail's functions may run beside them, and a new account runs ten at once: it needs 2 here.
+    # Ten more of Rerail's functions may run beside them. A new account runs ten at once: set 2 here, and ask for more.
     supervisor_concurrency: int = 8
     # Whether the runs' events are also put on the account's default bus, where the rules of other teams are.
     forward_run_events: bool = False

@@ -10,7 +10,7 @@ from stacks.options import DeploymentOptions
 from stacks.parts.alarm_events import AlarmEvents
 from stacks.parts.alarms import HealthAlarm
 from stacks.parts.bus import RerailBus
-from stacks.parts.commands import CommandRule
+from stacks.parts.commands import CommandQueue, CommandRule
 from stacks.parts.dashboard import Dashboard
 from stacks.parts.data_key import DataKey
 from stacks.parts.forwarded_events import ForwardedRunEvents
@@ -65,10 +65,12 @@ class SupervisorStack(cdk.Stack):
         # Every training role may write reports, as many as it likes: they keep no other signal waiting.
         filed = SignalsQueue(self, "FiledReports", key=key, page=page, of="the supervisor for reports")
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
-        AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
+        # Roles may send to the other two: only what comes by this one commands.
+        commands = CommandQueue(self, "CommandQueue", key=key, page=page)
+        alarm_events = AlarmEvents(self, "AlarmEvents", signals=commands, key=key, page=page)
         HyperPodEvents(self, "HyperPodEvents", signals=signals, key=key, page=page)
         Reports(self, "Reports", mailbox=mailbox, signals=filed, key=key, page=page)
-        CommandRule(self, "Commands", bus=bus, signals=signals, key=key, page=page)
+        command_rule = CommandRule(self, "Commands", bus=bus, signals=commands, key=key, page=page)
         supervise = Supervise(
             self,
             "Supervise",
@@ -76,12 +78,15 @@ class SupervisorStack(cdk.Stack):
             runs=runs,
             signals=signals,
             filed=filed,
+            commands=commands,
             bus=bus,
             mailbox=mailbox,
             pause=pause,
             options=options,
             page=page,
         )
+        # In an upgrade the rules send to the queue of commands before the function refuses what comes by another.
+        supervise.function.node.add_dependency(alarm_events.rule, command_rule.rule)
         sweep = ScheduledSweep(
             self,
             "Sweep",
@@ -152,13 +157,18 @@ class SupervisorStack(cdk.Stack):
                 **({"answer": answers.function} if answers else {}),
                 **({"orchestrate": orchestration.function} if orchestration else {}),
             },
-            signals={"oldest signal, s": signals.queue, "oldest report, s": filed.queue},
+            signals={
+                "oldest signal, s": signals.queue,
+                "oldest report, s": filed.queue,
+                "oldest command, s": commands.queue,
+            },
         )
 
         outputs = {
             "TableName": runs.table.table_name,
             "SignalsQueueUrl": signals.queue.queue_url,
             "FiledReportsQueueUrl": filed.queue.queue_url,
+            "CommandQueueUrl": commands.queue.queue_url,
             "BusName": bus.bus.event_bus_name,
             "PageTopicArn": topics.page.topic_arn,
             "InformTopicArn": topics.inform.topic_arn,

@@ -16,6 +16,7 @@ from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.hyperpod.clusters import ClusterMonitor
+from rerail.messages.messages import Message, check_queue, parse_message
 from rerail.supervisor.supervisor import Supervisor
 from settings import SuperviseSettings
 from wiring import now, pausable_policies
@@ -32,6 +33,13 @@ def check_time(context: Any) -> None:
     """Raise NoTimeLeft if the invocation may end before another message is handled."""
     if context.get_remaining_time_in_millis() < MESSAGE_MS:
         raise NoTimeLeft("the messages before have taken most of the time; this one is delivered again")
+
+
+def read_message(body: str, *, queue: str) -> Message:
+    """Return the message; raise BadMessage, or ForgedMessage for a command that came by another queue than theirs."""
+    message = parse_message(body)
+    check_queue(message, queue, commands=SuperviseSettings.from_environment().commands)
+    return message
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Users' own CloudWatch alarms on metrics of training jobs, from the default bus to the signals queue."""
+"""Users' own CloudWatch alarms on metrics of training jobs, from the default bus to the queue of commands."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns

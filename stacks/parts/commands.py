@@ -1,5 +1,7 @@
-"""Forward operators' commands from the bus to the signals queue."""
+"""The queue of commands, to which only EventBridge may write, and the rule that forwards operators' commands to it."""
 
+from aws_cdk import Aws
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -9,6 +11,23 @@ from stacks.parts.queue_rule import QueueRule
 from stacks.parts.signals_queue import SignalsQueue
 
 PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
+
+
+class CommandQueue(SignalsQueue):
+    """Operators' commands and users' alarms. Whatever IAM allows a user or role, EventBridge alone can send here."""
+
+    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic) -> None:
+        super().__init__(scope, id, key=key, page=page, of="the supervisor for commands")
+        rules = f"arn:{Aws.PARTITION}:events:{Aws.REGION}:{Aws.ACCOUNT_ID}:rule/*"
+        statement = iam.PolicyStatement(
+            effect=iam.Effect.DENY,
+            principals=[iam.AnyPrincipal()],
+            actions=["sqs:SendMessage"],
+            resources=[self.queue.queue_arn],
+            # A user's or role's own request has no source, so that this denies it too.
+            conditions={"ArnNotLike": {"aws:SourceArn": rules}},
+        )
+        self.queue.add_to_resource_policy(statement)
 
 
 class CommandRule(QueueRule):

@@ -1,4 +1,4 @@
-"""The function that decides and acts: fed by the signals queue, and the only one that may change training jobs."""
+"""The function that decides and acts, fed by three queues; no other may change training jobs."""
 
 import json
 
@@ -12,6 +12,7 @@ from settings import SuperviseSettings
 from stacks.options import DeploymentOptions
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import RerailBus
+from stacks.parts.commands import CommandQueue
 from stacks.parts.feed import feed
 from stacks.parts.functions import FunctionFactory
 from stacks.parts.mailbox import JobMailbox
@@ -35,6 +36,7 @@ NAME = "supervise"
 BATCH = 10
 # Lambda's minimum. Every role that may write into the mailbox can cause any number of reports.
 REPORT_CONCURRENCY = 2
+COMMAND_CONCURRENCY = 2
 
 
 class Supervise(Construct):
@@ -49,6 +51,7 @@ class Supervise(Construct):
         runs: RunsTable,
         signals: SignalsQueue,
         filed: SignalsQueue,
+        commands: CommandQueue,
         bus: RerailBus,
         mailbox: JobMailbox,
         pause: PauseParameter,
@@ -63,6 +66,7 @@ class Supervise(Construct):
             pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
             account=Aws.ACCOUNT_ID,
+            commands=commands.queue.queue_arn,
             reports=make_bucket_name(Aws.ACCOUNT_ID, Aws.REGION),
             quarantine_folders=json.dumps(options.quarantine_folders, separators=(",", ":")),
             observe_only=options.observe_only,
@@ -73,6 +77,7 @@ class Supervise(Construct):
         self.function = made.function
         feed(made, signals.queue, batch=BATCH, concurrency=options.supervisor_concurrency)
         feed(made, filed.queue, batch=BATCH, concurrency=REPORT_CONCURRENCY)
+        feed(made, commands.queue, batch=BATCH, concurrency=COMMAND_CONCURRENCY)
         runs.let_write(made.role)
         runs.let_list_open(made.role)
         bus.let_publish(made.role)

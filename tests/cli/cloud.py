@@ -13,6 +13,7 @@ OUTPUTS = {
     "BusName": "rerail",
     "SignalsQueueUrl": "https://sqs/1/signals",
     "FiledReportsQueueUrl": "https://sqs/1/reports",
+    "CommandQueueUrl": "https://sqs/1/commands",
     "MailboxBucket": "mailbox",
     "PolicyPrefix": "/rerail/policies",
     "PauseParameter": "/rerail/switch",

@@ -252,7 +252,9 @@ class Account:
 
     def has_handled_all(self) -> bool:
         """Whether no signal waits for the supervisor, or is with it."""
-        return not any(self.lies_in(self.aws.outputs[f"{name}QueueUrl"]) for name in ("Signals", "FiledReports"))
+        return not any(
+            self.lies_in(self.aws.outputs[f"{name}QueueUrl"]) for name in ("Signals", "FiledReports", "Command")
+        )
 
     def lies_in(self, queue_url: str) -> int:
         """How many messages wait in a queue, or are being handled."""

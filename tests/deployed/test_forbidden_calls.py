@@ -98,6 +98,11 @@ def calls(account: Account) -> Mapping[str, Calls]:
                 *("sqs", "send_message"),
                 {"QueueUrl": outputs["FiledReportsQueueUrl"], "MessageBody": "x"},
             ),
+            "command by the queue": (
+                "sqs",
+                "send_message",
+                {"QueueUrl": outputs["CommandQueueUrl"], "MessageBody": "x"},
+            ),
             "command": ("events", "put_events", own_bus),
             "write a command": ("s3", "put_object", put(MAILBOX, "runs/a/command.json")),
         },

@@ -19,6 +19,7 @@ PAUSE_PARAMETER = "/rerail/switch"
 TOPICS = ("page", "inform", "chat-page", "chat-inform")
 MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
 REPORTS = "rerail-reports"
+COMMANDS = "arn:aws:sqs:eu-west-1:111122223333:Rerail-CommandQueue"
 ANSWERS = "https://a1b2c3.execute-api.eu-west-1.amazonaws.com"
 
 
@@ -69,7 +70,7 @@ class Account:
             "account": ACCOUNT,
         }
         return (
-            SuperviseSettings(bus="rerail", **common),
+            SuperviseSettings(bus="rerail", commands=COMMANDS, **common),
             SweepSettings(queue_url=self.queue, **common),
             ReportSettings(
                 table=TABLE,

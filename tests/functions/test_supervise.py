@@ -14,11 +14,12 @@ from rerail.model.mailbox import Report, ReportKind, serialize
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import RunState
 from rerail.model.signatures import sign
-from tests.functions.account import Context, sample
+from tests.functions.account import COMMANDS, Context, sample
 
 
-def batch(*bodies: object) -> dict:
+def batch(*bodies: object, queue: str = "") -> dict:
     record = sample("sqs_batch")["Records"][0]
+    record |= {"eventSourceARN": queue} if queue else {}
     texts = (body if isinstance(body, str) else json.dumps(body) for body in bodies)
     return {"Records": [{**record, "messageId": f"message-{n}", "body": text} for n, text in enumerate(texts)]}
 
@@ -82,16 +83,15 @@ def test_an_operator_is_obeyed(account):
     hold = sample("operator_command")
     hold["detail"] |= {"verb": "hold", "why": "the cluster moves"}
     hold["time"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    assert failed(batch(sample("training_job_state_change"), hold)) == []
+    assert failed(batch(sample("training_job_state_change"), hold, queue=COMMANDS)) == []
     run = account.runs.load("gpt-7b")
     assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")
 
 
 @pytest.mark.threat("T11")
-@pytest.mark.parametrize("sender", ["AROAEXAMPLEID:Rerail-Sweep", "AROAANOTHERID:ada"])
-def test_a_role_cannot_command_through_the_queue(account, sender, logged):
-    """Operators' commands and alarms come from EventBridge. The sweep, which may send to the queue, can claim neither:
-    what it sends so is counted and ends in the dead-letter queue."""
+def test_only_the_queue_of_commands_commands(account, logged):
+    """EventBridge alone may write there. The sweep, which may send to the queue of signals, can claim no command,
+    alarm or check: what comes so is counted and ends in the dead-letter queue."""
     account.submit("gpt-7b")
     assert failed(batch(sample("training_job_state_change"))) == []
     stop = sample("operator_command")
@@ -99,14 +99,10 @@ def test_a_role_cannot_command_through_the_queue(account, sender, logged):
     check = sample("operator_command")
     check["detail"] = {"verb": "check", "check": "0" * 32}  # it passes exactly where commands pass
     for body in (stop, sample("alarm_on_a_job"), check):
-        event = batch(body)
-        event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
-        assert failed(event) == ["message-0"]
+        assert failed(batch(body)) == ["message-0"]
     assert account.runs.load("gpt-7b").stop is None
     assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 3
-    event = batch(sample("training_job_state_change"))
-    event["Records"][0]["attributes"] = {**event["Records"][0]["attributes"], "SenderId": sender}
-    assert failed(event) == [], "a hint, about which SageMaker is asked"
+    assert failed(batch(sample("training_job_state_change"))) == [], "a hint, about which SageMaker is asked"
 
 
 def test_a_report_of_an_agent_is_handled(account):

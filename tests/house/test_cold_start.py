@@ -12,7 +12,7 @@ import pytest
 
 from bench.turns import measure_in_turns
 from stacks.parts.code import fill
-from tests.functions.account import MAILBOX, PAUSE_PARAMETER, PREFIX, REPORTS
+from tests.functions.account import COMMANDS, MAILBOX, PAUSE_PARAMETER, PREFIX, REPORTS
 from tests.house.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -75,6 +75,7 @@ SETTINGS = {
     "RERAIL_QUARANTINE_FOLDERS": "{}",
     "RERAIL_OBSERVE_ONLY": "",
     "RERAIL_MAILBOX": MAILBOX,
+    "RERAIL_COMMANDS": COMMANDS,
     "RERAIL_ACCOUNT": "123456789012",
     "RERAIL_REPORTS": REPORTS,
     "RERAIL_REGION": "eu-west-1",

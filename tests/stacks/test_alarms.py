@@ -75,7 +75,8 @@ def test_every_dead_letter_queue_is_watched(either):
 
 
 def test_the_oldest_signal_is_watched(template):
-    queues = [target(template.body["Outputs"][f"{name}QueueUrl"]["Value"]) for name in ("Signals", "FiledReports")]
+    names = ("Signals", "FiledReports", "Command")
+    queues = [target(template.body["Outputs"][f"{name}QueueUrl"]["Value"]) for name in names]
     assert watched(template, "ApproximateAgeOfOldestMessage") == sorted(queues)
 
 

@@ -73,7 +73,7 @@ def test_every_function_and_every_dead_letter_queue_is_on_it(template, widgets):
         assert {(name, f"<{function}>") for name in ("Errors", "Throttles", "Duration")} <= drawn
     queues = {name for metric, name in drawn if metric == "ApproximateNumberOfMessagesVisible"}
     assert queues == {f"<{queue}.QueueName>" for queue in dead_letter_queues(template)}
-    assert len([metric for metric, _ in drawn if metric == "ApproximateAgeOfOldestMessage"]) == 2
+    assert len([metric for metric, _ in drawn if metric == "ApproximateAgeOfOldestMessage"]) == 3
 
 
 def test_it_links_the_guide(widgets):

@@ -153,7 +153,9 @@ def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
     used = dead_letter_queues(template)
     shared = {queue for queue in used if used.count(queue) > 1}
     assert {queue.partition("Queue")[0] for queue in shared} == {"ReportDeadLetters", "ReportUndelivered"}
-    assert len(template.of("SQS::Queue")) == len(set(used)) + 4  # and the supervisor's two queues, and the report's two
+    assert (
+        len(template.of("SQS::Queue")) == len(set(used)) + 5
+    )  # and the supervisor's three queues, and the report's two
     assert [n for n in ("supervise", "sweep", "notify") if "DeadLetterConfig" in template.function(n)] == [
         "sweep",
         "notify",
@@ -177,13 +179,25 @@ def allowed_rules(template, queue):
 
 
 @pytest.mark.threat("T11")
-@pytest.mark.parametrize(("name", "count"), [("SignalsQueueUrl", 4), ("FiledReportsQueueUrl", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("SignalsQueueUrl", 2), ("FiledReportsQueueUrl", 1), ("CommandQueueUrl", 2)]
+)
 def test_a_queue_of_signals_hears_its_rules_only(template, name, count):
     """Events of jobs and clusters, alarms and commands, and reports, come by rules; wake-ups from the sweep's role."""
     queue = target(template.body["Outputs"][name]["Value"])
     rules = [id for id, rule in template.of("Events::Rule").items() if target(rule["Targets"][0]["Arn"]) == queue]
     assert sorted(target(arn) for arn in allowed_rules(template, queue)) == sorted(rules)
     assert len(rules) == count
+
+
+@pytest.mark.threat("T11")
+def test_rules_alone_write_commands(template):
+    """Whatever IAM allows a user or role: a request without a rule as its source is denied."""
+    queue = target(template.body["Outputs"]["CommandQueueUrl"]["Value"])
+    (policy,) = (p for p in template.of("SQS::QueuePolicy").values() if target(p["Queues"][0]) == queue)
+    (denied,) = (s for s in policy["PolicyDocument"]["Statement"] if "ArnNotLike" in s.get("Condition", {}))
+    assert (denied["Effect"], denied["Principal"], denied["Action"]) == ("Deny", {"AWS": "*"}, "sqs:SendMessage")
+    assert template.function("supervise")["Environment"]["Variables"]["RERAIL_COMMANDS"]["Fn::GetAtt"][0] == queue
 
 
 def test_the_round_is_made_each_minute(template):

@@ -131,7 +131,7 @@ def test_a_command_on_the_bus_reaches_the_queue(client: Client, outputs: dict[st
     for source in ("rerail.operator", "rerail.other"):
         put = client("events").put_events(Entries=[entry | {"Source": source, "EventBusName": outputs["BusName"]}])
         assert put["FailedEntryCount"] == 0
-    received = client("sqs").receive_message(QueueUrl=outputs["SignalsQueueUrl"], MaxNumberOfMessages=10)
+    received = client("sqs").receive_message(QueueUrl=outputs["CommandQueueUrl"], MaxNumberOfMessages=10)
     assert [json.loads(message["Body"])["source"] for message in received["Messages"]] == ["rerail.operator"]
 
 

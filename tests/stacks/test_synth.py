@@ -20,6 +20,7 @@ OUTPUTS = {
     "TableName",
     "SignalsQueueUrl",
     "FiledReportsQueueUrl",
+    "CommandQueueUrl",
     "BusName",
     "PageTopicArn",
     "InformTopicArn",
@@ -131,7 +132,7 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     assert {of_function[0] for of_function in layers} == {CHOICES["powertoolsLayerArn"]}
     assert sorted(map(len, layers)) == [1, 1, 1, 2], "without the SDK, the report function alone has libraries"
     queues = [m["ScalingConfig"]["MaximumConcurrency"] for m in template.of("Lambda::EventSourceMapping").values()]
-    assert len(queues) == 4 and sum(queues) + 2 == 10, "with sweep and notify: what a new account runs at once"
+    assert len(queues) == 5 and sum(queues) + 2 == 12, "with sweep and notify: two more than a new account may run"
     assert "weights" in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert "sagemaker" not in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert [s for s in template.allowed("sweep") if s["Action"] == "kms:Decrypt" and s["Resource"] == key]

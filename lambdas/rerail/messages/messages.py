@@ -159,22 +159,18 @@ Message = (
 )
 
 
-def parse_message(body: str, sender: str = "") -> Message:
-    """Return the message in a queue message's body.
+def check_queue(message: Message, queue: str, *, commands: str) -> None:
+    """Raise ForgedMessage if the message commands, and came by another queue than `commands` (both are ARNs).
 
-    `sender` is what SQS says: the id of a user or service, or `<id>:<session>` of a role, such as the sweep's.
-
-    Raise BadMessage that names the field if it is malformed, and ForgedMessage if EventBridge alone sends such messages
-    and a role has sent this one. The others are hints, signed reports, or the sweep's own findings.
+    EventBridge alone may write to that queue. What other queues carry are hints, signed reports, or the sweep's own
+    findings.
     """
-    message = _parse(body)
-    if isinstance(message, CommandReceived | AlarmStateChanged | DeliveryCheck) and ":" in sender:
-        kind = type(message).__name__
-        raise ForgedMessage(f"a {kind} comes from EventBridge, and this one from the role's session {sender[:200]!r}")
-    return message
+    if isinstance(message, CommandReceived | AlarmStateChanged | DeliveryCheck) and queue != commands:
+        raise ForgedMessage(f"a {type(message).__name__} comes by the queue of commands, and this one by {queue!r}")
 
 
-def _parse(body: str) -> Message:
+def parse_message(body: str) -> Message:
+    """Return the message in a queue message's body. Raise BadMessage that names the field if it is malformed."""
     try:
         envelope = json.loads(body)
     except (ValueError, RecursionError) as error:

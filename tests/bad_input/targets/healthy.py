@@ -105,14 +105,18 @@ def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
         "SenderId": "EVENTS",
     }
     records = [
-        {"messageId": str(number), "body": body, "attributes": sent, "eventSource": "aws:sqs"}
+        {"messageId": str(number), "body": body, "attributes": sent, "eventSource": "aws:sqs", "eventSourceARN": ""}
         for number, body in enumerate(bodies)
     ]
     log = TextIOWrapper(BytesIO(), encoding="utf-8", errors="strict")
     handler, metrics = observability.logger.registered_handler, observability.metrics.provider
     with (
         patch.multiple(
-            function, make_supervisor=world.supervisor, make_cluster_monitor=world.hyperpod_watch, now=world.clock
+            function,
+            make_supervisor=world.supervisor,
+            make_cluster_monitor=world.hyperpod_watch,
+            read_message=lambda body, queue: parse_message(body),  # as if it came by the queue of commands
+            now=world.clock,
         ),
         patch.multiple(handler, stream=log, handleError=_unwritten),
         patch.object(metrics, "namespace", "Rerail"),
