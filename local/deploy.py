@@ -25,6 +25,8 @@ from typing import Any
 INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "agent", "container", "docs/runbooks")
 # CDK's default qualifier: the names of what `cdk bootstrap` would have made.
 QUALIFIER = "hnb659fds"
+QUALIFIER_CHOICE = "@aws-cdk/core:bootstrapQualifier"
+LOCAL_BOOTSTRAP = {QUALIFIER_CHOICE: QUALIFIER}
 BOOTSTRAP_VERSION = "21"
 INLINE_LIMIT = 51_200
 # What a real account has to choose for itself. On this machine: as the SageMaker console names roles and buckets.

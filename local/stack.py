@@ -146,7 +146,8 @@ class LocalAws:
 
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        context = LOCAL_CHOICES | deploy.LOCAL_SCOPE | ({"policiesFolder": str(self.policies)} if self.policies else {})
+        context = LOCAL_CHOICES | deploy.LOCAL_SCOPE | deploy.LOCAL_BOOTSTRAP
+        context |= {"policiesFolder": str(self.policies)} if self.policies else {}
         assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=context, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)

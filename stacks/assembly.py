@@ -47,6 +47,8 @@ def build() -> cdk.App:
     options = DeploymentOptions.from_context(app.node)
     if options.observe_only:
         print(OBSERVE_ONLY.format(missing=options.observe_only), file=sys.stderr)
+    for name, value in options.tags.items():
+        cdk.Tags.of(app).add(name, value)
     SupervisorStack(app, "Rerail", options=options, synthesizer=_synthesizer())
     TrainingImageStack(app, "RerailTrainingImage", synthesizer=_synthesizer())
     if organization := Organization.from_context(app.node):

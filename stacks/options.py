@@ -47,6 +47,9 @@ NAMES = (
     "policiesFolder",
     "powertoolsLayerArn",
     "supervisorConcurrency",
+    "tags",
+    "functionSubnets",
+    "functionSecurityGroups",
     "forwardRunEvents",
     "orchestration",
 )
@@ -73,6 +76,8 @@ ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
 MAX_FOLDERS = 10
 # They are a variable of the function's environment, of which Lambda keeps 4 KB.
 MAX_FOLDERS_BYTES = 3_000
+# What the tags of every service may be. A resource has 50, of which AWS's services add some.
+TAG_KEY, TAG_VALUE, MAX_TAGS = re.compile(r"[\w .:/=+@-]{1,128}"), re.compile(r"[\w .:/=+@-]{0,256}"), 40
 LAYER = re.compile(r"arn:[a-z-]+:lambda:[a-z0-9-]+:\d{12}:layer:[A-Za-z0-9_-]+:\d+")
 SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@!-]+")
 
@@ -129,6 +134,11 @@ class DeploymentOptions:
     # CreateTrainingJob calls a second, and calls that wait for that throttle must leave others for the remaining runs.
     # Ten more of Rerail's functions may run beside them. A new account runs ten at once: set 2 here, and ask for more.
     supervisor_concurrency: int = 8
+    # Tags of every resource, for accounts whose policies demand them and whose bills are split by them.
+    tags: Mapping[str, str] = field(default_factory=dict)
+    # The network of the functions, for accounts that allow none outside of a VPC; both, or neither.
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
     # Whether the runs' events are also put on the account's default bus, where the rules of other teams are.
     forward_run_events: bool = False
     # Whether state machines and SageMaker Pipelines can wait for runs: a function, a queue for callback steps, and the
@@ -163,9 +173,13 @@ class DeploymentOptions:
             powertools_layer_arn=_layer(context, "powertoolsLayerArn"),
             sdk_layer=context["sdkLayer"] is None or _yes_or_no(context, "sdkLayer"),
             supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
+            tags=_tags(context, "tags"),
+            subnets=_texts(context, "functionSubnets", starts="subnet-"),
+            security_groups=_texts(context, "functionSecurityGroups", starts="sg-"),
             forward_run_events=_yes_or_no(context, "forwardRunEvents"),
             orchestration=_yes_or_no(context, "orchestration"),
         )
+        _require_both({"functionSubnets": options.subnets, "functionSecurityGroups": options.security_groups})
         # What an account has to choose itself: a default for all of them would allow too much.
         scope = {"trainingRoleArns": options.training_role_arns, "checkpointBuckets": options.checkpoint_buckets}
         missing = [name for name, chosen in scope.items() if not chosen]
@@ -215,6 +229,11 @@ class Organization:
         for name, given in (("organizationId", id), ("organizationRegions", regions)):
             if not given:
                 raise BadOption(f"context 'organizationalUnits' is given without {name!r}; give both, or neither")
+        if node.try_get_context("functionSubnets"):
+            raise BadOption(
+                "context 'functionSubnets' is given with 'organizationalUnits': no subnet is in all of their accounts;"
+                " leave it out, or deploy each account by itself"
+            )
         return cls(
             id=id,
             units=units,
@@ -295,10 +314,14 @@ def _url(context: Mapping[str, Any], name: str) -> str:
 
 def _webhook(context: Mapping[str, Any]) -> dict[str, str]:
     url, secret = _url(context, "webhookUrl"), _secret(context, "webhookSecret")
-    if bool(url) != bool(secret):
-        given, missing = ("webhookUrl", "webhookSecret") if url else ("webhookSecret", "webhookUrl")
-        raise BadOption(f"context {given!r} is given without {missing!r}; give both, or neither")
+    _require_both({"webhookUrl": url, "webhookSecret": secret})
     return {"webhook_url": url, "webhook_secret": secret}
+
+
+def _require_both(values: Mapping[str, Any]) -> None:
+    given, missing = ([name for name, value in values.items() if bool(value) is there] for there in (True, False))
+    if given and missing:
+        raise BadOption(f"context {given[0]!r} is given without {missing[0]!r}; give both, or neither")
 
 
 def _one_of(context: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
@@ -325,12 +348,7 @@ def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]
             f"context {former!r} is no longer read: it let every job move checkpoints; remove it, and list the folders "
             f'of each training role in {name!r}: {{"arn:...:role/NAME": ["s3://bucket/prefix/"]}}'
         )
-    value = context[name] or {}
-    if isinstance(value, str):  # from the command line: -c 'quarantineFolders={"arn:...": ["s3://..."]}'
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise BadOption(f"context {name!r} is {value!r:.200}; it must be JSON: {error}") from error
+    value = _table(context, name)
     is_table = isinstance(value, Mapping) and all(
         ROLE.fullmatch(role) and isinstance(uris, list | tuple) and all(_is_folder(uri) for uri in uris)
         for role, uris in value.items()
@@ -345,6 +363,34 @@ def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]
         _with_tokens(role): tuple(f"{_with_tokens(uri.removesuffix('/'))}/" for uri in uris)
         for role, uris in value.items()
     }
+
+
+def _table(context: Mapping[str, Any], name: str) -> Any:
+    """Return the value, parsed if it comes from the command line: -c 'quarantineFolders={"arn:...": ["s3://..."]}'."""
+    value = context[name] or {}
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be JSON: {error}") from error
+
+
+def _tags(context: Mapping[str, Any], name: str) -> dict[str, str]:
+    value = _table(context, name)
+    if not isinstance(value, Mapping) or len(value) > MAX_TAGS or not all(map(_is_tag, value.items())):
+        raise BadOption(
+            f"context {name!r} is {value!r:.200}; it must be a table of at most {MAX_TAGS} tags such as"
+            ' {"team": "ml"}: texts of letters, digits, blanks and _.:/=+-@, at most 128 and 256 characters, and no'
+            " name that begins with aws:"
+        )
+    return dict(value)
+
+
+def _is_tag(pair: tuple[Any, Any]) -> bool:
+    key, text = pair
+    is_text = isinstance(key, str) and isinstance(text, str) and not key.lower().startswith("aws:")
+    return is_text and bool(TAG_KEY.fullmatch(key) and TAG_VALUE.fullmatch(text))
 
 
 def _is_folder(uri: Any) -> bool:

@@ -35,6 +35,8 @@ def add_organization(
 ) -> None:
     """Add the members' template, the buckets for their code and the StackSet to the app."""
     stage = cdk.Stage(app, MEMBER)
+    for name, value in options.tags.items():
+        cdk.Tags.of(stage).add(name, value)  # those of the app do not reach into a stage
     from_the_hub = cdk.DefaultStackSynthesizer(
         generate_bootstrap_version_rule=False, file_assets_bucket_name=f"${{{PREFIX}}}-${{AWS::Region}}"
     )

@@ -59,6 +59,8 @@ class SupervisorStack(cdk.Stack):
             log_retention=options.log_retention,
             powertools_layer_arn=options.powertools_layer_arn,
             sdk_layer=options.sdk_layer,
+            subnets=options.subnets,
+            security_groups=options.security_groups,
         )
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)

@@ -16,6 +16,8 @@ EVERYTHING: dict[str, Any] = {
     "webhookSecret": "rerail/webhook",
     "forwardRunEvents": True,
     "orchestration": True,
+    "functionSubnets": "subnet-0a1b2c3d,subnet-4e5f6a7b",  # as `-c` passes it
+    "functionSecurityGroups": ["sg-0a1b2c3d"],
 }
 ORGANIZATION: dict[str, Any] = {
     "organizationId": "o-a1b2c3d4e5",
@@ -36,6 +38,7 @@ CHOICES: dict[str, Any] = {
     "sdkLayer": "false",
     "logRetentionDays": "30",
     "pageEmail": "on-call@example.com",
+    "tags": '{"team": "ml"}',
 }
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": LOCAL_SCOPE,

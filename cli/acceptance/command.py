@@ -29,7 +29,7 @@ from cli.place import AsJson, Local, Place, now
 from cli.report import save
 from cli.submit import options
 from cli.submit.account import SubmissionAccount
-from cli.submit.defaults import read_defaults
+from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.problem import Problem
 from cli.submit.request import make_training_request
 from cli.trouble import explain
@@ -139,8 +139,7 @@ def _make_plan(where: Place, role: str, bucket: str, image: str, policy: str) ->
         policy=policy,
         region=account.region,
         scale=_find_scale() if where.is_local else 1.0,
-        subnets=tuple(usual.get("subnets", ())),
-        security_groups=tuple(usual.get("security_groups", ())),
+        protection=read_protection(usual),
         is_local=where.is_local,
     )
     account.check_bucket(plan.bucket)

@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -40,9 +40,8 @@ class JobPlan:
     region: str
     scale: float
     is_local: bool
-    # The network of the jobs, if they have one of their own.
-    subnets: tuple[str, ...] = ()
-    security_groups: tuple[str, ...] = ()
+    # The fields of a JobRequest for the network and encryption that the account demands.
+    protection: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def store(self) -> str:
@@ -72,8 +71,7 @@ class JobPlan:
             tags={TAG: self.id},
             environment=trial.make_environment(self.scale),
             metrics=metrics or None,
-            subnets=self.subnets,
-            security_groups=self.security_groups,
+            **self.protection,
             agent=f"{self.store}agent/{WHEEL}" if trial.agent and not self.is_local else "",
             entrypoint=self._local_entrypoint(trial),
         )

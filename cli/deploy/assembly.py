@@ -40,6 +40,12 @@ class Assembly:
         return str(self._properties.get("cloudFormationExecutionRoleArn", ""))
 
     @property
+    def tags(self) -> Mapping[str, str]:
+        """The tags of the stack, which CloudFormation also gives to what it creates."""
+        tags: Mapping[str, str] = self._properties.get("tags", {})
+        return tags
+
+    @property
     def _properties(self) -> Mapping[str, Any]:
         properties: Mapping[str, Any] = self._read("manifest.json")["artifacts"][self.stack]["properties"]
         return properties

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from local.deploy import DeployError, node_folder
+from local.deploy import QUALIFIER, DeployError, node_folder
 
 # npm's `latest` tag of aws-cdk is an older 3.x build that cannot read this assembly.
 CDK = "aws-cdk@2.1148.1"
@@ -33,9 +33,11 @@ def make_environment() -> dict[str, str]:
     return {**os.environ, **quiet, "PATH": path}
 
 
-def bootstrap(account: str, region: str, *, profile: str = "") -> None:
+def bootstrap(account: str, region: str, *, profile: str = "", qualifier: str = QUALIFIER) -> None:
     """Create the CDK's bucket and five roles in an account and region; raise DeployError on failure."""
     words = make_command("bootstrap", f"aws://{account}/{region}", "--no-notices")
+    if qualifier != QUALIFIER:  # beside the usual one, which has another stack
+        words += ["--qualifier", qualifier, "--toolkit-stack-name", f"CDKToolkit-{qualifier}"]
     # Not in the checkout, whose cdk.json would have the app synthesized for nothing.
     with tempfile.TemporaryDirectory() as elsewhere:
         run = subprocess.run(words + (["--profile", profile] if profile else []), cwd=elsewhere, env=make_environment())

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from cli.deploy import target as targets
 from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.changes import ResourceChange
 from cli.deploy.first import make_first_template, wait_for_sweep
-from cli.deploy.formation import Formation
+from cli.deploy.formation import PAUSE_S, Formation
 from cli.deploy.permissions import strip_hash
 from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, LOOKUP_ROLE, Target
 from cli.doctor.check import Check, CheckStatus, make_unanswered
@@ -23,7 +23,7 @@ from cli.doctor.delivery import PATIENCE_AFTER_DEPLOYMENT_S, check_delivery
 from cli.place import AsJson, Local
 from cli.project import CHOICES, read_choices
 from local import deploy as emulated
-from local.deploy import LOCAL_SCOPE, DeployError
+from local.deploy import LOCAL_BOOTSTRAP, LOCAL_SCOPE, DeployError
 
 STACK = "Rerail"  # as the app calls it
 
@@ -102,8 +102,8 @@ class _Step:
         """Return the stack, with the roles of the bootstrap if they may be assumed, as the CDK does."""
         target = self.target
         within = target.fill(execution) if role and target.may_act_as(role) else ""
-        pause = {"pause_s": LOCAL_PAUSE_S} if target.is_local else {}
-        return Formation(target.client("cloudformation", role=role), STACK, within, **pause)
+        pause_s = LOCAL_PAUSE_S if target.is_local else PAUSE_S
+        return Formation(target.client("cloudformation", role=role), STACK, within, pause_s)
 
     def settle(self, formation: Formation) -> str:
         """Return the stack's status after a failed first deployment is deleted; exit with an error for the rest."""
@@ -184,7 +184,7 @@ class _Deployment(_Step):
             self.console.print("plan: bootstrap, then deploy all of this; nothing was done")
             self.print_json(_facts("planned", change, [], {}))
             return
-        formation = self.make_formation(assembly.deploy_role, assembly.execution_role)
+        formation = replace(self.make_formation(assembly.deploy_role, assembly.execution_role), tags=assembly.tags)
         assembly.publish(self.target)
         if taken and not self.plan:
             self._confirm(f"Take up these {len(taken)} and deploy into {self.target.name}?")
@@ -253,6 +253,8 @@ class _Deployment(_Step):
         """
         written = read_choices()
         missing = [name for name in choices.SCOPE if not context.get(name, written.get(name))]
+        if self.target.is_local:
+            context.update(LOCAL_BOOTSTRAP)
         if missing and self.target.is_local:
             context.update({name: LOCAL_SCOPE[name] for name in missing})
             return
@@ -278,7 +280,7 @@ class _Deployment(_Step):
         if target.aws:
             emulated.bootstrap(target.aws.client, {"AccountId": target.account, "Region": target.region})
         else:
-            cdk.bootstrap(target.account, target.region, profile=target.profile)
+            cdk.bootstrap(target.account, target.region, profile=target.profile, qualifier=target.qualifier)
         return True
 
     def _take_up(self, formation: Formation, assembly: Assembly, taken: dict[str, str]) -> None:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -19,6 +19,7 @@ NOTHING = ("didn't contain changes", "No updates are to be performed", "no chang
 CHANGE_SET = "rerail"
 WITHIN_S = 45 * 60.0
 BEGINS_WITHIN_S = 30.0
+PAUSE_S = 2.0
 MET = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "DELETE_COMPLETE", "DELETE_SKIPPED", "IMPORT_COMPLETE")
 
 Happened = Callable[[Mapping[str, Any]], None]
@@ -31,7 +32,9 @@ class Formation:
     cloudformation: Any
     stack: str
     role: str = ""
-    pause_s: float = 2.0
+    pause_s: float = PAUSE_S
+    # None leaves those that the stack has.
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def read_status(self) -> str:
         """Return the stack's status; "" if there is no stack."""
@@ -75,6 +78,8 @@ class Formation:
         request |= {"TemplateURL": url} if too_long else {"TemplateBody": template}
         if imported:
             request["ResourcesToImport"] = list(imported)
+        if self.tags:
+            request["Tags"] = [{"Key": name, "Value": value} for name, value in self.tags.items()]
         if self.role:
             request["RoleARN"] = self.role
         self.cloudformation.create_change_set(**request, Capabilities=CAPABILITIES)

@@ -9,14 +9,16 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from cli import place
 from cli.place import client
+from cli.project import read_choices
+from local.deploy import QUALIFIER, QUALIFIER_CHOICE
 from local.stack import LocalAws, LocalAwsError
 
 LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
-BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+BOOTSTRAP = "/cdk-bootstrap/${Qualifier}/version"
 # The roles of a bootstrap, before a synthesis names them. Who deploys needs nothing but to assume them; where that is
 # not allowed, the caller's own permissions count.
 _OF_THE_BOOTSTRAP = (
-    "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/cdk-hnb659fds-%s-${AWS::AccountId}-${AWS::Region}"
+    "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/cdk-${Qualifier}-%s-${AWS::AccountId}-${AWS::Region}"
 )
 DEPLOY_ROLE, EXECUTION_ROLE, LOOKUP_ROLE = (
     _OF_THE_BOOTSTRAP % kind for kind in ("deploy-role", "cfn-exec-role", "lookup-role")
@@ -35,6 +37,8 @@ class Target:
     partition: str = "aws"
     profile: str = ""
     aws: LocalAws | None = None
+    # Of the CDK's bootstrap, in its names.
+    qualifier: str = QUALIFIER
     _sessions: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -54,11 +58,11 @@ class Target:
         return self._in_role(self.fill(role)) is not None
 
     def fill(self, text: str) -> str:
-        """Return a text of the assembly with account, region and partition filled in."""
+        """Return a text of the assembly with account, region, partition and qualifier filled in."""
         values = {"AccountId": self.account, "Region": self.region, "Partition": self.partition}
         for name, value in values.items():
             text = text.replace(f"${{AWS::{name}}}", value)
-        return text
+        return text.replace("${Qualifier}", self.qualifier)
 
     def _in_role(self, role: str) -> Any:
         # Asked again while it is refused: a bootstrap may make the role in between.
@@ -70,7 +74,7 @@ class Target:
         """Return the version of the CDK's bootstrap; 0 if there is none."""
         try:
             ssm = self.client("ssm", role=LOOKUP_ROLE)
-            return int(ssm.get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])
+            return int(ssm.get_parameter(Name=self.fill(BOOTSTRAP))["Parameter"]["Value"])
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
                 return 0
@@ -110,8 +114,14 @@ def find(*, local: bool, profile: str, region: str) -> Target:
         place.fail(f"AWS does not know you: {error}", remedy)
     except BotoCoreError as error:
         place.fail(f"AWS cannot be asked who you are: {error}", "check --profile, --region and the network")
+    qualifier = str(read_choices().get(QUALIFIER_CHOICE) or QUALIFIER)
     return Target(
-        identity["Account"], sts.meta.region_name, identity["Arn"], partition=_partition(identity), profile=profile
+        identity["Account"],
+        sts.meta.region_name,
+        identity["Arn"],
+        partition=_partition(identity),
+        profile=profile,
+        qualifier=qualifier,
     )
 
 

@@ -10,7 +10,7 @@ from cli.place import Place
 from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
 from cli.submit.command import DAY, USUAL_INSTANCE, make_local_entrypoint
-from cli.submit.defaults import read_defaults
+from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.images import PYTORCH, VERSIONS
 from cli.submit.packing import Source, make_patterns, pack_dependencies, read_folder
 from cli.submit.problem import Problem
@@ -69,8 +69,7 @@ def submit_call(
         metrics=usual.get("metrics") or (None if source.mentions(*options.AGENT) else {}),
         agent="" if account.is_local else options.make_uri(wheel, f"{store}agent/{Path(wheel).name}"),
         entrypoint=make_local_entrypoint(bool(wheel)) if account.is_local and not asked["image"] else (),
-        subnets=usual.get("subnets", ()),
-        security_groups=usual.get("security_groups", ()),
+        **read_protection(usual),
         retries=usual.get("retries", 0),
     )
     sent = with_signing_key(make_training_request(job_request), request["key"])

@@ -16,7 +16,7 @@ from cli.submit.account import SubmissionAccount, split
 from cli.submit.arguments import make_command_line, with_arguments
 from cli.submit.channels import EFS, FSX, parse_file_systems
 from cli.submit.continuation import Continuation
-from cli.submit.defaults import read_defaults
+from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.docker_image import build_image, name_image
 from cli.submit.images import DEFAULTS, NEWEST, TENSORFLOW
 from cli.submit.packing import pack
@@ -194,6 +194,7 @@ def submit(
             )
         recipe = dockerfile and (dockerfile / "Dockerfile" if dockerfile.is_dir() else dockerfile)
         built = name_image(recipe, account.find_number(), account.region) if recipe else ""
+        network = {"subnets": subnet, "security_groups": security_group}
         own_role = plan_role(account, role or usual.get("role", ""), is_wanted=create_role)
         job_request = JobRequest(
             name=job,
@@ -233,8 +234,7 @@ def submit(
                 **parse_file_systems(FSX, options.parse_pairs("--fsx", fsx)),
                 **parse_file_systems(EFS, options.parse_pairs("--efs", efs)),
             },
-            subnets=subnet or usual.get("subnets", ()),
-            security_groups=security_group or usual.get("security_groups", ()),
+            **read_protection(usual | {name: given for name, given in network.items() if given}),
             retries=retries if retries is not None else usual.get("retries", 0),
         )
         if is_shell and job_request.torchrun:

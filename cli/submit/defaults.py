@@ -34,6 +34,9 @@ KINDS: dict[str, type] = {
     "torchrun": bool,
     "subnets": list,
     "security_groups": list,
+    "volume_key": str,
+    "output_key": str,
+    "encrypt_traffic": bool,
     "dependencies": list,
     "exclude": list,
     "tags": dict,
@@ -41,6 +44,12 @@ KINDS: dict[str, type] = {
     "metrics": dict,
 }
 WORDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list of texts", dict: "a table of texts"}
+
+
+def read_protection(usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a JobRequest for network and encryption, which an account may demand of every job."""
+    names = ("subnets", "security_groups", "volume_key", "output_key", "encrypt_traffic")
+    return {name: usual[name] for name in names if name in usual}
 
 
 def read_defaults(folder: Path, home: Path) -> dict[str, Any]:

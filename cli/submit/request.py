@@ -54,6 +54,11 @@ class JobRequest:
     file_systems: Mapping[str, FileSystemFolder] = field(default_factory=dict)
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
+    # KMS keys of the machines' volumes and of what is in OutputDataConfig; "" for SageMaker's own.
+    volume_key: str = ""
+    output_key: str = ""
+    # Whether the machines encrypt what they send to each other.
+    encrypt_traffic: bool = False
     # How often SageMaker itself tries again after an internal error.
     retries: int = 0
 
@@ -75,13 +80,17 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
         "AlgorithmSpecification": algorithm,
         "HyperParameters": {**job.hyperparameters, **_script_mode(job)},
         "InputDataConfig": make_channels(job.channels, job.file_systems, job.sharded),
-        "OutputDataConfig": {"S3OutputPath": f"{job.folder}output/"},
+        "OutputDataConfig": {
+            "S3OutputPath": f"{job.folder}output/",
+            **({"KmsKeyId": job.output_key} if job.output_key else {}),
+        },
         "ResourceConfig": _machines(job),
         "StoppingCondition": {"MaxRuntimeInSeconds": job.max_runtime_s, **_patience(job)},
         "CheckpointConfig": {"S3Uri": f"{job.folder}checkpoints/", **_kept(job)},
         "RetryStrategy": {"MaximumRetryAttempts": job.retries} if job.retries else {},
         "VpcConfig": {"Subnets": [*job.subnets], "SecurityGroupIds": [*job.security_groups]} if job.subnets else {},
         "EnableManagedSpotTraining": job.spot,
+        **({"EnableInterContainerTrafficEncryption": True} if job.encrypt_traffic else {}),
         "Environment": dict(job.environment),
         "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
     }
@@ -130,6 +139,8 @@ def _check(job: JobRequest) -> None:
     if not 0 <= job.retries <= MOST_RETRIES:
         raise Problem(f"--retries {job.retries}: SageMaker takes 1 to {MOST_RETRIES}", "leave it out for none")
     check_channels(job.channels, job.file_systems, job.sharded)
+    _check_key("volume_key", job.volume_key, job.role)
+    _check_key("output_key", job.output_key, job.role)
     if bool(job.subnets) != bool(job.security_groups):
         raise Problem("--subnet and --security-group: one without the other", "give both, once or more each")
     if job.file_systems and not job.subnets:
@@ -139,6 +150,13 @@ def _check(job: JobRequest) -> None:
         )
     for name, expression in (job.metrics or {}).items():
         _check_expression(name, expression)
+
+
+def _check_key(name: str, key: str, role: str) -> None:
+    """Raise Problem for a key of another account, whose owner could make what the job writes unreadable."""
+    parts = key.split(":")
+    if len(parts) > 4 and parts[4] not in role.split(":"):
+        raise Problem(f"{name} = {key!r:.200}: it is not in the role's account", "use a key of that account")
 
 
 def _instance_types() -> Sequence[str]:
@@ -178,6 +196,7 @@ def _machines(job: JobRequest) -> dict[str, Any]:
         "InstanceType": job.instance_type,
         "InstanceCount": job.count,
         "VolumeSizeInGB": job.volume_gb,
+        **({"VolumeKmsKeyId": job.volume_key} if job.volume_key else {}),
         **warm,
     }
 

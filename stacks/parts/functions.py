@@ -15,11 +15,16 @@ from constructs import Construct
 from settings import Settings
 from stacks.parts.code import fill
 from stacks.parts.dead_letter_queue import DeadLetterQueue
-from stacks.parts.permissions import SEND_MESSAGE, acknowledge, use_key
+from stacks.parts.permissions import SEND_MESSAGE, acknowledge, allow, use_key
 from stacks.parts.sdk_layer import SdkLayer
 
 # AWS publishes the ARN of the layer in every region under this name; it is resolved at deploy time.
 POWERTOOLS = "/aws/service/powertools/python/arm64/python3.13/3.37.0"
+# As in AWSLambdaVPCAccessExecutionRole.
+NETWORK = (
+    *("ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface", "ec2:DescribeNetworkInterfaces"),
+    *("ec2:DescribeSubnets", "ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"),
+)
 EVENT_AGE = Duration.minutes(15)
 
 
@@ -41,6 +46,8 @@ class FunctionFactory(Construct):
         log_retention: logs.RetentionDays,
         powertools_layer_arn: str = "",
         sdk_layer: bool = True,
+        subnets: Sequence[str] = (),
+        security_groups: Sequence[str] = (),
     ) -> None:
         """`powertools_layer_arn` replaces the layer that AWS's parameter names; `sdk_layer`: they bring their SDK."""
         super().__init__(scope, id)
@@ -50,6 +57,11 @@ class FunctionFactory(Construct):
         self._code = lambda_.Code.from_asset(f"{self._folder.name}/code")
         layer_arn = powertools_layer_arn or ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
         powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
+        self._network = (
+            lambda_.CfnFunction.VpcConfigProperty(subnet_ids=[*subnets], security_group_ids=[*security_groups])
+            if subnets
+            else None
+        )
         self._layers = [powertools, *([SdkLayer(self, "Sdk")] if sdk_layer else [])]
 
     def make(
@@ -89,6 +101,13 @@ class FunctionFactory(Construct):
             max_event_age=EVENT_AGE if dead_letters else None,
             retry_attempts=2 if dead_letters else None,
         )
+        if self._network:
+            resource = function.node.default_child
+            assert isinstance(resource, lambda_.CfnFunction)
+            resource.vpc_config = self._network
+            allow(
+                role, *NETWORK, on="*", because="Lambda makes the function's network interfaces; AWS's policy says *."
+            )
         if dead_letters and (key := dead_letters.queue.encryption_master_key):
             use_key(role, key, *SEND_MESSAGE, service="sqs")
         acknowledge(role, "AwsSolutions-IAM5[Resource::*]", reason="X-Ray's PutTraceSegments takes no resource.")

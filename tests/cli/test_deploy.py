@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -14,6 +15,7 @@ from moto import mock_aws
 from cli.deploy import cdk, choices, target
 from cli.deploy.command import _Deployment, _Removal
 from cli.deploy.first import make_first_template, wait_for_sweep
+from cli.deploy.formation import Formation
 from cli.project import ROOT, read_choices
 from tests.cli.cloud import Cloud, Deployed, refused
 
@@ -79,6 +81,41 @@ def test_who_may_only_assume_the_roles_of_the_bootstrap_can_deploy(monkeypatch):
     session = here.client("ssm", role=target.LOOKUP_ROLE)
     assert session._request_signer._credentials.access_key == arn
     assert here.client("sqs") == "the caller's sqs"
+
+
+def test_a_bootstrap_with_a_qualifier_of_its_own_is_found_and_made(tmp_path, monkeypatch):
+    """As CDK's own context value says, in every name; it gets a stack beside the usual bootstrap's."""
+    file = tmp_path / "cdk.json"
+    file.write_text('{"context": {"@aws-cdk/core:bootstrapQualifier": "teamml"}}')
+    monkeypatch.setattr(read_choices, "__defaults__", (file,))
+    ran = []
+    monkeypatch.setattr(cdk, "make_command", lambda *words: list(words))
+    monkeypatch.setattr(cdk.subprocess, "run", lambda words, **_: ran.append(words) or SimpleNamespace(returncode=0))
+    with mock_aws():
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        here = target.find(local=False, profile="", region="eu-west-1")
+        assert here.read_bootstrap_version() == 0
+        ssm = boto3.client("ssm", region_name="eu-west-1")
+        ssm.put_parameter(Name="/cdk-bootstrap/teamml/version", Value="30", Type="String")
+        assert here.read_bootstrap_version() == 30
+        for role in (target.DEPLOY_ROLE, target.EXECUTION_ROLE, target.LOOKUP_ROLE):
+            assert ":role/cdk-teamml-" in here.fill(role)
+    cdk.bootstrap(here.account, here.region, qualifier=here.qualifier)
+    assert ran[0][-4:] == ["--qualifier", "teamml", "--toolkit-stack-name", "CDKToolkit-teamml"]
+
+
+def test_a_change_set_names_the_tags_of_the_stack():
+    """CloudFormation gives them to what it creates; where there are none, those that the stack has stay."""
+    with mock_aws():
+        client = boto3.client("cloudformation", region_name="eu-west-1")
+        asked = []
+        client.meta.events.register(
+            "provide-client-params.cloudformation.CreateChangeSet", lambda params, **_: asked.append(params)
+        )
+        for tags in ({}, {"team": "ml"}):
+            formation = Formation(client, "Rerail", pause_s=0.0, tags=tags)
+            formation.propose("CREATE", '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}')
+    assert [each.get("Tags") for each in asked] == [None, [{"Key": "team", "Value": "ml"}]]
 
 
 @pytest.mark.parametrize("is_import", [False, True])

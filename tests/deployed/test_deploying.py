@@ -300,7 +300,9 @@ def bootstrap(region: str) -> None:
     """The two things of the CDK's bootstrap that a deployment looks at."""
     where = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
     clients.client("s3").create_bucket(Bucket=f"cdk-hnb659fds-assets-000000000000-{region}", **where)
-    clients.client("ssm").put_parameter(Name=target.BOOTSTRAP, Value="21", Type="String", Overwrite=True)
+    clients.client("ssm").put_parameter(
+        Name="/cdk-bootstrap/hnb659fds/version", Value="21", Type="String", Overwrite=True
+    )
 
 
 def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: LocalAws):

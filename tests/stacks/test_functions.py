@@ -1,6 +1,7 @@
 """The functions that the template describes are the functions that there are."""
 
 import ast
+import json
 
 import pytest
 
@@ -123,3 +124,15 @@ def test_names_in_the_environment_are_the_deployed_ones(template):
     assert environment["RERAIL_REPORTS"] == outputs["ReportsBucket"]
     assert environment["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
     assert environment["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]
+
+
+def test_functions_are_made_in_the_chosen_network(full):
+    """With the permission to be there, which Lambda checks when a function is made."""
+    functions = {id: r for id, r in full.resources.items() if r["Type"] == "AWS::Lambda::Function"}
+    network = {"SecurityGroupIds": ["sg-0a1b2c3d"], "SubnetIds": ["subnet-0a1b2c3d", "subnet-4e5f6a7b"]}
+    for id, function in functions.items():
+        assert function["Properties"]["VpcConfig"] == network, id
+        role = target(function["Properties"]["Role"])
+        policies = {name for name, p in full.of("IAM::Policy").items() if target(p["Roles"][0]) == role}
+        granted = [name for name in policies if "ec2:CreateNetworkInterface" in json.dumps(full.resources[name])]
+        assert granted and set(granted) <= set(function["DependsOn"]), id

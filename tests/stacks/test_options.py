@@ -86,6 +86,14 @@ def test_roles_and_buckets_have_no_default(name, empty):
         ("sdkLayer", "perhaps"),
         ("supervisorConcurrency", 1),
         ("supervisorConcurrency", "many"),
+        ("functionSubnets", ["10.0.0.0/24"]),
+        ("functionSecurityGroups", ["vpc-1"]),
+        ("tags", ["team"]),
+        ("tags", "team=ml"),
+        ("tags", {"team": 7}),
+        ("tags", {"aws:team": "ml"}),
+        ("tags", {"team": "m" * 257}),
+        ("tags", {f"t{n}": "" for n in range(41)}),
     ],
 )
 def test_a_wrong_choice_is_named(name, value):
@@ -103,12 +111,26 @@ def test_what_may_be_a_secret_is_not_shown(value):
     assert "aws secretsmanager create-secret" in str(error.value)
 
 
-@pytest.mark.parametrize(("given", "missing"), [("webhookUrl", "webhookSecret"), ("webhookSecret", "webhookUrl")])
-def test_a_webhook_needs_both(given, missing):
-    """EventBridge sends nothing without an authorization; the error names what is lacking."""
-    value = {"webhookUrl": "https://hooks.example.com", "webhookSecret": "rerail/webhook"}[given]
-    with pytest.raises(BadOption, match=missing):
+PAIRS = {
+    "webhookUrl": ("https://hooks.example.com", "webhookSecret"),
+    "webhookSecret": ("rerail/webhook", "webhookUrl"),
+    "functionSubnets": ("subnet-0a1b2c3d", "functionSecurityGroups"),
+    "functionSecurityGroups": ("sg-0a1b2c3d", "functionSubnets"),
+}
+
+
+@pytest.mark.parametrize("given", PAIRS)
+def test_one_of_a_pair_needs_the_other(given):
+    """EventBridge sends nothing without an authorization, and a network is both; the error names what is lacking."""
+    value, missing = PAIRS[given]
+    with pytest.raises(BadOption, match=f"{given!r} is given without {missing!r}"):
         DeploymentOptions.from_context(Context(**{given: value}))
+
+
+def test_an_organization_has_no_subnet_in_all_of_its_accounts():
+    given = {"organizationalUnits": "r-ab12", "organizationId": "o-a1b2c3d4e5", "organizationRegions": "eu-west-1"}
+    with pytest.raises(BadOption, match="functionSubnets"):
+        Organization.from_context(Context(**given, functionSubnets=["subnet-0a1b2c3d"]))
 
 
 def test_no_notifications_by_default():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stacks.parts.functions import NETWORK
 from tests.house.sources import ROOT, imports
 from tests.iam.grants import Granted
 from tests.iam.permissions import is_kept
@@ -47,6 +48,8 @@ def test_aws_knows_every_action_resource_and_condition(all_granted):
         for name, granted in all_granted.items()
         for grant in granted.grants
         for word in objections(grant)
+        # Lambda tries these itself when a function is made, and AWS's own policy names no resource for them.
+        if grant.action not in NETWORK
     ] == []
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from cli.deploy.assembly import Assembly
 from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template, find_acts, many, text
-from tools.variants import CHOICES
+from tools.variants import CHOICES, find_templates
 
 OUTPUTS = {
     "TableName",
@@ -116,6 +117,20 @@ def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
         assert "set trainingRoleArns and checkpointBuckets in cdk.json or with -c" in note
         assert find_acts(Template.read(clone / "cdk.out")) == set()
         shutil.rmtree(clone / "cdk.out")
+
+
+@pytest.mark.slow
+def test_every_resource_of_an_account_and_of_its_members_has_the_tags(organization):
+    """Whatever deploys it: a policy that demands them refuses no resource, and the stack names them too."""
+    written = [json.loads(path.read_text()) for path in find_templates(organization)]
+    resources = [resource for template in written for resource in template["Resources"].values()]
+    tags = [resource["Properties"]["Tags"] for resource in resources if "Tags" in resource.get("Properties", {})]
+    listed = [each for each in tags if isinstance(each, list)]
+    assert all({"Key": "team", "Value": "ml"} in each for each in listed)
+    assert all(each == {"team": "ml"} for each in tags if isinstance(each, dict))
+    kinds = {resource["Type"] for resource in resources if "Tags" in resource.get("Properties", {})}
+    assert {"AWS::DynamoDB::Table", "AWS::Lambda::Function", "AWS::IAM::Role", "AWS::CloudFormation::StackSet"} <= kinds
+    assert Assembly(organization, "Rerail").tags == {"team": "ml"}
 
 
 @pytest.mark.slow

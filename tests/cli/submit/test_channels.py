@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cli.submit.channels import EFS, FSX, parse_file_systems
+from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.problem import Problem
 from cli.submit.request import make_training_request
 from tests.cli.submit.test_request import JOB, refused
@@ -42,6 +43,18 @@ def test_a_folder_of_a_file_system_is_mounted_in_its_vpc():
     }
 
 
+def test_keys_and_encrypted_traffic_come_from_the_defaults(tmp_path):
+    """For every command that starts jobs, by `read_protection`."""
+    key = f"arn:aws:kms:eu-west-1:{JOB.role.split(':')[4]}:key/1"
+    lines = (f'volume_key = "{key}"', 'output_key = "alias/models"', "encrypt_traffic = true")
+    (tmp_path / "rerail.toml").write_text("\n".join(("[submit]", *lines)))
+    protection = read_protection(read_defaults(tmp_path, tmp_path))
+    request = make_training_request(replace(JOB, **protection))
+    assert request["ResourceConfig"]["VolumeKmsKeyId"] == key
+    assert request["OutputDataConfig"]["KmsKeyId"] == "alias/models"
+    assert request["EnableInterContainerTrafficEncryption"] is True
+
+
 def test_sagemakers_own_retries_are_asked_for_only_if_given():
     assert make_training_request(replace(JOB, retries=10))["RetryStrategy"] == {"MaximumRetryAttempts": 10}
     assert "RetryStrategy" not in make_training_request(JOB)
@@ -63,6 +76,8 @@ def test_sagemakers_own_retries_are_asked_for_only_if_given():
         ),
         ({"subnets": NETWORK["subnets"]}, "one without the other", "give both"),
         ({"retries": 31}, "--retries 31", "leave it out"),
+        ({"output_key": "arn:aws:kms:eu-west-1:999999999999:key/1"}, "output_key = ", "a key of that account"),
+        ({"volume_key": "arn:aws:kms:eu-west-1:999999999999:alias/x"}, "volume_key = ", "a key of that account"),
     ],
 )
 def test_a_mistake_about_data_is_named_with_its_remedy(changes, words, remedy):
