@@ -80,7 +80,7 @@ MEMORY_BYTES = 3_000  # the compressed detector state of a run: read and written
 RUN_BYTES = 1_500  # a run's record, as the index of open runs gives it
 MAILBOX_POLL_S = 5.0
 # Resources of the template; tests/stacks/test_fixed_cost.py counts them.
-ALARMS, COMPOSITES, DASHBOARDS, KEYS, MEMORY_GB = 41, 1, 1, 1, 0.5
+ALARMS, COMPOSITES, DASHBOARDS, KEYS, MEMORY_GB = 43, 1, 1, 1, 0.5
 
 # Assumed.
 SWEEP_S, SWEEP_S_A_RUN = 0.5, 0.012  # of Lambda: eight runs are asked about at a time, each answer takes 0.1 s

@@ -27,7 +27,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
     for record in event["Records"]:
         received = read_message(record["body"], at=now())
         if received is None:
-            orchestrator.check_all()
+            logger.info("checked", extra={"left": orchestrator.check_all()})
         else:
             orchestrator.on_callback(received)
 

@@ -96,8 +96,9 @@ class OrganizationStack(cdk.Stack):
         super().__init__(scope, id, description="Rerail: the accounts of an organization", **kwargs)
         given = {PREFIX: BUCKET}
         if organization.has_view:
-            view = OrganizationView(self, "View", organization=organization.id, retention=options.log_retention)
+            view = OrganizationView(self, "View", organization=organization.id, options=options)
             given[HUB_BUS] = view.bus.attr_arn
+            cdk.CfnOutput(self, "HubPageTopicArn", value=view.page.topic_arn)
             cdk.CfnOutput(self, "RunEventsLogGroup", value=view.log_group.log_group_name)
         asset = assets.Asset(self, "Template", path=template)
         cdk.CfnStackSet(

@@ -35,7 +35,8 @@ PATIENCE_S, LEAST_PATIENCE_S = 2700.0, 900.0
 POLL_S, LOCAL_POLL_S = 15.0, 1.0
 # After the last trial, what may come late is waited for; a missing event or notice for longer.
 LATE_S, MISSING_S = 30.0, 90.0
-DENIED_TEXTS = ("AccessDenied", '"not authorized to perform"')
+# A term without percent signs is a whole word, and most services say AccessDeniedException.
+DENIED_TEXTS = ("%AccessDenied%", '"not authorized to perform"')
 SignalHandler = Callable[[int, FrameType | None], None] | signal.Handlers
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -10,6 +10,7 @@ from local.repairs import (
     embedded_metrics,
     event_time,
     function_metrics,
+    log_filters,
     metric_order,
     queue_metrics,
     schedules,
@@ -40,6 +41,7 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     function_metrics.apply()
     queue_metrics.apply()
     embedded_metrics.apply()
+    log_filters.apply()
     metric_order.apply()
     composite_alarms.apply()  # before the alarms, which put the events of both
     alarms.apply(schedule_scale)

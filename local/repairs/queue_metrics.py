@@ -1,7 +1,8 @@
 """Publish the depth and age of every queue in AWS/SQS.
 
 MiniStack publishes no AWS/SQS metrics, so an alarm on a dead-letter queue stays silent. AWS samples each queue about
-once a minute; here a change is published within two seconds, and an unchanged value once a minute.
+once a minute; here a change is published within two seconds, and an unchanged value once a minute. As on AWS, a message
+that was received three times has no age until it is deleted.
 """
 
 import logging
@@ -14,6 +15,7 @@ from ministack.services import cloudwatch, sqs
 
 LOOK_EVERY_S = 2.0
 REPEAT_EVERY_S = 60.0
+AGELESS_AFTER = 3  # receives
 
 logger = logging.getLogger("local.queue_metrics")
 _published: dict[tuple[str, str, str, str], tuple[float, float]] = {}
@@ -45,7 +47,8 @@ def depths(queue: dict[str, Any]) -> dict[str, float]:
     messages = list(queue["messages"])
     visible = [message for message in messages if message.get("visible_at", now) <= now]
     in_flight = [message for message in messages if message not in visible and message.get("receive_count", 0)]
-    oldest = min((message.get("sent_at", now) for message in messages), default=now)
+    aging = [message for message in messages if message.get("receive_count", 0) < AGELESS_AFTER]
+    oldest = min((message.get("sent_at", now) for message in aging), default=now)
     return {
         "ApproximateNumberOfMessagesVisible": len(visible),
         "ApproximateNumberOfMessagesNotVisible": len(in_flight),

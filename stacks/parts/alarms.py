@@ -15,6 +15,8 @@ from constructs import Construct
 from rerail.model.runbooks import Runbook
 
 MINUTE = Duration.minutes(1)
+# A message waits so long, and the alarm on it stays for so many minutes.
+WAITING, STAYS = Duration.minutes(10), 20
 NAMESPACE = "Rerail"
 COMPLETED = "SweepsCompleted"
 UNHEALTHY = "RerailUnhealthy"
@@ -102,19 +104,27 @@ class FunctionAlarms(Construct):
         )
 
 
-class StaleSignals(Construct):
-    """Pages when a signal waits too long in the queue: the supervisor is down, throttled or late."""
+class OldMessages(Construct):
+    """Pages when a message waits too long in a queue: its function is down, throttled, late, or fails on it.
 
-    def __init__(self, scope: Construct, id: str, *, queue: sqs.IQueue, page: sns.ITopic) -> None:
+    SQS counts the age of a message only until it was received three times. So the limit must be below two visibility
+    timeouts of the queue, and the alarm stays until a message that always fails is a dead letter."""
+
+    def __init__(
+        self, scope: Construct, id: str, *, queue: sqs.IQueue, page: sns.ITopic, of: str, limit: Duration = WAITING
+    ) -> None:
+        """`of` names message and function in "after 10 minutes ... is still waiting"."""
         super().__init__(scope, id)
         page_when_above(
             self,
             "Age",
             metric=queue.metric_approximate_age_of_oldest_message(period=MINUTE, statistic="Maximum"),
             page=page,
-            text="Rerail: a signal has been waiting for 15 minutes. Is supervise throttled, or failing on it?",
+            text=f"Rerail: after {limit.to_minutes():g} minutes {of} is still waiting. Is the function throttled, or "
+            "failing on it?",
             runbook=Runbook.STALE_SIGNALS,
-            limit=15 * 60,
+            limit=int(limit.to_seconds()),
+            minutes=(1, STAYS),
         )
 
 
@@ -199,7 +209,8 @@ class HealthAlarm(Construct):
         super().__init__(scope, id)
         stack = Stack.of(self)
         alarms = [node for node in stack.node.find_all() if isinstance(node, cloudwatch.Alarm)]
-        in_alarm = [cloudwatch.AlarmRule.from_alarm(alarm, cloudwatch.AlarmState.ALARM) for alarm in alarms]
+        # By name: with the ARNs of all alarms the rule would be near its limit of 10,240 characters.
+        in_alarm = [cloudwatch.AlarmRule.from_string(f'ALARM("{alarm.alarm_name}")') for alarm in alarms]
         self.alarm = cloudwatch.CompositeAlarm(
             self,
             "Unhealthy",

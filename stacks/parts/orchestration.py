@@ -9,7 +9,7 @@ from constructs import Construct
 
 from settings import OrchestrateSettings
 from stacks.options import DeploymentOptions
-from stacks.parts.alarms import FunctionAlarms
+from stacks.parts.alarms import FunctionAlarms, OldMessages
 from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.feed import feed
@@ -76,6 +76,7 @@ class Orchestration(Construct):
             dead_letter_queue=sqs.DeadLetterQueue(queue=dead_letters.queue, max_receive_count=TRIES),
         )
         feed(made, self.queue, batch=1, concurrency=CONCURRENCY)
+        OldMessages(self, "Old", queue=self.queue, page=page, of="a message for orchestrate")
         _check_each_minute(self, self.queue, dead_letters, key)
         self.machine = TrainSupervised(
             self,

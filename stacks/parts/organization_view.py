@@ -11,8 +11,12 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from stacks.options import DeploymentOptions
+from stacks.parts.data_key import DataKey
+from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.forwarded_events import PATTERN
 from stacks.parts.queue_rule import DAY_S, RETRIES
+from stacks.parts.topics import let_alarms_publish, make_topic
 
 NAME = "rerail-organization"
 # EventBridge writes only to log groups that are called so.
@@ -25,9 +29,9 @@ BY_RUN = f"stats {NEWEST} by account, region, detail.run as run"
 
 
 class OrganizationView(Construct):
-    """The bus, the log group of its events with their retention, and the dashboard over them."""
+    """The bus, the log group of its events, the dashboard over them, and the alarm for events that cannot be logged."""
 
-    def __init__(self, scope: Construct, id: str, *, organization: str, retention: logs.RetentionDays) -> None:
+    def __init__(self, scope: Construct, id: str, *, organization: str, options: DeploymentOptions) -> None:
         super().__init__(scope, id)
         self.bus = events.CfnEventBus(self, "Bus", name=NAME, description="Rerail: run events of the organization")
         events.CfnEventBusPolicy(
@@ -53,9 +57,13 @@ class OrganizationView(Construct):
             self,
             "Events",
             log_group_name=LOG_GROUP,
-            retention=retention,
+            retention=options.log_retention,
             removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
         )
+        key = DataKey(self, "Key")
+        self.page = make_topic(self, "Page", "Rerail: the hub misses run events", key, options.page_email)
+        let_alarms_publish(self.page)
+        dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=self.page, of="the hub's rule for run events")
         arn = f"arn:{Aws.PARTITION}:logs:{Aws.REGION}:{Aws.ACCOUNT_ID}:log-group:{LOG_GROUP}"
         rule = events.CfnRule(
             self,
@@ -67,12 +75,14 @@ class OrganizationView(Construct):
                 events.CfnRule.TargetProperty(
                     id="Log",
                     arn=arn,
+                    dead_letter_config=events.CfnRule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
                     retry_policy=events.CfnRule.RetryPolicyProperty(
                         maximum_event_age_in_seconds=DAY_S, maximum_retry_attempts=RETRIES
                     ),
                 )
             ],
         )
+        dead_letters.accept_from_rule(rule.attr_arn, bus=self.bus.ref)
         logs.ResourcePolicy(
             self,
             "Writer",

@@ -10,7 +10,7 @@ from constructs import Construct
 
 from settings import ReportSettings
 from stacks.options import DeploymentOptions
-from stacks.parts.alarms import FunctionAlarms
+from stacks.parts.alarms import FunctionAlarms, OldMessages
 from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue, send_from_rule
 from stacks.parts.feed import feed
@@ -29,6 +29,7 @@ TIMEOUT = Duration.minutes(3)
 # The page is there when the notice is read; and drawn once more when the last metrics and log lines have arrived.
 LOOKS = {"AtOnce": Duration.seconds(0), "Later": Duration.minutes(3)}
 TRIES, BATCH = 3, 5
+WAITING = Duration.minutes(30)
 # A thousand notices at once must not take the account's concurrency from those who mend. Two is Lambda's minimum.
 CONCURRENCY = 2
 
@@ -71,8 +72,9 @@ class ReportRenderer(Construct):
         undrawn = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the function report")
         undelivered = DeadLetterQueue(self, "Undelivered", key=key, page=page, of="the rule for reports")
         queues = {name: _queue(self, name, delay, key, undrawn) for name, delay in LOOKS.items()}
-        for queue in queues.values():
+        for name, queue in queues.items():
             feed(made, queue, batch=BATCH, concurrency=CONCURRENCY)
+            OldMessages(self, f"{name}Old", queue=queue, page=page, of="a notice for report", limit=WAITING)
         rule = events.CfnRule(
             self,
             "Rule",

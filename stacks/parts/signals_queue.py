@@ -7,7 +7,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from stacks.parts.alarms import StaleSignals
+from stacks.parts.alarms import OldMessages
 from stacks.parts.dead_letter_queue import DeadLetterQueue, send_from_rule
 from stacks.parts.permissions import SEND_MESSAGE, allow, use_key
 
@@ -37,7 +37,7 @@ class SignalsQueue(Construct):
             retention_period=Duration.days(4),
             dead_letter_queue=sqs.DeadLetterQueue(queue=self.dead_letters.queue, max_receive_count=TRIES),
         )
-        StaleSignals(self, "Stale", queue=self.queue, page=page)
+        OldMessages(self, "Stale", queue=self.queue, page=page, of="a signal for supervise")
 
     def accept_from_rule(self, rule_arn: str) -> None:
         """Let EventBridge put here what that rule matches."""

@@ -21,15 +21,15 @@ class Topics(Construct):
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey, options: DeploymentOptions) -> None:
         super().__init__(scope, id)
-        self.page = self._topic("Page", "Rerail: somebody is needed now", key, options.page_email)
-        self.inform = self._topic("Inform", "Rerail: what happened", key, options.inform_email)
+        self.page = make_topic(self, "Page", "Rerail: somebody is needed now", key, options.page_email)
+        self.inform = make_topic(self, "Inform", "Rerail: what happened", key, options.inform_email)
         self.chat_page: sns.Topic | None = None
         self.chat_inform: sns.Topic | None = None
         if options.chat:
-            self.chat_page = self._topic("ChatPage", "Rerail: somebody is needed now (chat)", key)
-            self.chat_inform = self._topic("ChatInform", "Rerail: what happened (chat)", key)
+            self.chat_page = make_topic(self, "ChatPage", "Rerail: somebody is needed now (chat)", key)
+            self.chat_inform = make_topic(self, "ChatInform", "Rerail: what happened (chat)", key)
         for topic in (self.page, self.inform):
-            _let_alarms_publish(topic)
+            let_alarms_publish(topic)
         for topic, name in zip(self.all, ("page", "inform", "page of the chat", "inform of the chat"), strict=False):
             Undelivered(topic, "Undelivered", topic=topic, name=name, page=self.page)
 
@@ -38,14 +38,16 @@ class Topics(Construct):
         """Those that there are."""
         return [topic for topic in (self.page, self.inform, self.chat_page, self.chat_inform) if topic]
 
-    def _topic(self, id: str, display_name: str, key: kms.IKey, email: str = "") -> sns.Topic:
-        topic = sns.Topic(self, id, display_name=display_name, master_key=key, enforce_ssl=True)
-        if email:
-            topic.add_subscription(subscriptions.EmailSubscription(email))
-        return topic
+
+def make_topic(scope: Construct, id: str, display_name: str, key: kms.IKey, email: str = "") -> sns.Topic:
+    """Return an encrypted topic for TLS only, with the address as its subscriber if there is one."""
+    topic = sns.Topic(scope, id, display_name=display_name, master_key=key, enforce_ssl=True)
+    if email:
+        topic.add_subscription(subscriptions.EmailSubscription(email))
+    return topic
 
 
-def _let_alarms_publish(topic: sns.Topic) -> None:
+def let_alarms_publish(topic: sns.Topic) -> None:
     """A topic with a policy of its own loses the default one, which lets the account's alarms publish."""
     topic.add_to_resource_policy(
         iam.PolicyStatement(

@@ -18,6 +18,7 @@ from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver,
 from rerail.requests.identity import make_digest
 from rerail.requests.states import EXECUTION_VARIABLE
 from stacks.parts.orchestration import CHECK
+from stacks.parts.train_supervised import HEARTBEAT
 from tests.core.failures import NODE_LOST
 from tests.fakes import MIDNIGHT, World
 
@@ -260,7 +261,27 @@ def test_a_wait_that_cannot_be_checked_does_not_hold_up_the_others():
     waiting.callers.broken = {"broken"}
     with pytest.raises(RuntimeError, match="does not answer"):
         waiting.orchestrator.check_all()
-    assert waiting.callers.heartbeats == ["token", "token", "later"]
+    assert sorted(waiting.callers.heartbeats) == ["later", "token", "token"]
+
+
+@pytest.mark.parametrize("call_s", [0.1, 0.4])
+def test_slow_calls_let_a_thousand_waits_be_checked_in_turns(call_s, monkeypatch):
+    """No turn reaches the function's minute, and no wait goes without a heartbeat for the state machine's limit."""
+    waiting = Waiting()
+    for number in range(MOST_WAITS):
+        waiting.waits.keep(replace(WAIT, token=f"t{number}"))
+    clock, waits = waiting.world.clock, list(waiting.waits.list_waits())
+    monkeypatch.setattr(waiting.waits, "list_waits", lambda: waits)
+    monkeypatch.setattr(waiting.callers, "find_state", lambda wait: clock.pass_by(timedelta(seconds=call_s)))
+    last = {wait.token: clock() for wait in waits}
+    for minute in range(1, 121):
+        waiting.callers.heartbeats.clear()
+        left = waiting.orchestrator.check_all()
+        assert len(waiting.callers.heartbeats) + left == MOST_WAITS
+        assert clock() < MIDNIGHT + timedelta(minutes=minute - 1, seconds=41)
+        last |= dict.fromkeys(waiting.callers.heartbeats, clock())
+        clock.now = MIDNIGHT + timedelta(minutes=minute)
+        assert clock() - min(last.values()) < timedelta(minutes=HEARTBEAT.to_minutes())
 
 
 def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone():

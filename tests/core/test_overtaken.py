@@ -83,19 +83,48 @@ def test_a_lost_table_leaves_one_live_job_whichever_event_comes_first(first):
 
 @pytest.mark.threat("T5")
 def test_a_job_tagged_as_a_later_attempt_takes_no_name_from_a_run_to_come():
-    """Nobody knows a run `gpt` yet. A job that is created later under its name is no earlier attempt: it is watched."""
+    """Nobody knows a run `gpt` yet: the job is a run under its own name, and a later job `gpt` is the run `gpt`."""
     world = World()
     world.sagemaker.submit("gpt-a002")
     world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
     world.supervisor().handle(JobStateChanged("gpt-a002"))
+    assert world.run("gpt-a002").current.number == 1
     world.minutes(5)
     world.sagemaker.submit("gpt", uri="s3://bucket/victim/")
-    run = world.supervisor().on_job_changed("gpt")
-    assert run is not None and run.id != "gpt"
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.supervisor().handle(JobStateChanged("gpt"))
-    world.minutes(10)
-    assert f"{run.id}-a002" in world.sagemaker.live()
+    assert world.supervisor().on_job_changed("gpt") == world.run("gpt")
+    world.send_command(OperatorVerb.STOP, 1)
+    world.minutes(30)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a002-a002"]
+
+
+def test_a_new_job_under_the_name_of_a_rebuilt_attempt_is_a_run_of_its_own():
+    """The attempt's job was deleted before the record was rebuilt, and its name is used again."""
+    world = lose_nodes(World().with_saves(), times=2)
+    del world.sagemaker.jobs["gpt-a002"]
+    world.runs = World().runs
+    world.minutes(5)
+    world.sagemaker.submit("gpt-a002", uri="s3://bucket/another/")
+    run = world.supervisor().on_job_changed("gpt-a002")
+    assert run is not None and run.id == "gpt-a002" and world.run().current.job_name == "gpt-a003"
+
+
+@pytest.mark.threat("T5")
+@pytest.mark.parametrize("first", ["unsupervised", "another key", "later"])
+def test_a_job_that_did_not_begin_the_run_proves_no_earlier_attempt(first):
+    """The job of the run's name exists, and Rerail has not launched the other one after it."""
+    world = World()
+    request = {"Environment": {VARIABLE: KEY}} if first == "another key" else {}
+    for name in ("gpt-a002", "gpt") if first == "later" else ("gpt", "gpt-a002"):
+        own = {"request": request} if name == "gpt" else {}
+        world.sagemaker.submit(name, policy=None if (first, name) == ("unsupervised", "gpt") else "default", **own)
+        world.minutes(1)
+    world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
+    world.runs = World().runs
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    assert world.run("gpt-a002").current.number == 1 and world.runs.load("gpt") is None
 
 
 def test_a_human_s_stop_is_final_for_a_restored_record_too():

@@ -1,11 +1,13 @@
 """What must not go unnoticed has an alarm, which says what it means and what to do; together they are one state."""
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
+from local.repairs.queue_metrics import depths
 from rerail.messages import service_metrics
 from rerail.model.runbooks import Runbook
 from tests.stacks.template import Template, target, text
@@ -74,10 +76,29 @@ def test_every_dead_letter_queue_is_watched(either):
     assert letters == sorted(set(dead_letter_queues(either)))
 
 
-def test_the_oldest_signal_is_watched(template):
-    names = ("Signals", "FiledReports", "Command")
-    queues = [target(template.body["Outputs"][f"{name}QueueUrl"]["Value"]) for name in names]
-    assert watched(template, "ApproximateAgeOfOldestMessage") == sorted(queues)
+def test_the_oldest_message_of_every_function_s_queue_is_watched(either):
+    queues = {target(mapping["EventSourceArn"]) for mapping in either.of("Lambda::EventSourceMapping").values()}
+    assert watched(either, "ApproximateAgeOfOldestMessage") == sorted(queues)
+
+
+def test_a_message_that_always_fails_pages_until_it_is_a_dead_letter(either):
+    """Each minute by the local AWS's metric: a message that was received three times has no age any more."""
+    for alarm in either.of("CloudWatch::Alarm").values():
+        if alarm["MetricName"] != "ApproximateAgeOfOldestMessage":
+            continue
+        queue = either.of("SQS::Queue")[target(alarm["Dimensions"][0]["Value"])]
+        hidden, tries = queue["VisibilityTimeout"] // 60, queue["RedrivePolicy"]["maxReceiveCount"]
+        minutes, looks_back = range(hidden * tries + 1), alarm["EvaluationPeriods"]
+        is_old = [find_age(minute, receives=1 + minute // hidden) > alarm["Threshold"] for minute in minutes]
+        pages = [any(is_old[max(0, minute + 1 - looks_back) : minute + 1]) for minute in minutes]
+        assert alarm["DatapointsToAlarm"] == 1 and find_age(hidden * 2, receives=3) == 0
+        assert True in pages and all(pages[pages.index(True) :]), alarm["AlarmDescription"]
+
+
+def find_age(minutes: int, *, receives: int) -> float:
+    """Return the age of a queue's only message, which was sent so long ago, in seconds."""
+    message = {"sent_at": time.time() - 60 * minutes, "receive_count": receives}
+    return depths({"messages": [message]})["ApproximateAgeOfOldestMessage"]
 
 
 def test_every_topic_is_watched(either):
@@ -135,7 +156,7 @@ def test_all_of_them_are_one_state(either):
     (health,) = either.of("CloudWatch::CompositeAlarm").values()
     alarms = set(either.of("CloudWatch::Alarm"))
     assert health["AlarmName"] == "RerailUnhealthy"
-    assert set(re.findall(r'ALARM\("<(\w+)\.Arn>"\)', text(health["AlarmRule"]))) == alarms
+    assert set(re.findall(r'ALARM\("<(\w+)>"\)', text(health["AlarmRule"]))) == alarms
     assert text(health["AlarmRule"]).count(" OR ") == len(alarms) - 1
     assert health["AlarmActions"] == health["OKActions"] == [either.body["Outputs"]["InformTopicArn"]["Value"]]
     assert len(alarms) <= 100  # more a composite alarm does not take

@@ -10,7 +10,9 @@ from cli.deploy.organization import find_caller, find_member, list_regions
 from cli.organization import read_event
 from stacks import ROOT
 from tests.aws.places import REGION, our_own_clients
-from tests.stacks.template import Template
+from tests.stacks.template import Template, target
+from tests.stacks.test_alarms import watched
+from tests.stacks.test_delivery import allowed_rules
 from tools.variants import ORGANIZATION
 
 EVENTS = {"source": ["rerail"], "detail-type": ["Rerail Run State Change"]}
@@ -36,7 +38,7 @@ def test_members_have_one_more_permission_and_send_run_events_alone(organization
 
 
 def test_the_command_reads_its_regions_and_caller_with_the_view_as_without(organization, organization_view):
-    """The hub then has a bus, a log and a dashboard beside its StackSet."""
+    """The hub then has a bus, a log, a dashboard and an alarm beside its StackSet."""
     for folder in (organization, organization_view):
         assert list_regions(folder) == ORGANIZATION["organizationRegions"].split(",")
         assert find_caller(folder) == "DELEGATED_ADMIN"
@@ -66,6 +68,18 @@ def test_the_hub_logs_them_with_an_end_and_has_no_role(organization_view):
     assert not hub.of("IAM::Role") and not hub.of("Lambda::Function") and not hub.of("IAM::Policy")
     (members,) = hub.of("CloudFormation::StackSet").values()
     assert [pair["ParameterKey"] for pair in members["Parameters"]] == ["AssetsPrefix", "HubBus"]
+
+
+def test_an_event_that_the_hub_cannot_log_is_kept_and_pages(organization_view):
+    """Also one that cannot be kept: the rule's alarms are those of every other rule."""
+    hub = Template.read(organization_view, "RerailOrganization")
+    ((id, rule),) = hub.of("Events::Rule").items()
+    queue = target(rule["Targets"][0]["DeadLetterConfig"]["Arn"])
+    assert allowed_rules(hub, queue) == [{"Fn::GetAtt": [id, "Arn"]}]
+    assert watched(hub, "ApproximateNumberOfMessagesVisible") == [queue]
+    alarms = hub.of("CloudWatch::Alarm").values()
+    assert [alarm["MetricName"] for alarm in alarms].count("InvocationsFailedToBeSentToDlq") == 1
+    assert all(alarm["AlarmActions"] == [hub.body["Outputs"]["HubPageTopicArn"]["Value"]] for alarm in alarms)
 
 
 def test_a_run_event_on_the_bus_is_listed_and_another_event_is_not(organization_view):

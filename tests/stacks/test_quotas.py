@@ -17,7 +17,7 @@ from tests.stacks.template import Template, target
 STACK = "StackSet-Rerail-0123abcd-0123-0123-0123-0123456789ab"
 # The longest name of a kind, where it is shorter than what CloudFormation puts together.
 LONGEST = {"AWS::IAM::Role": 64, "AWS::Lambda::Function": 64, "AWS::SQS::Queue": 80, "AWS::Events::Rule": 64}
-ROOM = 0.95
+ROOM = 0.9
 
 Sizes = Iterator[tuple[str, float]]
 Measure = Callable[[Template, Granted], Sizes]

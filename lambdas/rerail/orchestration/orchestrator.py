@@ -1,7 +1,7 @@
 """Answer the systems that wait for runs, by the state of the run now.
 
 All waits are checked each minute, so that no answer depends on an event, and an execution whose heartbeats have ended
-knows that Rerail itself is gone.
+knows that Rerail itself is gone. If a turn is too short for all, the next ones begin at other waits.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,6 +33,10 @@ from rerail.requests.identity import find_other_place, make_digest
 # A tagged job becomes a run with its first event, or with the next sweep; one that was looked at and refused does not.
 # While Rerail's functions fail, both come late.
 REFUSED_WITHIN, ADOPTED_WITHIN = timedelta(minutes=10), timedelta(minutes=30)
+# Of the function's 60 seconds; the check that is begun last may take some.
+TURN = timedelta(seconds=40)
+# Turns that begin at multiples of this share of the list are spread evenly over it, however many there are.
+GOLDEN = (5**0.5 - 1) / 2
 # All are read each minute; a person waits for a job with one execution, or a few.
 MOST_WAITS, MOST_OF_A_JOB = 1_000, 20
 # The limit of both systems is larger.
@@ -78,19 +82,26 @@ class Orchestrator:
             if not isinstance(wait, BadRecord) and wait.token == received.wait.token:
                 self._stop_run(wait)
 
-    def check_all(self) -> None:
-        """Check every wait; an error with one, or one that cannot be read, does not prevent the others: raised last."""
-        errors: list[Exception] = []
-        for wait in self.waits.list_waits():
+    def check_all(self) -> int:
+        """Check every wait for which the turn has time; return how many are left to the next turns.
+
+        An error with one, or one that cannot be read, does not prevent the others: raised last.
+        """
+        begun, waits, errors, left = self.clock(), [*self.waits.list_waits()], list[Exception](), 0
+        first = int(begun.timestamp() // 60 * GOLDEN % 1 * len(waits))
+        for wait in waits[first:] + waits[:first]:
             if isinstance(wait, BadRecord):
                 errors.append(wait)
-                continue
-            try:
-                self.check(wait)
-            except Exception as error:
-                errors.append(error)
+            elif self.clock() - begun >= TURN:
+                left += 1
+            else:
+                try:
+                    self.check(wait)
+                except Exception as error:
+                    errors.append(error)
         if errors:
             raise errors[0]
+        return left
 
     def check(self, wait: RunWait) -> None:
         """Answer the wait if its run has ended, stop the run if the execution was cancelled, or send a heartbeat."""

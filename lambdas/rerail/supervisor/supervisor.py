@@ -22,6 +22,7 @@ from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, r
 from rerail.diagnosis.classify import diagnose_report, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
+    JOB_NAME,
     AlarmStateChanged,
     ClusterDue,
     CommandReceived,
@@ -99,6 +100,7 @@ from rerail.ports import Bus, Checkpoints, FailureLogs, Jobs, Mailbox, PausedPol
 from rerail.requests.continuation import change_request, describe_change, read_change
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
+    POLICY_TAG,
     RUN_TAG,
     is_handed,
     make_request,
@@ -387,7 +389,9 @@ class Supervisor:
         job_name, tags, at = job.name, self.jobs.tags(job.arn), self.clock()
         if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
-            if is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
+            if run is None and not self._has_first_job(claim, job, description):
+                tags = _without_claim(tags)  # a run of its own
+            elif is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
                 return self._restore_record(claim, run, job, description, tags)
         namesake = self.runs.load(make_run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
@@ -413,7 +417,7 @@ class Supervisor:
         """Watch an attempt that Rerail launched and whose record is missing."""
         at = self.clock()
         if run is None:
-            own_tags = {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
+            own_tags = _without_claim(tags)
             adopted = adopt(job, description, own_tags, self.policies, taken=False, at=at)
             if isinstance(adopted, AdoptionRefused):
                 return None
@@ -427,6 +431,19 @@ class Supervisor:
         ]
         self._record_turn(run, RecordOutdated(at, claim.number, (*jobs, job)))
         return self.visit(run.id)
+
+    def _has_first_job(self, claim: Claim, job: Job, description: Mapping[str, Any]) -> bool:
+        """Return whether the job that a run without a record began with exists, is supervised, and has the same key.
+
+        Only then was there such a run: anybody may call and tag a job so, before the run's name is taken.
+        """
+        try:
+            first, its_description = self.jobs.describe(claim.run) if JOB_NAME.fullmatch(claim.run) else (None, {})
+        except JobNotFound:
+            return False
+        if first is None or first.created_at >= job.created_at or POLICY_TAG not in self.jobs.tags(first.arn):
+            return False
+        return is_handed(description, read_signing_key(its_description))
 
     def _describe_if_exists(self, job_name: str) -> Job | None:
         """Return the job, or None if it was deleted."""
@@ -446,7 +463,7 @@ class Supervisor:
     def _is_later_job(self, job_name: str, run: Run) -> bool:
         """Return whether the job was created after the attempts that followed the one of its name.
 
-        Then it is not that attempt, whose record was rebuilt by its name alone: anybody may have tagged a job so.
+        Then it is not that attempt, whose record was rebuilt from its name after that job was deleted.
         """
         newest = run.current.created_at
         if newest is None or not any(a.job_name == job_name and a.created_at is None for a in run.attempts[:-1]):
@@ -739,6 +756,11 @@ class Supervisor:
         if run is None:
             raise BadMessage(f"there is no run {run_id!r}; `rerail status` lists the runs")
         return run
+
+
+def _without_claim(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return a job's tags without those that name a run and an attempt."""
+    return {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
 
 
 def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:

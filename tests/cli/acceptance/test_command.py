@@ -9,6 +9,8 @@ import typer
 from cli.acceptance.cleanup import Cleanup
 from cli.acceptance.command import _check_role, _store
 from cli.acceptance.listener import Listener
+from cli.acceptance.session import DENIED_TEXTS
+from local.repairs.log_filters import compile_pattern
 from rerail.model.run import Attempt, Run, RunState
 from tests.cli.acceptance.plan import PLAN
 from tests.cli.cloud import Cloud, Deployed, denied, refused
@@ -21,6 +23,15 @@ EVENT = (
     '"TrainingJobStatus": "Failed", "SecondaryStatus": null, "LastModifiedTime": %s}}'
 )
 NOTICE = '{"MessageAttributes": {"run": {"Value": "%s"}}, "Timestamp": "2026-11-23T12:00:00.000Z", "Subject": "held"}'
+
+
+@pytest.mark.parametrize("error", ["AccessDeniedException", "AccessDenied", "AuthorizationError"])
+def test_a_denied_call_is_found_in_the_logs_however_its_service_calls_it(error):
+    line = f"An error occurred ({error}) when calling Describe: User: arn:aws:sts::1:x is not authorized to perform: y"
+    finds = [compile_pattern(text)(line) for text in DENIED_TEXTS]
+    assert finds == ["AccessDenied" in error, True] and compile_pattern("AccessDenied")(line) == (
+        error == "AccessDenied"
+    )
 
 
 def test_the_measurements_are_stored_below_the_policies_or_the_assumed_times_hold():
