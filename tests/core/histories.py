@@ -171,6 +171,7 @@ class History:
         self.queue: list[Posted] = []
         self.dead: list[Posted] = []
         self.down: dict[str, int] = {}
+        self.hidden: dict[str, datetime] = {}  # until when SageMaker describes no job of that name
         self.is_calm = False
         self.counts: Counter[str] = Counter()
         # What the invariants are about.
@@ -304,6 +305,7 @@ class History:
             for job in self.world.sagemaker.live():
                 if self.world.sagemaker.jobs[job].status is JobStatus.STOPPING:
                     self._end(job, JobStatus.STOPPED)
+                self._post(JobStateChanged(job))  # it goes through further states
             version = self._run().version
             self._sweep()
             self._deliver_all()
@@ -497,6 +499,9 @@ class History:
             self._check_job_call(turn, name, args[0])
         result = getattr(port, name)(*args, **kwargs)
         result = list(result) if name == "open_runs" else result
+        if name == "create" and self.trouble:
+            hidden = timedelta(seconds=self.rng.choice((0, 0, 5, 30)))
+            self.hidden[args[0]["TrainingJobName"]] = self.world.clock() + hidden
         if name == "save":
             self._on_saved(turn, *args)
         if name == "publish":
@@ -516,9 +521,9 @@ class History:
         refused = CommandNotStored("refused") if name == "post" else refused
         if self.down.get(port, 0) > self.now and not self.is_calm:
             return refused, False
-        if name == "describe" and chance < 3 and args[0] in self.world.sagemaker.jobs:
-            age = self.world.clock() - self.world.sagemaker.jobs[args[0]].created_at
-            return (JobNotFound(args[0]), False) if age < timedelta(seconds=5) else (None, False)
+        if name == "describe" and self.world.clock() < self.hidden.get(args[0], self.world.clock()):
+            return JobNotFound(args[0]), False  # descriptions are eventually consistent after a creation
+        chance /= 5 if name in ("create", "stop") else 1
         lost = {"save": Conflict("lost answer"), "create": self.rng.choice((JobExists("again"), CallFailed("lost")))}
         if chance < 1:
             return refused, False
@@ -546,7 +551,10 @@ class History:
             return  # without effect
         kind = StopJob if name == "stop" else CreateJob
         owed = any(isinstance(action, kind) and action.job_name == job for action in run.pending)
-        self._require(owed and not run.state.is_end, f"{name} {job} is not what was recorded: {format_run(run)}")
+        self._require(
+            owed and (name == "stop" or not run.state.is_end),
+            f"{name} {job} is not what was recorded: {format_run(run)}",
+        )
         self._require(modes != {Mode.PAUSE}, f"{name} {job} while Rerail is paused")
         if name == "create":
             self._check_launch(turn, run, target, modes)

@@ -11,7 +11,9 @@ from tests.aws.places import our_own_clients
 from tests.core.histories import play
 from tests.examples import FULL_RUN
 
-HISTORIES, TABLE_HISTORIES = (20_000, 600) if FULL_RUN else (300, 12)
+pytestmark = pytest.mark.slow  # 50 seconds of one core
+
+HISTORIES, TABLE_HISTORIES = (20_000, 200) if FULL_RUN else (300, 5)
 # Histories of one test, so that the workers share them.
 CHUNK = 25 if not FULL_RUN else 100
 
