@@ -8,11 +8,12 @@ import pytest
 from rerail.accounting.goodput import make_account
 from rerail.accounting.wall_time import Badput
 from rerail.decisions.launch import make_create_job
-from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout
 from rerail.model.codec import dumps, loads
+from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
@@ -124,6 +125,32 @@ def test_a_human_stop_ends_the_run(world):
     world.minutes(120)
     assert world.run().state is RunState.STOPPED
     assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_finding_about_a_job_that_a_human_is_stopping_changes_nothing(world):
+    """The job needs minutes to stop and is slow meanwhile: a relaunch would override the human."""
+    adopt_run(world)
+    world.minutes(10)
+    world.checkpoints.save(step=10)
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING, secondary="Stopping")
+    slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 12, 8, "slow")
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (slow,)))
+    assert world.run().stop is None
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(30)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+def test_a_drill_that_arrives_hours_late_interrupts_nothing(world):
+    """It was among the dead letters, which are delivered again by hand."""
+    adopt_run(world)
+    world.checkpoints.save(step=10)
+    asked_at = world.clock()
+    world.minutes(120, every=timedelta(minutes=10))
+    world.send_command(OperatorVerb.DRILL, step=10, asked_at=asked_at)
+    world.minutes(30)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
+    assert "too long ago" in world.reasons()[-1]
 
 
 @pytest.mark.parametrize(("choice", "jobs"), [(OnMaxRuntime.STOP, 1), (OnMaxRuntime.RELAUNCH, 2)])

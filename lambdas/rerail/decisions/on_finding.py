@@ -40,7 +40,7 @@ from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnAlarm, OnExpiry, Policy
-from rerail.model.run import AfterStop, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
+from rerail.model.run import AfterStop, JobStatus, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import FindingsObserved, JobObserved
 
@@ -83,8 +83,8 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
         return Decision(run)  # about an attempt that has ended
     run = _with_first_step(run, observed.first_step)
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
-    if run.state not in LIVE_STATES:
-        return Decision(run)  # it is being handled already
+    if run.state not in LIVE_STATES or run.current.status is JobStatus.STOPPING:
+        return Decision(run)  # it is being handled already, or is being stopped, and not by Rerail
     new = _select_new(run, observed, policy)
     interventions = [finding for finding in new if finding.level is Level.INTERVENE]
     if interventions:
