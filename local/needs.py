@@ -214,6 +214,10 @@ def _of_s3(call: AwsCall, place: CallPlace) -> Iterator[Need]:
 def _of_sagemaker(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     if call.operation == "ListTrainingJobs":
         yield Need("sagemaker:ListTrainingJobs", "*")
+    elif call.operation == "DescribeTrainingPlan":
+        yield Need(
+            "sagemaker:DescribeTrainingPlan", place.arn("sagemaker", f"training-plan/{call.asked['TrainingPlanName']}")
+        )
     elif call.operation == "ListTags":
         yield Need("sagemaker:ListTags", str(call.asked["ResourceArn"]))
     elif call.operation in (*OF_JOB, *OF_TAGS):

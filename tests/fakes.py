@@ -183,6 +183,8 @@ class FakeSageMaker:
     instance_type: str = ""
     instance_count: int = 1
     asked: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    # By training plan, when its capacities begin and end.
+    capacities: dict[str, Sequence[tuple[datetime, datetime]]] = field(default_factory=dict)
 
     def submit(self, name: str, *, policy: str | None = "default", uri: str = BUCKET, **facts: Any) -> Job:
         """A user's own job; it trains at once. `request` are further members of its request, its machines for one."""
@@ -201,6 +203,9 @@ class FakeSageMaker:
 
     def tags(self, arn: str) -> Mapping[str, str]:
         return self.job_tags[arn.rpartition("/")[2]]
+
+    def list_capacities(self, plan: str) -> Sequence[tuple[datetime, datetime]]:
+        return self.capacities.get(plan, ())
 
     def request_members(self) -> Collection[str]:
         return {"TrainingJobName", "Tags", *MACHINES}

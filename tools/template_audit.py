@@ -85,6 +85,9 @@ ACCEPTED = (
     Acceptance(
         "CKV_AWS_117", "AWS::Lambda::Function", "It calls AWS only; a VPC would need an endpoint for each service."
     ),
+    Acceptance(
+        "CKV_AWS_111", "AWS::IAM::Policy", "A function's own network interfaces, as in AWS's policy.", "full/Rerail"
+    ),
     Acceptance("CKV_AWS_136", "AWS::ECR::Repository", "Encrypted by ECR; every training role would need the key."),
     Acceptance("CKV_AWS_158", "AWS::Logs::LogGroup", "Encrypted by CloudWatch; it holds no secret."),
     Acceptance("CKV_AWS_173", "AWS::Lambda::Function", "Names only, encrypted with Lambda's key."),

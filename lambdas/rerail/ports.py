@@ -64,6 +64,12 @@ class Jobs(Protocol):
     def tags(self, arn: str) -> Mapping[str, str]:
         """Return the job's tags."""
 
+    def list_capacities(self, plan: str) -> Sequence[tuple[datetime, datetime]]:
+        """Return when each capacity that a training plan (an ARN) reserves begins and ends; () where it is not known.
+
+        Raise StateUnknown on failure.
+        """
+
     def request_members(self) -> Collection[str]:
         """Return the names of the request members of CreateTrainingJob."""
 

@@ -80,7 +80,7 @@ class JobExecution:
             region=self._fleet.region,
             account_id=self._fleet.account_id,
             master_port=master_port,
-            image=image.environment,
+            image={**image.environment, **self._fleet.market.variables(self._job.request)},
         )
         host_log = HostLog(self._fleet.logs, job=self._job.name, host=host.name)
         self._logs.append(host_log)

@@ -27,6 +27,7 @@ OPERATIONS = (
     "DeleteTags",
     "DeleteTrainingJob",
     "DescribeTrainingJob",
+    "DescribeTrainingPlan",
     "ListPipelineExecutionSteps",
     "ListTags",
     "ListTrainingJobs",
@@ -54,6 +55,7 @@ class Injections:
             "capacity": self._capacity,
             "machines": self._machines,
             "quota": self._quota,
+            "plan": self._plan,
             "resource_limit": self._resource_limit,
             "throttle": self._throttle,
             "describe_error": self._describe_error,
@@ -178,6 +180,13 @@ class Injections:
     async def _quota(self, request: Request) -> None:
         """The account may use so many of InstanceType at once; without Limit as many as it likes."""
         _set(self._fleet.market.limits, request, "Limit")
+
+    async def _plan(self, request: Request) -> None:
+        """A training plan of this ARN has capacity from StartTime to EndTime, in seconds since 1970."""
+        arn = request.get("TrainingPlanArn")
+        if not isinstance(arn, str) or ":training-plan/" not in arn:
+            raise invalid(f"TrainingPlanArn must be the ARN of a training plan, not {arn!r}")
+        self._fleet.market.plans[arn] = _number(request, "StartTime", default=0), _number(request, "EndTime")
 
     async def _resource_limit(self, request: Request) -> None:
         self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request), only=_name(request))

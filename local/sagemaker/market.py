@@ -1,11 +1,14 @@
 """Machines by instance type: how many EC2 still has, and how many the account may use at once."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ServiceError
+from .errors import ServiceError, not_found
 from .job import LocalJob
+
+CAPACITY_VARIABLE = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
 @dataclass
@@ -16,6 +19,8 @@ class Market:
     left: dict[str, int] = field(default_factory=dict)
     # The account's quotas.
     limits: dict[str, int] = field(default_factory=dict)
+    # When the capacity of each training plan, by its ARN, begins and ends, in seconds since 1970.
+    plans: dict[str, tuple[float, float]] = field(default_factory=dict)
     # The seconds in Pending before EC2 gives up.
     patience: float = 0.0
 
@@ -29,6 +34,24 @@ class Market:
         used = sum(needs for job in jobs for held, needs in _held(job) if held == kind)
         if kind in self.limits and used + count > self.limits[kind]:
             raise over_quota(kind, limit=self.limits[kind], used=used, delta=count)
+
+    def describe_plan(self, name: str) -> dict[str, Any]:
+        """Return the answer of DescribeTrainingPlan; raise ResourceNotFound."""
+        arn = next((arn for arn in self.plans if arn.endswith(f":training-plan/{name}")), "")
+        if not arn:
+            raise not_found()
+        start, end = self.plans[arn]
+        status = "Active" if start <= time.time() < end else "Expired"
+        span = {"StartTime": start, "EndTime": end}
+        capacity = {"ReservedCapacityArn": arn.replace("training-plan", "reserved-capacity"), "Status": status, **span}
+        capacity |= {"InstanceType": "ml.p4d.24xlarge", "TotalInstanceCount": 1}
+        names = {"TrainingPlanArn": arn, "TrainingPlanName": name, "Status": status}
+        return {**names, **span, "ReservedCapacitySummaries": [capacity]}
+
+    def variables(self, request: dict[str, Any]) -> dict[str, str]:
+        """Return what SageMaker tells a job on reserved capacity by its environment."""
+        plan = request.get("ResourceConfig", {}).get("TrainingPlanArn", "")
+        return {CAPACITY_VARIABLE: f"{self.plans[plan][1] * 1000:.0f}"} if plan in self.plans else {}
 
     def take(self, job: LocalJob) -> bool:
         """Return machines for the job, of the first of its types that has enough."""

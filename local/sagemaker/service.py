@@ -65,6 +65,7 @@ class TrainingService:
         self._operations: dict[str, Operation] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
+            "DescribeTrainingPlan": self._describe_plan,
             "ListTrainingJobs": self._list,
             "StopTrainingJob": self._stop,
             "UpdateTrainingJob": self._update,
@@ -138,6 +139,9 @@ class TrainingService:
 
     async def _describe(self, request: Request) -> dict[str, Any]:
         return self._job(request).describe()
+
+    async def _describe_plan(self, request: Request) -> dict[str, Any]:
+        return self._fleet.market.describe_plan(request["TrainingPlanName"])
 
     async def _list(self, request: Request) -> dict[str, Any]:
         self._fleet.pools.settle()

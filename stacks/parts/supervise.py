@@ -90,6 +90,9 @@ class Supervise(Construct):
         read_job_logs(made.role)
         allow_quarantine(made.role, options)
         allow(made.role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
+        # Whether a job was stopped by a person or ended with its reserved capacity.
+        because = "Which training plans jobs use is not known here."
+        allow(made.role, "sagemaker:DescribeTrainingPlan", on=PLANS[0], because=because)
         if not options.observe_only:
             _act_on_jobs(made.role, options)
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)

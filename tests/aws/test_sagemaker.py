@@ -379,6 +379,23 @@ def test_tags_that_cannot_be_read_blind(api):
         SageMakerJobs().tags(ARN)
 
 
+def test_a_plans_capacities_are_read_where_they_may_be(api):
+    """Of a plan of another account, or a deleted one, nothing is known; a throttle is no answer."""
+    plan = "arn:aws:sagemaker:eu-west-1:111122223333:training-plan/nights"
+    about = {"TrainingPlanArn": plan, "TrainingPlanName": "nights", "Status": "Active"}
+    capacity = {"ReservedCapacityArn": ARN, "InstanceType": "ml.p4d.24xlarge", "TotalInstanceCount": 1}
+    ends = [NOON + timedelta(days=day) for day in (1, 3)]
+    listed = [{**capacity, "Status": "Active", "StartTime": end - timedelta(days=1), "EndTime": end} for end in ends]
+    api.add_response("describe_training_plan", {**about, "ReservedCapacitySummaries": listed})
+    assert [end for _, end in SageMakerJobs().list_capacities(plan)] == ends
+    for code in ("AccessDeniedException", "ResourceNotFound"):
+        refuse(api, "describe_training_plan", code)
+        assert SageMakerJobs().list_capacities(plan) == ()
+    refuse(api, "describe_training_plan", "ThrottlingException")
+    with pytest.raises(StateUnknown, match="DescribeTrainingPlan"):
+        SageMakerJobs().list_capacities(plan)
+
+
 def a_summary(name: str, status: str) -> dict:
     time = datetime(2026, 1, 31, tzinfo=UTC)
     return {"TrainingJobName": name, "TrainingJobArn": ARN, "CreationTime": time, "TrainingJobStatus": status}

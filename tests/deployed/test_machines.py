@@ -1,7 +1,10 @@
 """Machines kept warm, in the deployed stack: whose they are, and when."""
 
+import time
+
 import pytest
 
+from local.emulator import ACCOUNT, REGION
 from tests.deployed.jobs import Account
 
 pytestmark = pytest.mark.slow
@@ -25,3 +28,16 @@ def test_a_crashed_job_is_followed_on_its_own_warm_machines(account: Account):
     assert pool(second)["Status"] in ("Available", "InUse")
     reasons = " ".join(entry.reason for entry in account.runs.timeline(name))
     assert f"attempt 2 goes into the warm pool of {name}" in reasons
+
+
+def test_the_end_of_a_training_plan_is_no_persons_stop(account: Account):
+    """SageMaker stops the job with its capacity: the run is held, and no job is launched on a plan that has ended."""
+    plan = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/nights"
+    account.inject("plan", TrainingPlanArn=plan, EndTime=time.time() + 3 * 3600)
+    name = account.submit("on-a-plan", steps=100_000, machines={"TrainingPlanArn": plan})
+    account.run_in(name, "watching")
+    account.inject("plan", TrainingPlanArn=plan, EndTime=time.time() + 60)
+    account.sagemaker.stop_training_job(TrainingJobName=name)
+    run = account.run_in(name, "held")
+    assert "its training plan's capacity ended at" in run.hold_reason
+    assert account.jobs(name) == [name]

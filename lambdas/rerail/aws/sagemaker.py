@@ -1,6 +1,6 @@
 """Describe, create and stop SageMaker training jobs, with the core's types and errors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ from rerail.requests.relaunch import read_checkpoint_uri
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
+DENIED = ("AccessDeniedException", "AccessDenied")
 PAGE_SIZE = 100
 # "You can't override the metric definitions for Amazon SageMaker algorithms."
 OWN_METRICS = "override the metric definitions"
@@ -55,6 +56,20 @@ class SageMakerJobs:
                 return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"ListTags {arn}: {error}") from error
+
+    def list_capacities(self, plan: str) -> Sequence[tuple[datetime, datetime]]:
+        try:
+            answer = client("sagemaker").describe_training_plan(TrainingPlanName=plan.rpartition("/")[2])
+        except ClientError as error:
+            if error.response["Error"]["Code"] in (*DENIED, "ValidationException") or _is_missing(error):
+                return ()  # of another account, deleted, or not to be read: the job's end says nothing of it
+            raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
+        except BotoCoreError as error:
+            raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
+        capacities = answer.get("ReservedCapacitySummaries") or [answer]
+        return [
+            (each["StartTime"], each["EndTime"]) for each in capacities if "StartTime" in each and "EndTime" in each
+        ]
 
     def request_members(self) -> Collection[str]:
         operation = client("sagemaker").meta.service_model.operation_model("CreateTrainingJob")

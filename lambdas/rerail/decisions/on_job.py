@@ -65,6 +65,8 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         is_news = not attempt.exists or attempt.is_unconfirmed
         if is_news or run.state is not RunState.HELD:
             return on_late_job(updated, seen.at)
+    if job.capacity_ended_at and job.status.is_terminal and run.stop is None and run.state is not RunState.HELD:
+        return _on_capacity_end(updated, seen, job.capacity_ended_at)
     match job.status:
         case JobStatus.COMPLETED:
             return _on_completed(updated, seen, policy)
@@ -231,6 +233,20 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         seen,
         f"{what} was stopped, but not by Rerail: it is not relaunched, because an operator may have stopped it",
     )
+
+
+def _on_capacity_end(run: Run, seen: JobObserved, ended_at: datetime) -> Decision:
+    """Hold a run whose job ended with the capacity of its training plan: a successor would wait for days.
+
+    Its status does not tell it from a person's stop or from a failure, so it is neither ended nor relaunched.
+    """
+    reason = f" ({seen.job.failure_reason[:200]})" if seen.job.failure_reason else ""
+    what = (
+        f"attempt {run.current.number} is {seen.job.status}{reason}: its training plan's capacity ended at"
+        f" {ended_at:%Y-%m-%d %H:%M} UTC"
+    )
+    todo = "if the plan has more capacity, release the run; otherwise continue it with a request of its own"
+    return hold_run(run, seen.at, what, because="its training plan has ended", todo=todo, runbook=Runbook.NO_CAPACITY)
 
 
 def on_gone(run: Run, gone: JobGone, policy: Policy) -> Decision:

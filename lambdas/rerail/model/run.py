@@ -113,6 +113,8 @@ class Job:
     lacks_machines: bool = False
     # SageMaker stopped the job because it had waited longer than MaxPendingTimeInSeconds.
     pending_ran_out: bool = False
+    # When the capacity that a training plan reserved for the job ended, if the job ended with it.
+    capacity_ended_at: datetime | None = None
     # The restarts that SageMaker itself made within the job.
     repaired: SelfRepairs = field(default_factory=SelfRepairs)
     instance_type: str = ""

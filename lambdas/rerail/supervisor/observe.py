@@ -1,6 +1,7 @@
 """Observe one run: read its job and its checkpoints from AWS, as signals."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
@@ -18,6 +19,8 @@ from rerail.supervisor.failure_log import with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
+# 30 minutes by SageMaker's documentation, and a little for clocks.
+TERMINATES_BEFORE = timedelta(minutes=32)
 MAX_PROBLEM_CHARS = 500
 
 
@@ -34,7 +37,7 @@ def observe(
     """Return the current job as it is now, and the time, as signals.
 
     `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
-    completes the diagnosis of a job that failed.
+    completes the diagnosis of a job that failed; without it, a training plan's end is not read either.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -52,7 +55,7 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and description:
-        job = with_log_read(job, description, logs)
+        job = _with_plan_read(with_log_read(job, description, logs), jobs)
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
     is_needed = needs_checkpoints(run, job)
     if not is_needed and not (lists and run.checkpoint_uri):
@@ -64,9 +67,26 @@ def observe(
     return (*refused, Tick(at)) if waits else (*refused, JobObserved(at, job, seen), Tick(at))
 
 
+def _with_plan_read(job: Job, jobs: Jobs) -> Job:
+    """Return the job with the end of its reserved capacity, if it ended with that."""
+    if not job.cluster.plan or job.ended_at is None or job.status not in (JobStatus.FAILED, JobStatus.STOPPED):
+        return job
+    return replace(job, capacity_ended_at=find_capacity_end(jobs.list_capacities(job.cluster.plan), job.ended_at))
+
+
+def find_capacity_end(capacities: Sequence[tuple[datetime, datetime]], at: datetime) -> datetime | None:
+    """Return the end of the reserved capacity with which a job that ended at this time ended; None if it had capacity.
+
+    SageMaker begins to terminate the machines 30 minutes before a capacity ends.
+    """
+    if any(start <= at < end - TERMINATES_BEFORE for start, end in capacities):
+        return None
+    return max((end for _, end in capacities if end - TERMINATES_BEFORE <= at), default=None)
+
+
 def _is_last(run: Run, job: Job) -> bool:
     """Return whether the run ends with this job, because a person has stopped it."""
-    if job.status is not JobStatus.STOPPED or job.pending_ran_out:
+    if job.status is not JobStatus.STOPPED or job.pending_ran_out or job.capacity_ended_at:
         return False
     return run.stop.then is AfterStop.END if run.stop else job.secondary not in TIMEOUT_STATUSES
 
