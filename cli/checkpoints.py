@@ -138,7 +138,7 @@ def _plain(run: Run, saves: Sequence[StoredCheckpoint], downloaded: Sequence[Pat
         "run": run.id,
         "where": run.checkpoint_uri,
         "resume_from": chosen and {"folder": chosen.folder, "step": chosen.step},
-        "checkpoints": [_row(run, save) for save in saves],
+        "checkpoints": [_row(run, save, saves) for save in saves],
         "copies": [
             {
                 "file": copy.name,
@@ -159,7 +159,7 @@ def _sort_copies(run: Run) -> list[FileCopy]:
     return sorted(run.copies, key=lambda copy: copy.saved_at, reverse=True)
 
 
-def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
+def _row(run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
     known = save.checkpoint
     return {
         "folder": save.folder,
@@ -175,7 +175,7 @@ def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
         "aside": save.is_quarantined,
         "verified": save.is_verified and not save.damage,
         "damage": save.damage,
-        "passed_over": explain_passed_over(run, save),
+        "passed_over": explain_passed_over(run, save, saves),
     }
 
 
@@ -195,7 +195,7 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
     for save in (save for save in saves if not save.is_quarantined):
-        if save is not chosen and (why := explain_passed_over(run, save)):
+        if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)

@@ -105,9 +105,8 @@ def find_rollback_start(where: Place, run: Run, to: int) -> int:
         saves = list_checkpoints(where.client("s3"), run.checkpoint_uri, signing_key=find_manifest_key(run))
     except (ClientError, BotoCoreError) as error:
         place.fail(f"cannot see what {run.id} has saved: {explain(error).what}", explain(error).remedy)
-    steps = sorted(
-        {save.step for save in saves if save.is_whole and not explain_passed_over(replace(run, stop=None), save)}
-    )
+    now = replace(run, stop=None)
+    steps = sorted({save.step for save in saves if save.is_whole and not explain_passed_over(now, save, saves)})
     if not steps:  # of a file that is overwritten in place
         steps = sorted({copy.step for copy in list_copies_before(run, to + 1) if copy.step is not None})
     start = max((step for step in steps if step <= to), default=0)

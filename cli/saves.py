@@ -11,7 +11,13 @@ from typing import Any
 import xxhash
 
 from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable
-from rerail.decisions.decision import has_agent, select_known, was_written_unsigned, with_attempt_number
+from rerail.decisions.decision import (
+    find_first_signed_step,
+    has_agent,
+    select_known,
+    was_written_unsigned,
+    with_attempt_number,
+)
 from rerail.model import checkpoint_layouts
 from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, find_newest_usable, read_manifest, split_uri
 from rerail.model.errors import BadManifest
@@ -210,8 +216,8 @@ def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredChec
     return sound[chosen.uri] if chosen else None
 
 
-def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
-    """Return why a relaunch would not resume from this checkpoint; "" if it may."""
+def explain_passed_over(run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint]) -> str:
+    """Return why a relaunch would not resume from this checkpoint, one of these; "" if it may."""
     if save.is_quarantined:
         return "quarantined by a rollback"
     if not save.has_manifest and (save.checkpoint is None or has_agent(run)):
@@ -222,5 +228,9 @@ def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
     if was_written_unsigned(run, save.checkpoint):
         return "its manifest is not signed with the run's key"
+    sound = (other.checkpoint for other in saves if not other.is_quarantined and not other.damage)
+    first = find_first_signed_step([checkpoint for checkpoint in sound if checkpoint])
+    if has_agent(run) and not save.checkpoint.is_signed and first is not None and save.step >= first:
+        return f"its manifest is not signed, and those from step {first} on are"
     health, why = assess_health(run, with_attempt_number(run, save.checkpoint))
     return "" if health is Health.CLEAN else why

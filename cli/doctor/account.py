@@ -148,13 +148,13 @@ def sweep(deployment: Deployment) -> Check:
 
 
 def supervise(deployment: Deployment) -> Check:
-    """It takes signals from the queue, and none waits for long."""
+    """It takes signals from its queues, and none waits for long."""
     name = deployment.output("SuperviseFunctionName")
     states = [mapping.get("State", "Enabled") for mapping in _list_mappings(deployment, name)]
     if not states or any(state in ("Disabled", "Disabling") for state in states):
         return broken(f"{name} takes no signals from its queue", "switch its trigger on in the Lambda console")
-    url = deployment.output("SignalsQueueUrl")
-    waiting = _waiting(deployment, url)
+    urls = filter(None, map(deployment.output, ("SignalsQueueUrl", "CommandQueueUrl", "FiledReportsQueueUrl")))
+    waiting = sum(_waiting(deployment, url) for url in urls)
     failed = _count(deployment, name, "Errors")
     if failed:
         return warn(f"it has failed {failed:.0f} times in the last minutes", f"`aws logs tail /aws/lambda/{name}`")

@@ -17,6 +17,7 @@ from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.file_copies import FileCopy
+from rerail.model.manifest_signature import make_signature
 from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table
 
@@ -126,6 +127,22 @@ def test_each_newer_checkpoint_is_listed_with_the_reason_it_is_passed_over(s3):
     shown = rerail("gpt").stdout
     assert "not from step 40: its health is suspect" in shown
     assert "resume from step 20" in shown
+
+
+def test_an_unsigned_checkpoint_above_the_first_signed_one_is_passed_over(s3):
+    """Whenever it was written; below that it may be from before the agent had the key."""
+    key = "0" * 64
+    signer = Attempt(1, "gpt", agent=True, training_started_at=datetime.now(UTC) + timedelta(hours=1))
+    keep(replace(RUN, version=1, signing_key=key, attempts=(signer,)))
+    save(s3, 20)
+    save(s3, 60)
+    save(s3, 40)
+    written = json.loads(s3.get_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000040/manifest.json")["Body"].read())
+    save(s3, 40, signature=make_signature(written, key=key))
+    printed = facts()
+    why = {row["step"]: row["passed_over"] for row in printed["checkpoints"]}
+    assert why == {20: "", 40: "", 60: "its manifest is not signed, and those from step 40 on are"}
+    assert printed["resume_from"]["step"] == 40
 
 
 def test_what_a_rollback_quarantined_is_listed_and_never_resumed_from(s3):

@@ -298,13 +298,17 @@ def _select_trusted(run: Run, checkpoints: Sequence[Checkpoint]) -> Sequence[Che
     An agent with the run's key signs each manifest. Unsigned ones are trusted if S3 received them before the first job
     with such an agent began, and if they come before the first signed step, as the agent itself demands.
     """
-    first = min((checkpoint.step for checkpoint in checkpoints if checkpoint.is_signed), default=None)
+    first = find_first_signed_step(checkpoints)
     return [
         checkpoint
         for checkpoint in checkpoints
         if checkpoint.is_signed
         or (not was_written_unsigned(run, checkpoint) and (first is None or checkpoint.step < first))
     ]
+
+
+def find_first_signed_step(checkpoints: Sequence[Checkpoint]) -> int | None:
+    return min((checkpoint.step for checkpoint in checkpoints if checkpoint.is_signed), default=None)
 
 
 def _saves_without_manifest(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
