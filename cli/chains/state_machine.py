@@ -19,8 +19,8 @@ from rerail.requests.states import EXECUTION, EXECUTION_VARIABLE, make_start, ma
 
 # As long as TrainSupervised waits for a sign of Rerail; the waits are checked each minute.
 HEARTBEAT_S = 1800
-# A job of that name exists: the run was started before. The second name is that of the local AWS.
-EXISTS = ("SageMaker.ResourceInUseException", "Sagemaker.ResourceInUse")
+# A job of that name exists: the run was started before.
+EXISTS = ("SageMaker.ResourceInUseException",)
 # Step Functions makes the key that the run's agent signs with: 64 hexadecimal digits.
 NEW_KEY = "States.Hash(States.UUID(), 'SHA-256')"
 DEFINITION_LIMIT = 1024 * 1024

@@ -11,9 +11,11 @@ from local.repairs import (
     event_time,
     function_metrics,
     log_filters,
+    log_pages,
     metric_order,
     queue_metrics,
     schedules,
+    sdk_errors,
     start_errors,
     target_dead_letters,
     task_heartbeats,
@@ -42,6 +44,8 @@ def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     queue_metrics.apply()
     embedded_metrics.apply()
     log_filters.apply()
+    log_pages.apply()
+    sdk_errors.apply()
     metric_order.apply()
     composite_alarms.apply()  # before the alarms, which put the events of both
     alarms.apply(schedule_scale)

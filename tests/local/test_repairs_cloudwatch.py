@@ -179,3 +179,21 @@ def test_metric_data_come_newest_first_unless_asked_otherwise(
     )["MetricDataResults"]
     assert result["Values"] == expected
     assert result["Timestamps"] == sorted(result["Timestamps"], reverse=not asked)
+
+
+@pytest.mark.parametrize("from_head", [True, False])
+def test_a_log_begins_with_an_empty_page(aws: LocalAws, from_head: bool) -> None:
+    """Its token leads to the lines, and the end is where the same token comes back."""
+    logs, place = aws.client("logs"), {"logGroupName": f"pages-{from_head}", "logStreamName": "one"}
+    logs.create_log_group(logGroupName=place["logGroupName"])
+    logs.create_log_stream(**place)
+    logs.put_log_events(**place, logEvents=[{"timestamp": int(time.time() * 1000), "message": "line"}])
+    which = "nextForwardToken" if from_head else "nextBackwardToken"
+    pages, token = [], {}
+    for _ in range(4):
+        page = logs.get_log_events(**place, **token, startFromHead=from_head)
+        pages.append([event["message"] for event in page["events"]])
+        if token.get("nextToken") == page[which]:
+            break
+        token = {"nextToken": page[which]}
+    assert pages == [[], ["line"], []]
