@@ -27,7 +27,7 @@ class Faults:
     only: dict[str, str] = field(default_factory=dict)
 
     def apply_to_call(self, operation: str, request: dict[str, Any]) -> None:
-        for fault in ("describe_error", "throttle", "resource_limit"):
+        for fault in ("describe_error", "throttle", "deny", "resource_limit"):
             if self.refused_calls[fault, operation] > 0 and self._concerns(fault, request.get("TrainingJobName", "")):
                 self.refused_calls[fault, operation] -= 1
                 raise _refusal(fault, request)
@@ -55,6 +55,8 @@ class Faults:
 def _refusal(fault: str, request: dict[str, Any]) -> ServiceError:
     if fault == "throttle":
         return ServiceError("ThrottlingException", "Rate exceeded")
+    if fault == "deny":
+        return ServiceError("AccessDeniedException", "explicit deny in a service control policy")
     if fault == "describe_error":
         message = "The request processing has failed because of an unknown error, exception or failure."
         return ServiceError("InternalFailure", message, status=500)

@@ -58,6 +58,7 @@ class Injections:
             "plan": self._plan,
             "resource_limit": self._resource_limit,
             "throttle": self._throttle,
+            "deny": self._deny,
             "describe_error": self._describe_error,
             "events": self._events,
             "event": self._event,
@@ -192,10 +193,12 @@ class Injections:
         self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request), only=_name(request))
 
     async def _throttle(self, request: Request) -> None:
-        operation = request.get("Operation")
-        if operation not in OPERATIONS:
-            raise invalid(f"Operation must be one of {', '.join(OPERATIONS)}, not {operation!r}")
-        self._fleet.faults.arm_call("throttle", operation, _count(request))
+        self._fleet.faults.arm_call("throttle", _operation(request), _count(request))
+
+    async def _deny(self, request: Request) -> None:
+        """Refuse the next Count calls of Operation for jobs whose names begin with TrainingJobName, as a service
+        control policy does."""
+        self._fleet.faults.arm_call("deny", _operation(request), _count(request), only=_name(request))
 
     async def _describe_error(self, request: Request) -> None:
         self._fleet.faults.arm_call("describe_error", "DescribeTrainingJob", _count(request))
@@ -244,6 +247,13 @@ def _name(request: Request) -> str:
     if not isinstance(name, str):
         raise invalid(f"TrainingJobName must be how the jobs' names begin, not {name!r}")
     return name
+
+
+def _operation(request: Request) -> str:
+    operation = request.get("Operation")
+    if operation not in OPERATIONS:
+        raise invalid(f"Operation must be one of {', '.join(OPERATIONS)}, not {operation!r}")
+    return str(operation)
 
 
 def _count(request: Request) -> int:

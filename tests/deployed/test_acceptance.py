@@ -94,6 +94,21 @@ def test_it_starts_nothing_without_a_terminal_to_ask_on(environment: dict[str, s
     assert wrong.returncode == 2 and "--only everything: there is no such check" in wrong.stderr
 
 
+def test_where_no_job_may_be_created_nothing_is_confirmed(
+    account: Account, environment: dict[str, str], command: list[str], tmp_path: Path
+):
+    """As in an account whose policies demand what the jobs lack: exit 3, and not a green result."""
+    denied = {"Operation": "CreateTrainingJob", "TrainingJobName": "rerail-acceptance-"}
+    account.inject("deny", **denied, Count=100)
+    try:
+        done = run_rerail(environment, *command, "--only", "hang", "--output", str(tmp_path))
+    finally:
+        account.inject("deny", **denied, Count=0)
+    assert done.returncode == 3, done.stderr
+    verdicts = {check["verdict"] for check in json.loads((tmp_path / "acceptance.json").read_text())["checks"]}
+    assert verdicts == {"not tried"} and "explicit deny" in done.stderr
+
+
 def test_a_closed_terminal_leaves_nothing_behind(
     account: Account, environment: dict[str, str], command: list[str], tmp_path: Path
 ):
