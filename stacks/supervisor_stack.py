@@ -65,7 +65,7 @@ class SupervisorStack(cdk.Stack):
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         # Every training role may write reports, as many as it likes: they keep no other signal waiting.
-        filed = SignalsQueue(self, "FiledReports", key=key, page=page, of="the supervisor for reports")
+        filed = SignalsQueue(self, "FiledReports", key=key, page=page, of="the supervisor for reports", what="a report")
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
         # Roles may send to the other two: only what comes by this one commands.
         commands = CommandQueue(self, "CommandQueue", key=key, page=page)

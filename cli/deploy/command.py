@@ -23,7 +23,7 @@ from cli.doctor.delivery import PATIENCE_AFTER_DEPLOYMENT_S, check_delivery
 from cli.place import AsJson, Local
 from cli.project import CHOICES, read_choices
 from local import deploy as emulated
-from local.deploy import LOCAL_BOOTSTRAP, LOCAL_SCOPE, DeployError
+from local.deploy import LOCAL_BOOTSTRAP, LOCAL_SCOPE, QUALIFIER, DeployError
 
 STACK = "Rerail"  # as the app calls it
 
@@ -272,10 +272,15 @@ class _Deployment(_Step):
     def _bootstrapped(self) -> bool:
         """Whether the CDK's bucket is here; it is made unless this is a plan."""
         target = self.target
-        if target.read_bootstrap_version() >= LEAST_BOOTSTRAP:
+        if (version := target.read_bootstrap_version()) >= LEAST_BOOTSTRAP:
             return True
         if self.plan:
             return False
+        if version and target.qualifier != QUALIFIER:
+            place.fail(
+                f"the CDK's bootstrap {target.qualifier!r} has version {version}, and {LEAST_BOOTSTRAP} is needed",
+                f"who made it updates it: `cdk bootstrap --qualifier {target.qualifier}`, with its own toolkit stack",
+            )
         self._confirm(f"The CDK has not been bootstrapped in {target.name}. Do it (a bucket and five roles)?")
         if target.aws:
             emulated.bootstrap(target.aws.client, {"AccountId": target.account, "Region": target.region})

@@ -33,7 +33,7 @@ class Formation:
     stack: str
     role: str = ""
     pause_s: float = PAUSE_S
-    # None leaves those that the stack has.
+    # Without any, the stack keeps those that it has.
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def read_status(self) -> str:

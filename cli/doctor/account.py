@@ -171,7 +171,7 @@ def concurrency(deployment: Deployment) -> Check:
         return warn(
             f"Lambda runs at most {there} functions at once here, and Rerail's may be {needed}: when many runs fail "
             "together, the sweep is throttled, which pages",
-            "deploy with -c supervisorConcurrency=2, or ask for more: `aws service-quotas "
+            "deploy with -c supervisorConcurrency=2, and ask for more: `aws service-quotas "
             f"request-service-quota-increase --service-code lambda --quota-code {CONCURRENCY_QUOTA} --desired-value "
             "1000`",
         )

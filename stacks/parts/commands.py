@@ -17,7 +17,7 @@ class CommandQueue(SignalsQueue):
     """Operators' commands and users' alarms. Whatever IAM allows a user or role, EventBridge alone can send here."""
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic) -> None:
-        super().__init__(scope, id, key=key, page=page, of="the supervisor for commands")
+        super().__init__(scope, id, key=key, page=page, of="the supervisor for commands", what="a command or alarm")
         rules = f"arn:{Aws.PARTITION}:events:{Aws.REGION}:{Aws.ACCOUNT_ID}:rule/*"
         statement = iam.PolicyStatement(
             effect=iam.Effect.DENY,

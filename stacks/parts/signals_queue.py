@@ -19,10 +19,17 @@ TRIES = 5
 class SignalsQueue(Construct):
     """Standard, not FIFO: a signal is only a wake-up, so order and repetition do not matter.
 
-    `of` names its consumer in the alarm on its dead letters."""
+    `of` names its consumer in the alarm on its dead letters, `what` a message in the alarm on old ones."""
 
     def __init__(
-        self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic, of: str = "the supervisor"
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        key: kms.IKey,
+        page: sns.ITopic,
+        of: str = "the supervisor",
+        what: str = "a signal",
     ) -> None:
         super().__init__(scope, id)
         self._key = key
@@ -37,7 +44,7 @@ class SignalsQueue(Construct):
             retention_period=Duration.days(4),
             dead_letter_queue=sqs.DeadLetterQueue(queue=self.dead_letters.queue, max_receive_count=TRIES),
         )
-        OldMessages(self, "Stale", queue=self.queue, page=page, of="a signal for supervise")
+        OldMessages(self, "Stale", queue=self.queue, page=page, of=f"{what} for supervise")
 
     def accept_from_rule(self, rule_arn: str) -> None:
         """Let EventBridge put here what that rule matches."""

@@ -67,6 +67,20 @@ def test_a_run_whose_record_is_lost_is_taken_up_under_its_own_name():
     assert world.sagemaker.live() == ["gpt-a004"] and world.sagemaker.most_live_at_once == 1
 
 
+@pytest.mark.parametrize("name", ["x" * 60, "gpt-202601310000"])
+def test_a_run_whose_id_is_no_job_s_name_is_taken_up_too(name):
+    """A shortened one, and a dated one whose date is part of the job's own name: no other run gets the job."""
+    world = World()
+    world.sagemaker.submit(name)
+    run = world.supervisor().on_job_changed(name)
+    world.sagemaker.fail(name, NODE_LOST)
+    world.minutes(30)
+    world.runs = World().runs
+    world.minutes(5)
+    (id,) = world.runs.records
+    assert run is not None and id == run.id and world.run(id).current.number == 2
+
+
 @pytest.mark.parametrize("first", ["gpt", "gpt-a002"])
 def test_a_lost_table_leaves_one_live_job_whichever_event_comes_first(first):
     """Over the real table: two runs in one folder would both save and launch."""
@@ -112,7 +126,7 @@ def test_a_new_job_under_the_name_of_a_rebuilt_attempt_is_a_run_of_its_own():
 
 
 @pytest.mark.threat("T5")
-@pytest.mark.parametrize("first", ["unsupervised", "another key", "later"])
+@pytest.mark.parametrize("first", ["unsupervised", "another key", "later", "live"])
 def test_a_job_that_did_not_begin_the_run_proves_no_earlier_attempt(first):
     """The job of the run's name exists, and Rerail has not launched the other one after it."""
     world = World()

@@ -71,17 +71,18 @@ def _with_plan_read(job: Job, jobs: Jobs) -> Job:
     """Return the job with the end of its reserved capacity, if it ended with that."""
     if not job.cluster.plan or job.ended_at is None or job.status not in (JobStatus.FAILED, JobStatus.STOPPED):
         return job
-    return replace(job, capacity_ended_at=find_capacity_end(jobs.list_capacities(job.cluster.plan), job.ended_at))
+    return replace(job, capacity_ended_at=find_capacity_end(jobs.list_capacities(job.cluster.plan), job))
 
 
-def find_capacity_end(capacities: Sequence[tuple[datetime, datetime]], at: datetime) -> datetime | None:
-    """Return the end of the reserved capacity with which a job that ended at this time ended; None if it had capacity.
+def find_capacity_end(capacities: Sequence[tuple[datetime, datetime]], job: Job) -> datetime | None:
+    """Return the end of the reserved capacity with which a job that trained ended; None if it had capacity left.
 
     SageMaker begins to terminate the machines 30 minutes before a capacity ends.
     """
-    if any(start <= at < end - TERMINATES_BEFORE for start, end in capacities):
+    at, began = job.ended_at, job.training_started_at
+    if at is None or began is None or any(start <= at < end - TERMINATES_BEFORE for start, end in capacities):
         return None
-    return max((end for _, end in capacities if end - TERMINATES_BEFORE <= at), default=None)
+    return max((end for _, end in capacities if end - TERMINATES_BEFORE <= at and began < end), default=None)
 
 
 def _is_last(run: Run, job: Job) -> bool:

@@ -12,7 +12,14 @@ from datetime import datetime, timedelta
 from typing import Any, assert_never
 
 from rerail.accounting.save_interval import estimate_mtbf
-from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, refuse
+from rerail.decisions.adoption import (
+    Adopted,
+    AdoptionRefused,
+    adopt,
+    is_first_of_rebuilt,
+    list_first_job_names,
+    refuse,
+)
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision, find_first_start, find_manifest_key
 from rerail.decisions.on_finding import make_alarm_finding
@@ -396,6 +403,8 @@ class Supervisor:
         namesake = self.runs.load(make_run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # adopted concurrently
+        if namesake and is_first_of_rebuilt(namesake, job):
+            return namesake
         match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
             case AdoptionRefused() as refused:
                 self._ignore(job_name, refused, at)
@@ -433,17 +442,22 @@ class Supervisor:
         return self.visit(run.id)
 
     def _has_first_job(self, claim: Claim, job: Job, description: Mapping[str, Any]) -> bool:
-        """Return whether the job that a run without a record began with exists, is supervised, and has the same key.
+        """Return whether a run without a record began with a job that has ended, is supervised and has the same key.
 
-        Only then was there such a run: anybody may call and tag a job so, before the run's name is taken.
+        Only then was there such a run: anybody may call and tag a job so, before the run's name is taken. Where the
+        run's id does not tell the first job's name, name and tags count.
         """
+        names = list_first_job_names(claim.run)
+        return not names or any(self._is_first_job(name, job, description) for name in names)
+
+    def _is_first_job(self, name: str, job: Job, description: Mapping[str, Any]) -> bool:
         try:
-            first, its_description = self.jobs.describe(claim.run) if JOB_NAME.fullmatch(claim.run) else (None, {})
+            first, its_description = self.jobs.describe(name) if JOB_NAME.fullmatch(name) else (None, {})
         except JobNotFound:
             return False
-        if first is None or first.created_at >= job.created_at or POLICY_TAG not in self.jobs.tags(first.arn):
+        if first is None or not first.status.is_terminal or first.created_at >= job.created_at:
             return False
-        return is_handed(description, read_signing_key(its_description))
+        return POLICY_TAG in self.jobs.tags(first.arn) and is_handed(description, read_signing_key(its_description))
 
     def _describe_if_exists(self, job_name: str) -> Job | None:
         """Return the job, or None if it was deleted."""
