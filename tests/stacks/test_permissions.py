@@ -17,6 +17,7 @@ WILDCARDS = {
     "cloudwatch:GetMetricData": "*",  # neither
     "sagemaker:DescribeTrainingJob": ":training-job/*",  # any job may ask to be supervised
     "sagemaker:ListTags": ":training-job/*",
+    "sagemaker:DescribeTrainingPlan": ":training-plan/*",  # whose capacity a job ended with
     # SageMaker authorizes the plan of a job, and what it reserves, like the job.
     "sagemaker:CreateTrainingJob": (":training-job/*", ":training-plan/*", ":reserved-capacity/*"),
     "sagemaker:AddTags": ":training-job/*",
