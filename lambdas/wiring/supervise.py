@@ -36,7 +36,7 @@ def check_time(context: Any) -> None:
 
 
 def read_message(body: str, *, queue: str) -> Message:
-    """Return the message; raise BadMessage, or ForgedMessage for a command that came by another queue than theirs."""
+    """Return the message; raise BadMessage, or ForgedMessage for a command from another queue than theirs."""
     message = parse_message(body)
     check_queue(message, queue, commands=SuperviseSettings.from_environment().commands)
     return message

@@ -15,7 +15,8 @@ from ministack.services import cloudwatch, sqs
 
 LOOK_EVERY_S = 2.0
 REPEAT_EVERY_S = 60.0
-AGELESS_AFTER = 3  # receives
+# A message that was received so often is left out of the age.
+MOST_RECEIVES = 3
 
 logger = logging.getLogger("local.queue_metrics")
 _published: dict[tuple[str, str, str, str], tuple[float, float]] = {}
@@ -47,7 +48,7 @@ def depths(queue: dict[str, Any]) -> dict[str, float]:
     messages = list(queue["messages"])
     visible = [message for message in messages if message.get("visible_at", now) <= now]
     in_flight = [message for message in messages if message not in visible and message.get("receive_count", 0)]
-    aging = [message for message in messages if message.get("receive_count", 0) < AGELESS_AFTER]
+    aging = [message for message in messages if message.get("receive_count", 0) < MOST_RECEIVES]
     oldest = min((message.get("sent_at", now) for message in aging), default=now)
     return {
         "ApproximateNumberOfMessagesVisible": len(visible),

@@ -14,7 +14,7 @@ PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
 
 
 class CommandQueue(SignalsQueue):
-    """Operators' commands and users' alarms. Whatever IAM allows a user or role, EventBridge alone can send here."""
+    """The queue of operators' commands and users' alarms; it denies every sender but EventBridge."""
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic) -> None:
         super().__init__(scope, id, key=key, page=page, of="the supervisor for commands", what="a command or alarm")

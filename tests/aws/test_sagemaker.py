@@ -380,7 +380,7 @@ def test_tags_that_cannot_be_read_blind(api):
 
 
 def test_a_plans_capacities_are_read_where_they_may_be(api):
-    """Of a plan of another account, or a deleted one, nothing is known; a throttle is no answer."""
+    """Nothing is known of another account's plan or a deleted one; a throttled call is an error."""
     plan = "arn:aws:sagemaker:eu-west-1:111122223333:training-plan/nights"
     about = {"TrainingPlanArn": plan, "TrainingPlanName": "nights", "Status": "Active"}
     capacity = {"ReservedCapacityArn": ARN, "InstanceType": "ml.p4d.24xlarge", "TotalInstanceCount": 1}

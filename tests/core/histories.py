@@ -97,13 +97,13 @@ class Posted:
 
 
 class Turn:
-    """One supervisor that handles one message, in a thread that runs only while it has the baton."""
+    """One supervisor that handles one message, in a thread that runs only during `advance`."""
 
     def __init__(self, history: "History", number: int, posted: Posted) -> None:
         self.history, self.number, self.posted = history, number, posted
         self.read_at = history.now
         self.known: Run | None = None
-        self.credit, self.calls, self.is_killed = 0.0, 0, False
+        self.calls_left, self.calls, self.is_killed = 0.0, 0, False
         self.has_recorded_command = False
         self.outcome: BaseException | None = None
         self.is_over = False
@@ -125,18 +125,18 @@ class Turn:
 
     def advance(self, calls: float) -> None:
         """Let the supervisor go on for some port calls."""
-        self.credit = calls
+        self.calls_left = calls
         self._go.release()
         assert self._back.acquire(timeout=PATIENCE_S), "a supervisor hangs"
         if self.is_over:
             self._thread.join()
 
-    def give_way(self) -> None:
-        """Hand the baton back where the credit is spent; end here if the supervisor was killed meanwhile."""
-        if self.credit < 1 and not self.is_killed:
+    def pause_if_spent(self) -> None:
+        """Pause this thread when its calls are used up; raise Crash if the supervisor was killed meanwhile."""
+        if self.calls_left < 1 and not self.is_killed:
             self._back.release()
             self._go.acquire()
-        self.credit -= 1
+        self.calls_left -= 1
         if self.is_killed:
             raise Crash
 
@@ -485,7 +485,7 @@ class History:
 
     def call(self, turn: Turn, port: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a port call of a supervisor, which others may precede and which may fail; check everything."""
-        turn.give_way()
+        turn.pause_if_spent()
         self.now += 1
         self.counts["calls"] += 1
         turn.calls += 1
@@ -511,7 +511,7 @@ class History:
         self._check_world()
         if error:
             raise error
-        turn.give_way()
+        turn.pause_if_spent()
         return result
 
     def _draw_fault(self, port: str, name: str, args: tuple[Any, ...]) -> tuple[BaseException | None, bool]:

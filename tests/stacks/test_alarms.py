@@ -92,7 +92,8 @@ def test_a_message_that_always_fails_pages_until_it_is_a_dead_letter(either):
         is_old = [find_age(minute, receives=1 + minute // hidden) > alarm["Threshold"] for minute in minutes]
         pages = [any(is_old[max(0, minute + 1 - looks_back) : minute + 1]) for minute in minutes]
         assert alarm["DatapointsToAlarm"] == 1 and find_age(hidden * 2, receives=3) == 0
-        assert True in pages and all(pages[pages.index(True) :]), alarm["AlarmDescription"]
+        assert any(pages), alarm["AlarmDescription"]
+        assert all(pages[pages.index(True) :]), alarm["AlarmDescription"]
 
 
 def find_age(minutes: int, *, receives: int) -> float:

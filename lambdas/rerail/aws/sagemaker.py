@@ -28,7 +28,6 @@ from rerail.requests.relaunch import read_checkpoint_uri
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
-DENIED = ("AccessDeniedException", "AccessDenied")
 PAGE_SIZE = 100
 # "You can't override the metric definitions for Amazon SageMaker algorithms."
 OWN_METRICS = "override the metric definitions"
@@ -61,7 +60,7 @@ class SageMakerJobs:
         try:
             answer = client("sagemaker").describe_training_plan(TrainingPlanName=plan.rpartition("/")[2])
         except ClientError as error:
-            if error.response["Error"]["Code"] in (*DENIED, "ValidationException") or _is_missing(error):
+            if error.response["Error"]["Code"] in PERMANENT_CODES:
                 return ()  # of another account, deleted, or not to be read: the job's end says nothing of it
             raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
         except BotoCoreError as error:

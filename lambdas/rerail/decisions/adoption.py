@@ -86,10 +86,10 @@ def list_first_job_names(run_id: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((run_id, base)))
 
 
-def is_first_of_rebuilt(run: Run, job: Job) -> bool:
+def is_first_job_of_rebuilt(run: Run, job: Job) -> bool:
     """Return whether a run that was rebuilt from a later attempt began with this job, whose name its id shortens.
 
-    A run of its own would train into the same folder.
+    As a separate run it would be relaunched into the same folder.
     """
     newest = run.current.created_at
     is_rebuilt = run.attempts[0].created_at is None and run.id == make_run_id(job.name) != job.name

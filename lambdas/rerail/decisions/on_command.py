@@ -57,9 +57,8 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
         return Decision(run)
     run = replace(run, commands=(*run.commands, command.id)[-MAX_COMMANDS:])
     summary = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
-    asked_at = (
-        min(command.asked_at, command.at) if command.asked_at else None
-    )  # the sender sets this time: never let it be in the future
+    # The sender sets this time: never let it be in the future.
+    asked_at = min(command.asked_at, command.at) if command.asked_at else None
     if command.verb not in ANSWERS:
         began_at = run.attempts[0].created_at or run.created_at
         if asked_at and (asked_at + SECOND < began_at or command.at - asked_at > EXPIRES_AFTER):

@@ -65,8 +65,8 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         is_news = not attempt.exists or attempt.is_unconfirmed
         if is_news or run.state is not RunState.HELD:
             return on_late_job(updated, seen.at)
-    relaunches = run.stop is None or (run.stop.then is AfterStop.RELAUNCH and not run.stop.is_rollback)
-    if job.capacity_ended_at and job.status.is_terminal and relaunches and run.state is not RunState.HELD:
+    is_relaunched = run.stop is None or (run.stop.then is AfterStop.RELAUNCH and not run.stop.is_rollback)
+    if job.capacity_ended_at and job.status.is_terminal and is_relaunched and run.state is not RunState.HELD:
         return _on_capacity_end(updated, seen, job.capacity_ended_at)
     match job.status:
         case JobStatus.COMPLETED:

@@ -160,13 +160,14 @@ Message = (
 
 
 def check_queue(message: Message, queue: str, *, commands: str) -> None:
-    """Raise ForgedMessage if the message commands, and came by another queue than `commands` (both are ARNs).
+    """Raise ForgedMessage for a command, alarm or delivery check from another queue than `commands` (both are ARNs).
 
-    EventBridge alone may write to that queue. What other queues carry are hints, signed reports, or the sweep's own
-    findings.
+    Only EventBridge may write to that queue. Other queues carry hints, signed reports and the sweep's findings.
     """
     if isinstance(message, CommandReceived | AlarmStateChanged | DeliveryCheck) and queue != commands:
-        raise ForgedMessage(f"a {type(message).__name__} comes by the queue of commands, and this one by {queue!r}")
+        raise ForgedMessage(
+            f"a {type(message).__name__} is accepted from the queue of commands only, and came from {queue!r}"
+        )
 
 
 def parse_message(body: str) -> Message:

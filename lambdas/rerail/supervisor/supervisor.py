@@ -16,7 +16,7 @@ from rerail.decisions.adoption import (
     Adopted,
     AdoptionRefused,
     adopt,
-    is_first_of_rebuilt,
+    is_first_job_of_rebuilt,
     list_first_job_names,
     refuse,
 )
@@ -397,13 +397,13 @@ class Supervisor:
         if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
             if run is None and not self._has_first_job(claim, job, description):
-                tags = _without_claim(tags)  # a run of its own
+                tags = _without_claim(tags)  # a separate run
             elif is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
                 return self._restore_record(claim, run, job, description, tags)
         namesake = self.runs.load(make_run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # adopted concurrently
-        if namesake and is_first_of_rebuilt(namesake, job):
+        if namesake and is_first_job_of_rebuilt(namesake, job):
             return namesake
         match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
             case AdoptionRefused() as refused:
@@ -444,8 +444,8 @@ class Supervisor:
     def _has_first_job(self, claim: Claim, job: Job, description: Mapping[str, Any]) -> bool:
         """Return whether a run without a record began with a job that has ended, is supervised and has the same key.
 
-        Only then was there such a run: anybody may call and tag a job so, before the run's name is taken. Where the
-        run's id does not tell the first job's name, name and tags count.
+        Anyone can give a job that name and those tags, so they do not prove that there was such a run. If the run's id
+        does not contain the first job's name, they are nevertheless enough.
         """
         names = list_first_job_names(claim.run)
         return not names or any(self._is_first_job(name, job, description) for name in names)
