@@ -5,6 +5,7 @@ The invariants are checked at each port call; at the end the faults cease, and t
 """
 
 import json
+import math
 import random
 import sys
 import threading
@@ -516,7 +517,7 @@ class History:
 
     def _draw_fault(self, port: str, name: str, args: tuple[Any, ...]) -> tuple[BaseException | None, bool]:
         """Return what goes wrong with a call, if anything, and whether its effect happens."""
-        chance = self.rng.random() / self.trouble if self.trouble and not self.is_calm else 9.0
+        chance = self.rng.random() / self.trouble if self.trouble and not self.is_calm else math.inf
         refused: Exception = StateUnknown("no answer") if name not in WRITES else Throttled("slow down")
         refused = CommandNotStored("refused") if name == "post" else refused
         if self.down.get(port, 0) > self.now and not self.is_calm:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from rerail.decisions.decision import has_pending
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.model.actions import CreateJob, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode
@@ -61,6 +63,29 @@ def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
     world.policies.by_name["default"] = DEFAULT
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt-a002"]
+
+
+@pytest.mark.parametrize("action", ["launch", "stop"])
+def test_a_policy_that_observes_since_the_decision_counts_when_the_action_is_carried_out(monkeypatch, action):
+    """It was deployed in the moment in which the decision was recorded."""
+    world = World().with_saves()
+    save = world.runs.save
+
+    def save_then_observe(run, *args, **kwargs):
+        result = save(run, *args, **kwargs)
+        if has_pending(run, CreateJob) or has_pending(run, StopJob):
+            observe(world)
+        return result
+
+    monkeypatch.setattr(world.runs, "save", save_then_observe)
+    if action == "launch":
+        world.sagemaker.fail("gpt", NODE_LOST)
+    else:
+        diverge(world)
+    world.minutes(40)
+    state, live = (RunState.WAITING, []) if action == "launch" else (RunState.WATCHING, ["gpt"])
+    assert (world.run().state, world.sagemaker.live()) == (state, live)
+    assert world.policies.by_name["default"] is OBSERVE
 
 
 def test_an_operators_release_launches_under_observe():

@@ -1,17 +1,20 @@
 """A job that SageMaker no longer has, and another job that has its name."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from rerail.decisions.decide import decide
+from rerail.decisions.decision import with_attempt
+from rerail.decisions.launch import make_create_job
 from rerail.decisions.on_job import NEW_JOB_GRACE
 from rerail.model.actions import Notify, Severity
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import JobGone, JobObserved
+from rerail.model.signals import ActionsDone, CreateRefused, JobGone, JobObserved, OperatorVerb, Refusal
 from tests.core.failures import NODE_LOST
+from tests.core.test_lost_launches import hide
 from tests.fakes import DEFAULT, World
 
 MOMENT = timedelta(seconds=1)
@@ -19,6 +22,11 @@ MOMENT = timedelta(seconds=1)
 
 def pages(actions: tuple[object, ...]) -> list[Notify]:
     return [action for action in actions if isinstance(action, Notify) and action.severity is Severity.PAGE]
+
+
+def requested_at(run: Run) -> datetime:
+    assert run.current.requested_at
+    return run.current.requested_at
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def run(world: World) -> Run:
 
 def test_a_deleted_job_holds_its_run_and_pages(run: Run) -> None:
     """It is not known whether the run is to continue, so no other job is launched."""
-    at = run.ledger.starts[-1] + NEW_JOB_GRACE
+    at = requested_at(run) + NEW_JOB_GRACE
     decision = decide(run, JobGone(at, "gpt-a002"), DEFAULT)
     assert (decision.run.state, decision.run.current.ended_at) == (RunState.HELD, at)
     (page,) = pages(decision.actions)
@@ -41,13 +49,40 @@ def test_a_deleted_job_holds_its_run_and_pages(run: Run) -> None:
 
 def test_a_job_that_was_just_created_may_not_be_visible_yet(run: Run) -> None:
     """DescribeTrainingJob is eventually consistent."""
-    at = run.ledger.starts[-1] + NEW_JOB_GRACE - MOMENT
+    at = requested_at(run) + NEW_JOB_GRACE - MOMENT
     decision = decide(run, JobGone(at, "gpt-a002"), DEFAULT)
     assert (decision.run, decision.actions) == (run, ())
 
 
+def test_a_release_does_not_make_an_invisible_job_a_deleted_one(monkeypatch) -> None:
+    """It forgives the launches that the budgets count; the time of the creation is a fact of the attempt."""
+    world = World().with_saves()
+    show = hide(world, monkeypatch)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    while not world.sagemaker.live():
+        world.minutes(1)
+    world.send_command(OperatorVerb.HOLD, "hold")
+    world.send_command(OperatorVerb.RELEASE, "release")
+    world.minutes(2)
+    show()
+    world.minutes(2)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
+
+
+def test_a_launch_that_was_refused_to_another_function_may_succeed_later(run: Run) -> None:
+    """The refusal took the launch out of the budgets; the job that the slower function created is just as new."""
+    create = make_create_job(run)
+    at = requested_at(run) + 3 * NEW_JOB_GRACE
+    run = with_attempt(run, replace(run.current, status=None, created_at=None))
+    run = decide(run, CreateRefused(at, create, Refusal.CAPACITY, "no capacity"), DEFAULT).run
+    run = decide(run, ActionsDone(at, (create,)), DEFAULT).run
+    assert run.current.exists
+    decision = decide(run, JobGone(at + NEW_JOB_GRACE - MOMENT, "gpt-a002"), DEFAULT)
+    assert (decision.run, decision.actions) == (run, ())
+
+
 def test_an_older_job_that_is_gone_changes_nothing(run: Run) -> None:
-    decision = decide(run, JobGone(run.ledger.starts[-1] + 2 * NEW_JOB_GRACE, "gpt"), DEFAULT)
+    decision = decide(run, JobGone(requested_at(run) + 2 * NEW_JOB_GRACE, "gpt"), DEFAULT)
     assert (decision.run, decision.actions) == (run, ())
 
 

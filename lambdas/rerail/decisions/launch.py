@@ -71,7 +71,7 @@ def with_launch(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Acti
         return with_launch_blocked(run, obstacle, at), ()
     ledger = with_start(run.ledger, at=at, limits=policy.limits)
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, blocked_by=None, proposal=None)
-    run = with_runtime_left(run, at, policy)
+    run = with_runtime_left(with_attempt(run, replace(run.current, requested_at=at)), at, policy)
     run = with_onsets_dated(run, margin_steps=policy.ladder.margin_steps)
     attempt = run.current
     create = make_create_job(run)

@@ -31,7 +31,8 @@ def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
     )
     attempt = run.current
     if make_create_job(run) in done.actions and (not attempt.exists or attempt.is_unconfirmed):
-        run = with_attempt(run, replace(attempt, status=JobStatus.IN_PROGRESS, secondary="Starting"))
+        created = replace(attempt, status=JobStatus.IN_PROGRESS, secondary="Starting", requested_at=done.at)
+        run = with_attempt(run, created)
         return on_late_job(run, done.at) if run.state is RunState.HELD else Decision(run)
     return Decision(run)
 

@@ -228,6 +228,8 @@ class Attempt(Record):
     copy_problem: str = ""
     # Where the job's model is (ModelArtifacts.S3ModelArtifacts).
     artifacts: str = ""
+    # When its launch was last recorded, or CreateTrainingJob last known to have succeeded.
+    requested_at: datetime | None = None
 
     @property
     def restart(self) -> int:

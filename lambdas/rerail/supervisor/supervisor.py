@@ -21,7 +21,7 @@ from rerail.decisions.adoption import (
     refuse,
 )
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import Decision, find_first_start, find_manifest_key
+from rerail.decisions.decision import Decision, find_first_start, find_manifest_key, may_act
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -749,16 +749,19 @@ class Supervisor:
     def _find_deferral(self, run: Run) -> tuple[bool, bool]:
         """Return whether stops and launches of the run wait, and whether a pause is the reason.
 
-        They also wait while the policy cannot be read.
+        They also wait while the policy cannot be read. If Rerail may only observe since they were decided on, the next
+        visit withdraws them, unless an operator has asked for them.
         """
         if not any(action.IS_BLOCKED_BY_PAUSE for action in run.pending):
             return False, False
+        approved_by = run.stop.approved_by if run.stop else run.current.approved_by
         try:
-            paused = policy_of(run, self.policies).mode is Mode.PAUSE
+            policy = policy_of(run, self.policies)
         except RerailError as error:
             self.failed.append(error)
             return True, False
-        return paused, paused
+        paused = policy.mode is Mode.PAUSE
+        return paused or not (approved_by or may_act(run, policy)), paused
 
     def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         """Return SageMaker's refusal to create the job as a signal."""
