@@ -42,3 +42,15 @@ def test_a_command_of_hours_ago_changes_nothing(verb):
     send(world, verb, timedelta(minutes=50))
     world.minutes(40)
     assert world.sagemaker.live() != ["gpt"] or world.run().held_by == "ada"
+
+
+@pytest.mark.parametrize("later", [0, -1], ids=["the-same-second", "a-second-earlier"])
+def test_of_two_commands_only_an_earlier_one_is_outdated(later):
+    """EventBridge's times have whole seconds, so two commands of one second are carried out as they arrive."""
+    world = World().with_saves()
+    world.clock.pass_by(timedelta(minutes=10))
+    at = world.clock()
+    for verb, seconds in ((OperatorVerb.HOLD, 0), (OperatorVerb.RELEASE, later)):
+        asked_at = at + timedelta(seconds=seconds)
+        world.supervisor().handle(CommandReceived(str(verb), "gpt", verb, "ada", "", asked_at=asked_at))
+    assert world.run().held_by == ("" if later == 0 else "ada")

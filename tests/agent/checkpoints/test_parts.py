@@ -116,7 +116,7 @@ def test_a_framed_tensor_is_what_torch_saves(dtype: torch.dtype, sizes: tuple[in
 @pytest.mark.parametrize("value", [5, None, "text", (3, tuple(range(625)), None), {1, 2}, [torch.ones(2)]], ids=repr)
 def test_a_value_has_room_to_grow(value: Any) -> None:
     """Filled up to a whole KiB it still loads, in PyTorch's strict mode where that takes such values at all."""
-    for room in (0, 8192):
+    for room in (0, 8192, 65536):
         blob = make_value_blob(value, room=room)
         assert len(blob) % 1024 == 0
         assert len(blob) >= room

@@ -1,13 +1,17 @@
 """Who keeps whose share of a snapshot, which one may be written over, and which one ranks go on from."""
 
+import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail_agent.checkpoints.ring import MAX_FAILURES, Ring, SnapshotHistory, choose_slot
 from rerail_agent.checkpoints.snapshot_choice import KeptShare, choose_snapshot
-from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
+from rerail_agent.checkpoints.snapshot_label import LARGEST_SHARE, DamagedShare, SnapshotLabel
 from rerail_agent.checkpoints.snapshot_memory import OutOfMemory, SnapshotMemory
 from tests.agent.checkpoints.ranks import manifest
 
@@ -231,3 +235,39 @@ def test_a_full_machine_is_reported():
         assert str(error) == "6000 bytes are wanted for a share of rank 1, 5000 are free"
     else:
         raise AssertionError("it had no room")
+
+
+def test_only_the_agreed_snapshots_shares_of_the_ranks_remain():
+    """Both the moment and the rank count: what another rank kept of that moment lies on its own node."""
+    memory = SnapshotMemory()
+    for rank in (0, 1):
+        for step, (slot, _) in enumerate(memory.allocate_staging(rank, SIZE), 1):
+            memory.add(label(rank, step=step).with_checksum(slot.view), slot)
+    memory.retain("2", [0])
+    assert [(each.rank, each.snapshot) for each in memory.list_labels()] == [(0, "2")]
+
+
+def sealed(**changes) -> dict[str, Any]:
+    """Return a label's table with other values and a checksum that fits them."""
+    table = {**label().table(), **changes}
+    del table["seal"]
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return {**table, "seal": f"xxh3_64:{xxhash.xxh3_64_hexdigest(text.encode())}"}
+
+
+@pytest.mark.parametrize("name", ["rank", "image", "values", "contents"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1", None])
+def test_a_label_with_a_size_that_is_none_is_refused(name, value):
+    with pytest.raises(DamagedShare, match=r"cannot be read: \w+: \S"):
+        SnapshotLabel.parse(sealed(**{name: value}))
+
+
+def test_a_label_of_the_largest_share_is_read_and_of_a_larger_one_is_not():
+    assert SnapshotLabel.parse(sealed(image=LARGEST_SHARE)).bytes == LARGEST_SHARE
+    with pytest.raises(DamagedShare, match="sizes must be whole numbers"):
+        SnapshotLabel.parse(sealed(image=LARGEST_SHARE, contents=1))
+
+
+def test_the_order_of_a_labels_fields_does_not_matter():
+    table = label().table()
+    assert SnapshotLabel.parse(dict(reversed(table.items()))) == label()
