@@ -623,7 +623,7 @@ def _evaluate(name: str, is_right: bool, passed: str, problem: str) -> GpuCheck:
 
 
 def _evaluate_speed(name: str, ratio: float, limit: float, figures: dict[str, float]) -> GpuCheck:
-    text = ", ".join(f"{label} {value:.3g}" for label, value in figures.items())
+    text = ", ".join(f"{label} {value:.4g}" for label, value in figures.items())
     status = GpuCheckStatus.PASSED if ratio <= limit else GpuCheckStatus.FAILED
     return GpuCheck(name, status, f"{text} (at most {limit:g} is accepted)", figures)
 

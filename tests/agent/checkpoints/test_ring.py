@@ -247,7 +247,7 @@ def test_only_the_agreed_snapshots_shares_of_the_ranks_remain():
     assert [(each.rank, each.snapshot) for each in memory.list_labels()] == [(0, "2")]
 
 
-def sealed(**changes) -> dict[str, Any]:
+def label_table(**changes) -> dict[str, Any]:
     """Return a label's table with other values and a checksum that fits them."""
     table = {**label().table(), **changes}
     del table["seal"]
@@ -259,13 +259,13 @@ def sealed(**changes) -> dict[str, Any]:
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1", None])
 def test_a_label_with_a_size_that_is_none_is_refused(name, value):
     with pytest.raises(DamagedShare, match=r"cannot be read: \w+: \S"):
-        SnapshotLabel.parse(sealed(**{name: value}))
+        SnapshotLabel.parse(label_table(**{name: value}))
 
 
 def test_a_label_of_the_largest_share_is_read_and_of_a_larger_one_is_not():
-    assert SnapshotLabel.parse(sealed(image=LARGEST_SHARE)).bytes == LARGEST_SHARE
+    assert SnapshotLabel.parse(label_table(image=LARGEST_SHARE)).bytes == LARGEST_SHARE
     with pytest.raises(DamagedShare, match="sizes must be whole numbers"):
-        SnapshotLabel.parse(sealed(image=LARGEST_SHARE, contents=1))
+        SnapshotLabel.parse(label_table(image=LARGEST_SHARE, contents=1))
 
 
 def test_the_order_of_a_labels_fields_does_not_matter():
