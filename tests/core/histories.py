@@ -183,6 +183,7 @@ class History:
         self.expired: set[str] = set()
         self.begun: set[str] = set()
         self.last_said = self.world.clock()
+        self.newest_command = 0  # the number of the turn that began with it
         self.grounds: set[str] = set()
         self.failures: Counter[Cause] = Counter()
         self.fruitless = 0
@@ -260,6 +261,8 @@ class History:
         turn = Turn(self, self.counts["turns"], posted)
         self._note(f"s{turn.number} receives {posted.message}")
         self._expect(posted.message)
+        if isinstance(posted.message, CommandReceived):
+            self.newest_command = turn.number
         self.turns.append(turn)
         return turn
 
@@ -665,15 +668,15 @@ class History:
                 self.last_said = max(self.last_said, asked_at)
 
     def _on_handled(self, turn: Turn) -> None:
-        """Forbid launches after an operator's hold or stop that was handled, unless another command is under way."""
+        """Forbid launches after an operator's hold or stop that was handled, unless another command began meanwhile."""
         said = turn.posted.message
         if not isinstance(said, CommandReceived) or said.verb not in (OperatorVerb.HOLD, OperatorVerb.STOP):
             return
-        others = [t.posted.message for t in self.turns]
+        others = any(isinstance(other.posted.message, CommandReceived) for other in self.turns)
         assert said.asked_at
         is_timely = self.world.clock() - said.asked_at <= EXPIRY and said.asked_at == self.last_said
         if turn.has_recorded_command and is_timely:
-            self._ban(f"{said.who} said {said.verb}", unless=any(isinstance(m, CommandReceived) for m in others))
+            self._ban(f"{said.who} said {said.verb}", unless=others or self.newest_command > turn.number)
 
     def _modes_since(self, step: int) -> set[Mode]:
         """Return the modes that a supervisor may have read since then."""
