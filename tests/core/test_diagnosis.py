@@ -69,10 +69,38 @@ def test_the_output_of_failing_ranks_is_understood() -> None:
     assert _mistakes(rows) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "exit_code"),
+    [
+        (
+            "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -11",
+            -11,
+        ),
+        ("mpirun noticed that process rank 3 with PID 0 on node algo-1 exited on signal 11 (Segmentation fault).", -11),
+        ("The first process to do so was:\n\n  Process name: [[5555,1],3]\n  Exit code:    139", 139),
+        ("api.py:863] failed (exitcode: -11) local_rank: 1 (pid: 12) of binary: /opt/conda/bin/python", -11),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV", -11),
+        ("srun: error: node01: task 3: Segmentation fault (core dumped)", -11),
+        ("/opt/ml/code/train.sh: line 12:   345 Segmentation fault      (core dumped) python train.py", -11),
+        ("composer.cli.launcher: ERROR - Global rank 3 (PID 123) exited with code -11", -11),
+        ("horovodrun: Process 3 exit with status code 139.", 139),
+    ],
+)
+def test_launchers_report_the_signal_that_ended_a_process(line: str, exit_code: int) -> None:
+    """Also in the log of a job whose reason has only the launcher's own exit code, and beside what its peers lost."""
+    peer = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
+    for found in (diagnose(line), diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{peer}\n{line}"])):
+        assert (found.cause, found.rule, found.exit_code) == (Cause.USER_CODE, "sigsegv", exit_code)
+
+
+def test_an_exit_code_of_one_is_the_scripts_failure_whatever_the_name_of_its_host() -> None:
+    assert diagnose("srun: error: node01: task 3: Exited with exit code 1").cause is Cause.USER_CODE
+
+
 def test_failures_on_a_gpu_are_understood() -> None:
-    """Made on one H100 with PyTorch 2.11; all were right at the first look."""
+    """Made on one H100 with PyTorch 2.11; at the first look all were right but the rank that SIGKILL ended."""
     rows = _compressed_rows("gpu")
-    assert len(rows) == 14
+    assert len(rows) == 15
     assert _mistakes(rows) == []
 
 

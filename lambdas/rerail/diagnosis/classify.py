@@ -49,6 +49,8 @@ _SIGNALS: Mapping[int, tuple[Cause, str]] = {
     11: (Cause.USER_CODE, "sigsegv"),
     15: (Cause.INFRASTRUCTURE, "sigterm"),  # terminated from outside
 }
+# Not SIGABRT and SIGTERM, by which processes end after another one's failure.
+FATAL_SIGNALS = frozenset(_SIGNALS) - {6, 15}
 _EXITS: Mapping[int, tuple[Cause, str]] = {
     16: (Cause.HARDWARE, "megatron-rerun-elsewhere"),  # "same wrong result twice here, try this step on other GPUs"
     17: (Cause.DIVERGED, "megatron-result-invalid"),
@@ -78,6 +80,22 @@ _IRRELEVANT = LazyPattern(
 _NUMBER = LazyPattern(r"\d+")
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
+# The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod.
+_LAUNCHER_CODE = LazyPattern(
+    r"exits with return code = (-?\d{1,4})\b|\(exitcode: (-?\d{1,4})\)|\bexitcode {1,4}: (-?\d{1,4})\b"
+    r"|(?m:^) {0,8}Exit code: {1,8}(-?\d{1,4})\b|\btask \d{1,6}: Exited with exit code (\d{1,3})\b"
+    r"|\b(?:rank|process) \d{1,6}(?: \(PID \d{1,9}\))? exit(?:ed)? with (?:status |exit )?code (-?\d{1,4})\b",
+    re.IGNORECASE,
+)
+# The signals that they report: mpirun, multiprocessing, srun, shells.
+_LAUNCHER_SIGNAL = LazyPattern(
+    r"\bprocess rank \d{1,6} .{1,200} exited on signal (\d{1,2})\b"
+    r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b"
+    r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"
+)
+_SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
+_SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4}
+_FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
 _FIELD = LazyPattern(r'"(cause|error|step|exit_code)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
@@ -137,8 +155,12 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
 
 def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Diagnosis:
     lines = find_failure_lines(text, *(log[-TAIL:] for log in logs))
+    exited = _find_launcher_exit("\n".join((text, *(log[-TAIL:] for log in logs))))
+    exit_code = exited if exit_code in (None, 1) and exited else exit_code
     found = _find_rule(lines)
-    if found is not None:
+    # A process that was ended by a signal is what the others have lost.
+    is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in FATAL_SIGNALS
+    if found is not None and not is_lost:
         rule, evidence, root = found
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
     all_lines = _split_lines(text)
@@ -234,7 +256,7 @@ def _clean(lines: Iterable[str]) -> list[str]:
     unique: dict[str, str] = {}
     for line in lines:
         cleaned = " ".join(_BOILERPLATE.sub(" ", line).split())
-        if cleaned and not _IRRELEVANT.search(cleaned):
+        if cleaned and not any(pattern.search(cleaned) for pattern in (_IRRELEVANT, _LAUNCHER_CODE, _LAUNCHER_SIGNAL)):
             unique.setdefault(_NUMBER.sub("#", cleaned), cleaned)
     kept: list[str] = []
     size = 0
@@ -342,6 +364,18 @@ def _find_exit_code(text: str) -> int | None:
     codes = [int(code) for code in _EXIT_CODE.findall(text)] + [-int(a or b) for a, b in _SIGNAL.findall(text)]
     codes = [code for code in codes if code]
     return next((code for code in codes if code not in (1, -15, 143)), codes[-1] if codes else None)
+
+
+def _find_launcher_exit(text: str) -> int | None:
+    """Return the exit code that a launcher reported; of several, the first failure's, and not that of a consequence."""
+    before, _, first = text.partition(_FIRST_FAILURE)
+    codes: list[int] = []
+    for part in (first, before):
+        codes += [int("".join(groups)) for groups in _LAUNCHER_CODE.findall(part)]
+        signals = ["".join(groups) for groups in _LAUNCHER_SIGNAL.findall(part)]
+        codes += [-(_SIGNAL_NAMES.get(signal) or _parse_int(signal) or 0) for signal in signals]
+    codes = [code for code in codes if code]
+    return next((code for code in codes if code not in (1, -15, 143)), codes[0] if codes else None)
 
 
 def _signal_number(exit_code: int | None) -> int:
