@@ -93,6 +93,20 @@ def test_launchers_report_the_signal_that_ended_a_process(line: str, exit_code: 
         assert (found.cause, found.rule, found.exit_code) == (Cause.USER_CODE, "sigsegv", exit_code)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. "
+        "Disabling parallelism to avoid deadlocks...",
+        "Setting expandable segments to avoid out of memory errors",
+        "using gloo to prevent NCCL timeouts",
+    ],
+)
+def test_what_a_library_announces_to_avoid_has_not_happened(text: str) -> None:
+    assert diagnose(text).cause is Cause.UNKNOWN
+    assert diagnose(f"{text}\nKeyError: 'labels'").cause is Cause.USER_CODE
+
+
 def test_an_exit_code_of_one_is_the_scripts_failure_whatever_the_name_of_its_host() -> None:
     assert diagnose("srun: error: node01: task 3: Exited with exit code 1").cause is Cause.USER_CODE
 

@@ -64,6 +64,9 @@ _BOILERPLATE = LazyPattern(
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?"
     r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+"
+    # What a library announces to avoid has not happened: "Disabling parallelism to avoid deadlocks".
+    r"|\bto (?:avoid|prevent) (?:[\w-]{1,30} ){0,4}(?:deadlocks?|hangs?|hanging|OOMs?|out[- ]of[- ]memory|timeouts?"
+    r"|crash(?:es)?|errors?|overflows?|NaNs?|corruption)\b"
     # Negations: "stuck without any CUDA error", "not because it is out of memory".
     r"|\b(?:without|no) (?:any |an? )?(?:\w+ )?(?:errors?|exceptions?|tracebacks?|warnings?|OOMs?)\b"
     r"|(?:\bnot|n't) (?:because|due to|caused by)\b[^.;,]{0,60}|\bnothing to do with\b[^.;,]{0,40}"
