@@ -50,8 +50,10 @@ def test_a_deleted_job_holds_its_run_and_pages(run: Run) -> None:
 def test_a_job_that_was_just_created_may_not_be_visible_yet(run: Run) -> None:
     """DescribeTrainingJob is eventually consistent."""
     at = requested_at(run) + NEW_JOB_GRACE - MOMENT
-    decision = decide(run, JobGone(at, "gpt-a002"), DEFAULT)
-    assert (decision.run, decision.actions) == (run, ())
+    recorded_before = with_attempt(run, replace(run.current, requested_at=None, created_at=None))  # an older version
+    for before in (run, recorded_before):
+        decision = decide(before, JobGone(at, "gpt-a002"), DEFAULT)
+        assert (decision.run, decision.actions) == (before, ())
 
 
 def test_a_release_does_not_make_an_invisible_job_a_deleted_one(monkeypatch) -> None:

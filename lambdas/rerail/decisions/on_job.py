@@ -256,7 +256,8 @@ def on_gone(run: Run, gone: JobGone, policy: Policy) -> Decision:
     is_over = run.state.is_end and not attempt.is_unconfirmed
     if gone.job_name != attempt.job_name or not attempt.may_be_live or is_over:
         return Decision(run)
-    since = attempt.requested_at or attempt.created_at
+    # A launch that an older version recorded has its time in the budgets alone.
+    since = attempt.requested_at or attempt.created_at or max(run.ledger.starts, default=None)
     if since and gone.at - since < NEW_JOB_GRACE:
         return Decision(run)  # describe calls are eventually consistent after a creation
     if attempt.is_unconfirmed and (run.state.is_end or (run.stop and run.stop.then is AfterStop.END)):
