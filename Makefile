@@ -94,7 +94,7 @@ proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, spe
 	$(BIN)/python -m bench.speed
 	$(BIN)/python -m bench.soak
 
-mutants: $(VENV)/mutants.ready ## small changes of the code that decides, each of which a test must notice (hours; ARGS="--sample 50" of each package)
+mutants: $(VENV)/mutants.ready ## small changes of the code that decides, each of which a test must notice (hours; ARGS="--sample 50")
 	$(BIN)/python -m tools.mutants $(ARGS)
 
 soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")

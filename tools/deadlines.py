@@ -45,12 +45,14 @@ class LimitedCommand:
         limit_s: float,
         records: Path,
         environment: dict[str, str] | None = None,
+        folder: Path | None = None,
         on_line: Show | None = None,
     ) -> None:
         self.name, self.limit_s, self.records = name, limit_s, records
         self._began = time.monotonic()
         self._process = subprocess.Popen(
             command,
+            cwd=folder,
             env={**(os.environ if environment is None else environment), RECORDS: str(records)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if on_line else None,

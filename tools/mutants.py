@@ -1,8 +1,8 @@
 """Change the code that decides in small ways, and report the changes that no test notices: `make mutants`.
 
 mutmut makes the changes and runs the tests that cover each; `[tool.mutmut]` of pyproject.toml names modules and tests.
-The slow tests are run for a change that these do not reach, because they start processes that inherit it. The survivors
-are printed with what to call to see one. The exit status is 1 if in one package more survive than `MOST_SURVIVORS`.
+For a change that these do not reach, the slow tests are run, whose processes inherit it. The survivors are printed with
+the command that shows one. The exit status is 1 if in one package more survive than `MOST_SURVIVORS`.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from tools.deadlines import LATE, LimitedCommand, make_records
+
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / ".local" / "mutants"
 # The share of a package's changes that may go unnoticed: some change nothing, such as the text of an assertion.
@@ -25,9 +27,12 @@ MOST_SURVIVORS = 0.05
 PACKAGES = ("lambdas/rerail/", "agent/rerail_agent/")
 NOTICED = ("killed", "timeout", "segfault", "suspicious")
 MUTMUT = [sys.executable, "-m", "mutmut"]
-# What covers a package's changes in processes of its own, and the most seconds that it may take.
-SLOW_TESTS = {"rerail_agent": ["tests/agent/checkpoints", "tests/agent/test_manifests.py"]}
-SLOW_LIMIT_S = 600
+# The package with code that only the processes of slow tests reach, these tests, and their deadline.
+SLOW_PACKAGE = "rerail_agent."
+SLOW_TESTS = ("tests/agent/checkpoints", "tests/agent/test_manifests.py")
+SLOW_LIMIT_S = 600.0
+# By the exit status of pytest: 1 if a test failed.
+SLOW_STATUSES = {0: "survived", 1: "killed", LATE: "timeout"}
 
 
 def main() -> int:
@@ -42,14 +47,15 @@ def main() -> int:
     names = options.names
     if options.sample:
         run_mutmut("none")  # makes the changes and finds out which tests cover them
-        names = draw_sample(list(read_results("not checked")), options.sample, options.seed)
+        names = draw_sample(list(read_results()), options.sample, options.seed)
     run_mutmut("--max-children", str(options.processes), *names)
     results = {name: status for name, status in read_results().items() if status != "not checked"}
     if not results:
         sys.exit("mutmut has checked nothing; what it printed says why")
-    for name in [name for name, status in results.items() if status == "no tests" and name.split(".")[0] in SLOW_TESTS]:
-        results[name] = check_slowly(name)
-    return report(results)
+    unreached = [name for name, status in results.items() if status == "no tests" and name.startswith(SLOW_PACKAGE)]
+    if unreached and check_slowly("") != "survived":
+        sys.exit("the slow tests do not pass without a change")
+    return report(results | {name: check_slowly(name) for name in unreached})
 
 
 def make_copy() -> None:
@@ -69,13 +75,12 @@ def run_mutmut(*arguments: str) -> None:
     subprocess.run([*MUTMUT, "run", *arguments], cwd=COPY, check=False)
 
 
-def read_results(*statuses: str) -> dict[str, str]:
-    """Return the status of each mutant by its name; of all, or of those with one of some statuses."""
+def read_results() -> dict[str, str]:
+    """Return the status of each mutant by its name."""
     listing = subprocess.run(
         [*MUTMUT, "results", "--all", "true"], cwd=COPY, check=True, capture_output=True, text=True
     )
-    pairs = (line.strip().rsplit(": ", 1) for line in listing.stdout.splitlines() if ": " in line)
-    return {name: status for name, status in pairs if not statuses or status in statuses}
+    return dict(line.strip().rsplit(": ", 1) for line in listing.stdout.splitlines() if ": " in line)
 
 
 def get_package(name: str) -> str:
@@ -91,17 +96,22 @@ def draw_sample(names: Sequence[str], count: int, seed: int) -> list[str]:
 
 
 def check_slowly(name: str) -> str:
-    """Return whether a slow test notices a change: mutmut reads its name from the environment, in any process."""
-    tests = SLOW_TESTS[name.split(".")[0]]
-    command = [sys.executable, "-m", "pytest", *tests, "-m", "slow", "-x", "-q", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "MUTANT_UNDER_TEST": name}
-    try:
-        ended = subprocess.run(
-            command, cwd=COPY / "mutants", env=environment, capture_output=True, check=False, timeout=SLOW_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    return "killed" if ended.returncode else "survived"
+    """Return the status of a mutant ("" for none) under the slow tests.
+
+    The changed code reads from the environment, in any process, which mutant it is. Tests that cannot be run raise
+    RuntimeError.
+    """
+    ended = LimitedCommand(
+        f"the slow tests of {name or 'no mutant'}",
+        [sys.executable, "-m", "pytest", *SLOW_TESTS, "-m", "slow", "-x", "-q", "-p", "no:cacheprovider"],
+        limit_s=SLOW_LIMIT_S,
+        records=make_records(),
+        environment={**os.environ, "MUTANT_UNDER_TEST": name},
+        folder=COPY / "mutants",
+    ).wait()
+    if ended not in SLOW_STATUSES:
+        raise RuntimeError(f"pytest ended with {ended} for the slow tests of {name or 'no mutant'}")
+    return SLOW_STATUSES[ended]
 
 
 def report(results: dict[str, str]) -> int:

@@ -57,7 +57,7 @@ def test_a_job_that_was_just_created_may_not_be_visible_yet(run: Run) -> None:
 
 
 def test_a_release_does_not_make_an_invisible_job_a_deleted_one(monkeypatch) -> None:
-    """It forgives the launches that the budgets count; the time of the creation is a fact of the attempt."""
+    """It resets the launches that the budgets count, but not the time at which the job was created."""
     world = World().with_saves()
     show = hide(world, monkeypatch)
     world.sagemaker.fail("gpt", NODE_LOST)

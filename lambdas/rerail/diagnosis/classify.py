@@ -49,8 +49,8 @@ _SIGNALS: Mapping[int, tuple[Cause, str]] = {
     11: (Cause.USER_CODE, "sigsegv"),
     15: (Cause.INFRASTRUCTURE, "sigterm"),  # terminated from outside
 }
-# Not SIGABRT and SIGTERM, by which processes end after another one's failure.
-FATAL_SIGNALS = frozenset(_SIGNALS) - {6, 15}
+# Without SIGABRT and SIGTERM, which end a process after another one's failure.
+_FATAL_SIGNALS = frozenset(_SIGNALS) - {6, 15}
 _EXITS: Mapping[int, tuple[Cause, str]] = {
     16: (Cause.HARDWARE, "megatron-rerun-elsewhere"),  # "same wrong result twice here, try this step on other GPUs"
     17: (Cause.DIVERGED, "megatron-result-invalid"),
@@ -98,6 +98,8 @@ _LAUNCHER_SIGNAL = LazyPattern(
 )
 _SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
 _SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4}
+# The exit codes that say little: the script's 1, and the SIGTERM that a launcher sends to the other ranks.
+_CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
@@ -157,12 +159,14 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
 
 
 def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Diagnosis:
-    lines = find_failure_lines(text, *(log[-TAIL:] for log in logs))
-    exited = _find_launcher_exit("\n".join((text, *(log[-TAIL:] for log in logs))))
-    exit_code = exited if exit_code in (None, 1) and exited else exit_code
+    texts = (text, *(log[-TAIL:] for log in logs))
+    lines = find_failure_lines(*texts)
+    exited = _find_launcher_exit("\n".join(texts))
+    if exited and exit_code in (None, 1):
+        exit_code = exited
     found = _find_rule(lines)
-    # A process that was ended by a signal is what the others have lost.
-    is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in FATAL_SIGNALS
+    # The other ranks lost a process that was ended by a signal.
+    is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
     if found is not None and not is_lost:
         rule, evidence, root = found
         return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
@@ -366,11 +370,11 @@ def _find_exit_code(text: str) -> int | None:
     """Return the most specific exit code: of several ranks', not 1 or the SIGTERM that torchrun sends to the others."""
     codes = [int(code) for code in _EXIT_CODE.findall(text)] + [-int(a or b) for a, b in _SIGNAL.findall(text)]
     codes = [code for code in codes if code]
-    return next((code for code in codes if code not in (1, -15, 143)), codes[-1] if codes else None)
+    return next((code for code in codes if code not in _CONSEQUENCES), codes[-1] if codes else None)
 
 
 def _find_launcher_exit(text: str) -> int | None:
-    """Return the exit code that a launcher reported; of several, the first failure's, and not that of a consequence."""
+    """Return the exit code that a launcher reported; of several, the first failure's, unless it says little."""
     before, _, first = text.partition(_FIRST_FAILURE)
     codes: list[int] = []
     for part in (first, before):
@@ -378,7 +382,7 @@ def _find_launcher_exit(text: str) -> int | None:
         signals = ["".join(groups) for groups in _LAUNCHER_SIGNAL.findall(part)]
         codes += [-(_SIGNAL_NAMES.get(signal) or _parse_int(signal) or 0) for signal in signals]
     codes = [code for code in codes if code]
-    return next((code for code in codes if code not in (1, -15, 143)), codes[0] if codes else None)
+    return next((code for code in codes if code not in _CONSEQUENCES), codes[0] if codes else None)
 
 
 def _signal_number(exit_code: int | None) -> int:

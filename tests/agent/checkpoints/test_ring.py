@@ -238,7 +238,7 @@ def test_a_full_machine_is_reported():
 
 
 def test_only_the_agreed_snapshots_shares_of_the_ranks_remain():
-    """Both the moment and the rank count: what another rank kept of that moment lies on its own node."""
+    """A share must be of that snapshot and of one of those ranks."""
     memory = SnapshotMemory()
     for rank in (0, 1):
         for step, (slot, _) in enumerate(memory.allocate_staging(rank, SIZE), 1):
@@ -257,7 +257,7 @@ def label_table(**changes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["rank", "image", "values", "contents"])
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1", None])
-def test_a_label_with_a_size_that_is_none_is_refused(name, value):
+def test_a_label_with_an_invalid_number_is_refused(name, value):
     with pytest.raises(DamagedShare, match=r"cannot be read: \w+: \S"):
         SnapshotLabel.parse(label_table(**{name: value}))
 
