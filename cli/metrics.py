@@ -1,8 +1,9 @@
 """`rerail metrics`: the metric definitions that a training job needs, ready to paste."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,34 +32,59 @@ def metrics(
         typer.Option("--format", help="boto3, sdk for the SageMaker Python SDK (v2 and v3), json for the AWS CLI."),
     ] = DefinitionFormat.boto3,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="A log of your script: definitions for its own lines, and what each reads there."),
+    ] = None,
 ) -> None:
-    """Print the MetricDefinitions for jobs that log Rerail's metric line."""
+    """Print the MetricDefinitions for jobs that log Rerail's metric line, or for the lines of a log."""
+    definitions, line = make_definitions(), LINE
+    if log:
+        definitions, line = _find_in(log)
     if as_json or format is DefinitionFormat.json:
-        typer.echo(json.dumps(make_definitions(), indent=2))
+        typer.echo(json.dumps(definitions, indent=2))
         return
-    typer.echo("\n".join(_boto3() if format is DefinitionFormat.boto3 else _sdk()))
+    printed = _boto3(definitions, line) if format is DefinitionFormat.boto3 else _sdk(definitions, line)
+    typer.echo("\n".join(printed))
 
 
-def _boto3() -> Iterator[str]:
-    yield f"# For lines such as: {LINE}"
+def _find_in(log: Path) -> tuple[list[dict[str, str]], str]:
+    """Return the definitions for a log and one of its lines; print what they read to standard error."""
+    from cli import place
+    from cli.backtest.series import BadInput
+    from cli.training_logs.proposal import propose
+
+    try:
+        proposal = propose(log)
+    except BadInput as error:
+        place.fail(" ".join(error.problem.split()), error.remedy)
+    for said in proposal.report:
+        typer.echo(said, err=True)
+    return proposal.definitions, proposal.line
+
+
+def _boto3(definitions: Sequence[Mapping[str, str]], line: str) -> Iterator[str]:
+    yield f"# For lines such as: {line}"
     yield '# create_training_job(..., AlgorithmSpecification={..., "MetricDefinitions": metric_definitions})'
-    yield from _list("metric_definitions", '{{"Name": "{Name}", "Regex": r"{Regex}"}}')
+    yield from _list(definitions, "metric_definitions", '{{"Name": "{Name}", "Regex": {quoted}}}')
 
 
-def _sdk() -> Iterator[str]:
-    yield f"# For lines such as: {LINE}"
+def _sdk(definitions: Sequence[Mapping[str, str]], line: str) -> Iterator[str]:
+    yield f"# For lines such as: {line}"
     yield "# SageMaker Python SDK v2: Estimator(..., metric_definitions=metric_definitions)"
-    yield from _list("metric_definitions", '{{"Name": "{Name}", "Regex": r"{Regex}"}}')
+    yield from _list(definitions, "metric_definitions", '{{"Name": "{Name}", "Regex": {quoted}}}')
     yield ""
     yield "# SageMaker Python SDK v3: ModelTrainer(...).with_metric_definitions(metric_definitions)"
     yield "from sagemaker.core.training.configs import MetricDefinition"
     yield ""
-    yield from _list("metric_definitions", 'MetricDefinition(name="{Name}", regex=r"{Regex}")')
+    yield from _list(definitions, "metric_definitions", 'MetricDefinition(name="{Name}", regex={quoted})')
 
 
-def _list(name: str, entry: str) -> Iterator[str]:
+def _list(definitions: Sequence[Mapping[str, str]], name: str, entry: str) -> Iterator[str]:
     yield f"{name} = ["
-    for definition in make_definitions():
+    for definition in definitions:
+        regex = definition["Regex"]
+        quoted = f'r"{regex}"' if '"' not in regex else repr(regex)
         yield f"    # {definition['Name']}: {PURPOSE[definition['Name']]}"
-        yield f"    {entry.format(**definition)},"
+        yield f"    {entry.format(**definition, quoted=quoted)},"
     yield "]"

@@ -26,7 +26,7 @@ VOLUME_GB, POOL_VOLUME_GB = 30, 31
 # The agent's shortest time without a step that is a hang: on AWS, and where the clock is fast.
 HANG_S, LEAST_HANG_S = 60.0, 8.0
 NO_RESTARTS = {"RERAIL_RESTARTS": "off"}
-STEP_METRIC, LOSS_METRIC = "iter ([0-9]+)", "loss ([0-9.]+)"
+STEP_METRIC, LOSS_METRIC = "iter ([0-9]+)", r"\bloss ([-+.0-9eE]+)"
 OWN_LINE = re.compile(r"iter (\d+) \| loss (\S+)")
 AGENT_LINE = re.compile(r"rerail step=(\d+) (?:.*?\s)?loss=(\S+)")
 

@@ -31,8 +31,9 @@ def backtest(
     path: Annotated[
         str,
         typer.Argument(
-            help="A CSV with a column for the loss (and step, time, step time, throughput, gradient norm, named as by "
-            "your logger), a trainer_state.json, a TensorBoard folder, a folder of such logs, a corpus, or job:NAME."
+            help="A training log: text as your framework prints it, CSV or JSON (loss, step, time, step time, "
+            "throughput, gradient norm, named as by your logger), a trainer_state.json, a TensorBoard folder, a "
+            "corpus, or job:NAME."
         ),
     ],
     policy: Annotated[
@@ -50,8 +51,11 @@ def backtest(
     ] = False,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=REGEX for a text log; NAME is step, loss, step_time_s, ... Repeatable."),
+        typer.Option(
+            help="NAME=REGEX for a text log that is not read without; NAME is step, loss, step_time_s, ... Repeatable."
+        ),
     ] = None,
+    loss: Annotated[str, typer.Option(help="The name of the loss to judge, in a log that has several.")] = "",
     findings: Annotated[
         Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")
     ] = None,
@@ -66,7 +70,7 @@ def backtest(
             plots.check()
         detection = replace(_detection(policy), plateau=plateau)
         began = time.perf_counter()
-        logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()))
+        logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()), loss=loss)
         judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))
         judged.sort(key=lambda log: log.log.name)
         quality, seconds = score_logs(judged), time.perf_counter() - began

@@ -31,6 +31,8 @@ class EvaluatedLog:
     rows: tuple[int, ...]
     # What the log is too short for; empty: nothing.
     limits: tuple[str, ...] = ()
+    # How it was read, where that is not plain.
+    notes: tuple[str, ...] = ()
 
     def of(self, level: Level) -> int:
         return sum(finding.level == level for _, finding in self.findings)
@@ -91,6 +93,7 @@ def _evaluate_log(task: tuple[Log, Thresholds, bool]) -> EvaluatedLog:
         tuple(findings),
         rows=tuple(read.find_row(index) for index, _ in findings),
         limits=tuple(_find_limits(samples, detectors, detection)),
+        notes=read.notes,
     )
 
 

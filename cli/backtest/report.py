@@ -25,6 +25,8 @@ def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, secon
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
     console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
     for log in judged[:LOGS_SHOWN]:
+        for note in log.notes:
+            console.print(f"{log.log.name}: {note}", style="dim", highlight=False, markup=False)
         for limit in log.limits:
             console.print(f"{log.log.name}: {limit}", style="yellow", highlight=False, markup=False)
     if not any(log.findings for log in judged):
@@ -47,9 +49,15 @@ def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, sc
         "seconds": round(seconds, 2),
         "findings": {kind: dict(levels) for kind, levels in _by_kind(judged).items()},
         "by_log": [
-            {"log": log.log.name, "rows": log.samples, "findings": list(log.lines()), "limits": list(log.limits)}
+            {
+                "log": log.log.name,
+                "rows": log.samples,
+                "findings": list(log.lines()),
+                "limits": list(log.limits),
+                "notes": list(log.notes),
+            }
             for log in judged
-            if log.findings or log.limits
+            if log.findings or log.limits or log.notes
         ],
         "score": {**scored[0].as_json(), "unscored": dict(scored[1])} if scored else None,
     }

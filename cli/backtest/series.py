@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from cli.backtest.corpus import BadCorpus
 from rerail.model.sample import Sample
@@ -16,6 +17,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         *("step", "global_step", "iteration", "iterations", "iter", "it", "steps", "update", "num_updates", "batch"),
         *("train_global_step", "trainer_global_step", "train_step"),
     ),
+    # Counts where there is no step, or where the steps begin again with each.
+    "epoch": ("epoch", "epochs", "current_epoch", "train_epoch"),
     "loss": (
         *(
             "loss",
@@ -74,21 +77,32 @@ class LogSeries:
     name: str
     samples: tuple[Sample, ...]
     rows: tuple[int, ...] | None = None
+    # What to know about how it was read.
+    notes: tuple[str, ...] = ()
 
     def find_row(self, place: int) -> int:
         return self.rows[place] if self.rows else place
 
 
-def find_columns(names: Iterable[str], *, where: str) -> dict[str, str]:
-    """Return the name that each of our columns has in this log; raise BadInput if there is nothing to evaluate."""
+def find_columns(names: Iterable[str], *, where: str, loss: str = "") -> dict[str, str]:
+    """Return the name that each of our columns has in this log; `loss` is one that is given.
+
+    Raise BadInput if there is nothing to evaluate, or if several may be the loss.
+    """
     named = {normalize_name(name): name for name in names}
     known = {column: next((named[n] for n in aliases if n in named), None) for column, aliases in NAMES.items()}
     found = {column: name for column, name in known.items() if name is not None}
-    if "loss" not in found and (guess := _only_loss(named, where=where)):
+    if loss and normalize_name(loss) not in named:
+        raise BadInput(
+            f"{where} has no column {loss!r:.100} (it has {_listed(named.values())})", "give --loss one of these"
+        )
+    if loss:
+        found["loss"] = named[normalize_name(loss)]
+    elif "loss" not in found and (guess := _only_loss(named, where=where)):
         found["loss"] = guess
     if not set(METRICS) & set(found):
         have = _listed(named.values()) or "none at all"
-        raise BadInput(f"{where} has no column loss (it has {have})", "rename the training loss to `loss`")
+        raise BadInput(f"{where} has no column loss (it has {have})", "name the training loss: --loss NAME")
     return found
 
 
@@ -96,7 +110,7 @@ def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
     losses = [name for name in named if re.search(r"(^|_)loss(_|$)", name) and not NOT_TRAINING.search(name)]
     if len(losses) > 1:
         several = _listed(named[name] for name in losses)
-        raise BadInput(f"{where} has no column loss but several that may be it: {several}", "rename one to `loss`")
+        raise BadInput(f"{where} has several losses: {several}", "say which is trained on: --loss NAME")
     return named[losses[0]] if losses else None
 
 
@@ -124,6 +138,30 @@ def make_sample(values: Mapping[str, float | None], *, at: datetime | None = Non
         tokens_per_s=values.get("tokens_per_s"),
         nonfinite=bool(values.get("nonfinite")),
     )
+
+
+def count_epochs_on(rows: Sequence[dict[str, float | None]]) -> None:
+    """Make the steps of these rows those of the run, in place, where its log has epochs.
+
+    Steps that begin again with each epoch count on. Where there are no steps, epochs count, if each row is one.
+    """
+    epochs = [row.pop("epoch", None) for row in rows]
+    if any(epoch is None or not math.isfinite(epoch) or epoch != int(epoch) for epoch in epochs):
+        return
+    if all(row.get("step") is None for row in rows):
+        if all(before != after for before, after in pairwise(epochs)):
+            for row, epoch in zip(rows, epochs, strict=True):
+                row["step"] = epoch
+        return
+    steps = [row.get("step") or 0.0 for row in rows]
+    begins_again = any(
+        after <= before and earlier < later  # type: ignore[operator]
+        for (before, after), (earlier, later) in zip(pairwise(steps), pairwise(epochs), strict=True)
+    )
+    if begins_again:
+        longest = 1 + max(steps)
+        for row, step, epoch in zip(rows, steps, epochs, strict=True):
+            row["step"] = step + longest * (epoch or 0.0)
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cli.backtest import jobs, tables, tensorboards, text, trainer
+from cli.backtest import jobs, json_rows, tables, tensorboards, text, trainer
 from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
 from cli.backtest.scoring import Labelled
 from cli.backtest.series import BadInput, LogSeries
 
 JOB = "job:"
-ACCEPTED = "give a corpus folder, a CSV, a trainer_state.json, a TensorBoard run folder, or job:NAME for a past job"
+ACCEPTED = (
+    "give a corpus folder, a CSV, a log in text or JSON, a trainer_state.json, a TensorBoard run folder, or job:NAME "
+    "for a past job"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,12 @@ class Log:
     labelled: Labelled | None = None
 
 
-def find(path: str, *, local: bool, patterns: Mapping[str, re.Pattern[str]] | None = None) -> tuple[Log, ...]:
+def find(
+    path: str, *, local: bool, patterns: Mapping[str, re.Pattern[str]] | None = None, loss: str = ""
+) -> tuple[Log, ...]:
     """Return the logs at a path or of a job; raise BadInput if there are none.
 
-    With patterns the path is a text log, of which these find the metrics.
+    With patterns the path is a text log, of which these find the metrics. `loss` names the loss of a log with several.
     """
     if path.startswith(JOB):
         return _read_now(jobs.read(path.removeprefix(JOB), local=local))
@@ -38,13 +43,15 @@ def find(path: str, *, local: bool, patterns: Mapping[str, re.Pattern[str]] | No
         return _read_now([text.read(place, patterns)])
     if place.is_dir():
         return _folder(place)
-    if place.suffix == ".json":
-        return _read_now([trainer.read(place)])
+    if place.suffix in (".json", ".jsonl", ".ndjson"):
+        return _read_now([json_rows.read(place, loss=loss)])
     if tensorboards.is_events(place):
         return _read_now(tensorboards.read(place.parent))
     if place.suffix in (".csv", ".tsv", ".gz"):
-        return _read_now([tables.read(place)])
-    raise BadInput(f"{path} is not a log that can be read", f"{ACCEPTED}; for a text log add {text.EXAMPLE}")
+        return _read_now([tables.read(place, loss=loss)])
+    if json_rows.is_lines(place):
+        return _read_now([json_rows.read(place, loss=loss)])
+    return _read_now([text.read(place, {}, loss=loss)])
 
 
 def _is_there(place: Path) -> bool:

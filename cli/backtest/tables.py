@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -13,32 +13,45 @@ from cli.backtest.series import (
     BadInput,
     LogSeries,
     add_step_times,
+    count_epochs_on,
     find_columns,
     make_sample,
     parse_time,
 )
-from rerail.model.sample import Sample
 
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
 
 
-def read(file: Path) -> LogSeries:
+def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with _opened(file) as lines:
-            rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")
-            if not rows.fieldnames:
+            table = csv.DictReader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")
+            if not table.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
-            columns = find_columns([name for name in rows.fieldnames if name], where=str(file))
-            read = [(number, one) for number, row in enumerate(rows) if (one := _row(row, columns, file, number))]
+            names = [name for name in table.fieldnames if name]
+            return read_rows(file, names, enumerate(table), loss=loss)
     except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a CSV in UTF-8, gzipped or not") from error
+
+
+def read_rows(
+    file: Path, names: Sequence[str], rows: Iterable[tuple[int, Mapping[str, str | None]]], *, loss: str = ""
+) -> LogSeries:
+    """Return a log from rows of texts by their names, each with its place."""
+    columns = find_columns(names, where=str(file), loss=loss)
+    read = [(number, row, values) for number, row in rows if (values := _read_row(row, columns, file, number))]
     if not read:
         raise BadInput(
             f"{file} has a header but no row with a number in {_metrics(columns)}", "give the logged rows too"
         )
-    numbers, samples = zip(*read, strict=True)
-    return LogSeries(file.name.removesuffix(".gz").removesuffix(".csv"), add_step_times(samples), rows=numbers)
+    count_epochs_on([values for _, _, values in read])
+    at = columns.get("at", "")
+    samples = [
+        make_sample({"step": float(number), **values}, at=parse_time(row.get(at) or "")) for number, row, values in read
+    ]
+    name = file.name.removesuffix(".gz").removesuffix(".csv")
+    return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read))
 
 
 @contextmanager
@@ -49,13 +62,12 @@ def _opened(file: Path) -> Iterator[TextIO]:
         yield lines
 
 
-def _row(row: dict[str, str | None], columns: dict[str, str], file: Path, number: int) -> Sample | None:
+def _read_row(
+    row: Mapping[str, str | None], columns: Mapping[str, str], file: Path, number: int
+) -> dict[str, float | None]:
+    """Return the numbers of a row by our columns; none if it has no metric."""
     values = {column: _number(row.get(name), name, file, number) for column, name in columns.items() if column != "at"}
-    if all(values.get(metric) is None for metric in METRICS):
-        return None
-    if "step" not in columns:
-        values["step"] = float(number)
-    return make_sample(values, at=parse_time(row.get(columns.get("at", "")) or ""))
+    return {} if all(values.get(metric) is None for metric in METRICS) else values
 
 
 def _number(text: str | None, name: str, file: Path, number: int) -> float | None:

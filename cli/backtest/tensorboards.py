@@ -57,6 +57,8 @@ def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
     rows: dict[tuple[int, int], dict[str, float | None]] = {}
     times: dict[tuple[int, int], float] = {}
     for column, tag in columns.items():
+        if column == "epoch":
+            continue  # each point has its step
         seen: dict[int, int] = {}
         for step, wall_time, value in points[tag]:
             launch = seen[step] = seen.get(step, -1) + 1

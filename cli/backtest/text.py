@@ -1,14 +1,18 @@
 """Read a text log by regular expressions, like the metric definitions of a SageMaker job."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, make_sample
+from cli.training_logs.find import find_metrics, read_lines, read_number
+from cli.training_logs.numbers import compile_reader
+from rerail.model.metrics import LossSilence
 from rerail.model.sample import Sample
 
-COLUMNS = tuple(name for name in NAMES if name not in ("at", "nonfinite"))
-EXAMPLE = "--metric 'loss=loss: ([0-9.e+-]+|nan)'"
+COLUMNS = tuple(name for name in (*NAMES, "epoch") if name != "at")
+EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"
 
 
 def parse_patterns(given: Sequence[str]) -> dict[str, re.Pattern[str]]:
@@ -32,31 +36,53 @@ def parse_patterns(given: Sequence[str]) -> dict[str, re.Pattern[str]]:
     return patterns
 
 
-def read(file: Path, patterns: Mapping[str, re.Pattern[str]]) -> LogSeries:
-    """Return a sample for each line that has a metric to evaluate; a step counts until the next one is printed."""
-    try:
-        # Progress bars end their lines with a carriage return.
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error}", "give a file that can be read") from error
-    samples: list[Sample] = []
-    rows: list[int] = []
-    step: float | None = None
-    for row, line in enumerate(lines):
-        values = {name: value for name, p in patterns.items() if (value := _find_number(p, line)) is not None}
-        step = values.get("step", step)
-        if set(METRICS) & set(values):
-            samples.append(make_sample({**values, "step": len(samples) if step is None else step}))
-            rows.append(row)
+def read(file: Path, patterns: Mapping[str, re.Pattern[str]], *, loss: str = "") -> LogSeries:
+    """Return a sample for each line that has a metric to evaluate; a step counts until the next one is printed.
+
+    Without patterns the metrics are found by what the log prints; `loss` names the one of several.
+    """
+    lines = read_lines(file)
+    notes: tuple[str, ...] = ()
+    if not patterns:
+        found = find_metrics(lines, where=str(file), loss=loss)
+        read_as = f"read as {found.framework or 'a script of its own'}: {', '.join(sorted(found.expressions))}"
+        notes = (read_as, *found.notes)
+        patterns = {name: compile_reader(expression) for name, expression in found.expressions.items()}
+    rows = [(row, values) for row, line in enumerate(lines) if (values := _read_line(patterns, line))]
+    samples = list(_make_samples(rows))
     if not samples:
         raise BadInput(f"no line of {file} matches", f"check the expressions against a line of it, such as {EXAMPLE}")
-    return LogSeries(file.name, add_step_times(samples), tuple(rows))
+    steps = add_step_times([sample for _, sample in samples])
+    return LogSeries(file.name, steps, rows=tuple(row for row, _ in samples), notes=notes)
 
 
-def _find_number(pattern: re.Pattern[str], line: str) -> float | None:
-    """Return the last match in the line; None if there is none, or it is not a number."""
-    matches = pattern.findall(line)
-    try:
-        return float(matches[-1].replace(",", "")) if matches else None
-    except ValueError:
-        return None
+def _read_line(patterns: Mapping[str, re.Pattern[str]], line: str) -> dict[str, float]:
+    return {name: value for name, pattern in patterns.items() if (value := read_number(pattern, line)) is not None}
+
+
+def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[tuple[int, Sample]]:
+    """Yield a sample for each row with a metric, by its place.
+
+    A loss that is missing where it used to be, while steps go on, counts as NaN: as it does for a job, for CloudWatch
+    keeps none (`LossSilence`), but by printed steps instead of minutes.
+    """
+    # Steps that begin again with each epoch count on from the longest one.
+    longest = 1 + max((values["step"] for _, values in rows if "step" in values), default=0.0)
+    step = epoch = None
+    count, silence, has_loss = 0, LossSilence(), any("loss" in values for _, values in rows)
+    unseen = False
+    for row, values in rows:
+        epoch = values.get("epoch", epoch)
+        if "step" in values:
+            # A step without a loss of its own before the next one is printed.
+            if unseen and has_loss and silence.loss_received:
+                silence = replace(silence, minutes=silence.minutes + 1)
+            unseen = True
+            step = values["step"] + (epoch * longest if epoch is not None else 0)
+        if "loss" in values:
+            silence, unseen = LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes)), False
+        is_lost = "step" in values and "loss" not in values and silence.tells_of_nan
+        if set(METRICS) & set(values) or is_lost:
+            given = {**values, "step": float(count) if step is None else step}
+            yield row, make_sample({**given, "nonfinite": max(values.get("nonfinite", 0.0), float(is_lost))})
+            count += 1

@@ -2,13 +2,11 @@
 
 import re
 from datetime import timedelta
-from math import isclose
-from typing import Any
 
-from cli.doctor import expressions
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
+from cli.training_logs.expressions import REMEDY, find_flaw
 from rerail.model.errors import PolicyError
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import make_command_key
@@ -34,7 +32,6 @@ LONGEST_RUNTIME_S = 28 * DAY
 WARMEST_S = 3600
 FEW_DAYS_OF_LOGS = 14
 MOST_RETRIES = 3
-TESTED = "`rerail metrics` prints expressions that are tested"
 
 
 def supervision(subject: Subject) -> Check:
@@ -92,7 +89,7 @@ def metrics(subject: Subject) -> Check:
     definitions = {definition["Name"]: definition["Regex"] for definition in subject.metric_definitions}
     for metric, expression in definitions.items():
         if problem := _flaw(metric, expression):
-            return broken(f"the expression of {metric} {problem}", TESTED)
+            return broken(f"the expression of {metric} {problem}", REMEDY)
     wanted = subject.policy.metrics
     found = select_names(wanted, definitions)
     if found is None:
@@ -101,8 +98,9 @@ def metrics(subject: Subject) -> Check:
             return ok(f"{said}; its agent reports both")
         return warn(f"{said}: its loss and its pace are not watched", "add what `rerail metrics` prints")
     for metric in filter(None, (found.loss, found.grad_norm)):
-        if flaw := _lossy(definitions[metric]):
-            return broken(f"the expression of {metric} {flaw}", TESTED)
+        if flaw := find_flaw(definitions[metric]):
+            text = f"the expression of {metric} {flaw.text}"
+            return broken(text, REMEDY) if flaw.is_certain else warn(text, REMEDY)
     lacking = [key for key in ("step", "loss", "nonfinite") if getattr(wanted, key) and not getattr(found, key)]
     if lacking and not subject.has_agent:
         consequences = {
@@ -289,15 +287,3 @@ def _flaw(metric: str, expression: str) -> str:
     except re.error as error:
         return f"does not compile: {error}"
     return "" if groups else "captures nothing: it has no ( ) around the number"
-
-
-def _lossy(expression: str) -> str:
-    """What the expression does to a small number, where that is known."""
-    got: Any = expressions.read(expression, expressions.SMALL)
-    if got is None:
-        return f"does not find {expressions.SMALL}: small losses would be lost"
-    try:
-        value = float(got)
-    except ValueError:
-        return f"reads {expressions.SMALL} as {got!r}"
-    return "" if isclose(value, float(expressions.SMALL)) else f"reads {expressions.SMALL} as {got}"

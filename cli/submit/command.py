@@ -155,7 +155,7 @@ def submit(
                 volume_gb=volume,
                 torchrun=torchrun,
                 environment=options.parse_pairs("--env", env),
-                metrics=options.parse_pairs("--metric", metric),
+                metrics=options.parse_metrics(options.parse_pairs("--metric", metric), screen),
                 inputs=options.parse_paths(input),
                 policy=policy,
             )
@@ -225,7 +225,9 @@ def submit(
             },
             environment={**usual.get("env", {}), **options.parse_pairs("--env", env)},
             metrics=options.find_metrics(
-                source, {**usual.get("metrics", {}), **options.parse_pairs("--metric", metric)}, screen
+                source,
+                options.parse_metrics({**usual.get("metrics", {}), **options.parse_pairs("--metric", metric)}, screen),
+                screen,
             ),
             agent="" if local else options.make_uri(wheel, f"{store}agent/{Path(wheel).name}"),
             entrypoint=make_local_entrypoint(bool(wheel)) if local and not image else (),

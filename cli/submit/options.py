@@ -12,6 +12,7 @@ from cli.submit.images import PYTORCH, find_aws_image
 from cli.submit.packing import COMMAND_SCRIPT, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
+from cli.training_logs.expressions import REMEDY, find_flaw
 
 LOCAL_IMAGE = "rerail-training:local"
 LOCAL_BUCKET = "sagemaker-local"
@@ -134,5 +135,15 @@ def find_metrics(source: Source, own: dict[str, str], screen: SubmitScreen) -> d
         return own
     if source.mentions(*AGENT):
         return None
-    screen.say("the loss is not watched: name it in the log with --metric loss='loss: ([0-9.]+)', and step alike")
+    screen.say(f"the loss is not watched: name it in the log with --metric; {REMEDY}")
     return {}
+
+
+def parse_metrics(given: Mapping[str, str], screen: SubmitScreen) -> dict[str, str]:
+    """Return the metric definitions; raise Problem for one that would misread the loss, and say what else is odd."""
+    for name in sorted(given.keys() & {"loss", "grad_norm"}):
+        if flaw := find_flaw(given[name]):
+            if flaw.is_certain:
+                raise Problem(f"--metric {name}: the expression {flaw.text}", REMEDY)
+            screen.say(f"--metric {name}: the expression {flaw.text}; {REMEDY}")
+    return dict(given)

@@ -160,3 +160,43 @@ def test_rows_default_to_places():
 
 def _not_installed(name: str) -> None:
     raise ImportError(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "steps"),
+    [
+        (
+            "history.jsonl",
+            '{"iteration": 19, "total_loss": 2.5}\n{"iteration": 39, "total_loss": 2.25}\n{"iter',
+            [19, 39],
+        ),
+        (
+            "20211105.log.json",
+            '{"env_info": "x"}\n{"mode": "train", "epoch": 1, "iter": 50, "loss": 2.5}\n'
+            '{"mode": "val", "epoch": 1, "iter": 9, "loss": 9}\n'
+            '{"mode": "train", "epoch": 2, "iter": 50, "loss": 2.25}\n',
+            [101, 152],
+        ),
+        ("metrics.json", '{"loss": [2.5, 2.25], "val_loss": [3, 3]}', [0, 1]),
+        ("rows.json", '[{"step": 1, "train": {"loss": 2.5}}, {"step": 2, "train": {"loss": 2.25}}]', [1, 2]),
+        ("train.log", '{"step": 7, "loss": 2.5, "val": {"loss": 9}}\n{"step": 8, "loss": 2.25}\n', [7, 8]),
+        ("progress.csv", "epoch,learning_rate,loss,val_loss\n0,1,2.5,9\n1,1,2.25,9\n", [0, 1]),
+        ("log.csv", "epoch,batch,loss\n0,0,2.5\n0,9,2.5\n1,0,2.25\n", [0, 9, 10]),
+    ],
+)
+def test_logs_of_other_kinds_are_read(tmp_path, name, text, steps):
+    """Rows of validations are left out, and epochs count where there are no steps."""
+    (tmp_path / name).write_text(text)
+    series = sources.find(str(tmp_path / name), local=False)[0].read()
+    assert [sample.step for sample in series.samples] == steps
+    assert {series.samples[0].loss, series.samples[-1].loss} == {2.5, 2.25}
+
+
+def test_one_of_several_losses_is_named(tmp_path):
+    """As in the results of ultralytics."""
+    file = tmp_path / "results.csv"
+    file.write_text("epoch,train/box_loss,train/cls_loss,val/box_loss\n1,1.5,2.5,3\n2,1.25,2.25,3\n")
+    with pytest.raises(BadInput, match="several losses: train/box_loss, train/cls_loss"):
+        sources.find(str(file), local=False)
+    series = sources.find(str(file), local=False, loss="train/cls_loss")[0].read()
+    assert [sample.loss for sample in series.samples] == [2.5, 2.25]

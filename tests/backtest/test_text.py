@@ -1,5 +1,8 @@
 """Text logs, read with a regular expression for each metric."""
 
+import math
+import random
+
 import pytest
 
 from cli.backtest import text
@@ -17,6 +20,43 @@ def test_every_line_with_a_metric_is_a_row(tmp_path):
     series = text.read(file, text.parse_patterns(PATTERNS))
     assert [(sample.step, str(sample.loss)) for sample in series.samples] == [(5, "2.5"), (6, "nan"), (7, "1002.25")]
     assert series.rows == (2, 3, 4)
+
+
+def megatron(step: int, loss: str) -> str:
+    """A line as Megatron-LM prints it, without a loss where its iterations had none that was finite."""
+    return (
+        f"[2026-05-28 22:26:20] iteration {step:8d}/    6069 | consumed samples: 1 |"
+        " elapsed time per iteration (ms): 812.0 | learning rate: 5.8E-05 | global batch size: 512 |"
+        f"{loss} loss scale: 1.0 | grad norm: 0.852 |"
+        f" number of skipped iterations:   0 | number of nan iterations:   {int(not loss)} |"
+    )
+
+
+@pytest.mark.parametrize("slope", [0.0003, 0.0006])
+@pytest.mark.parametrize("noise", [0.005, 0.03])
+def test_a_healthy_loss_in_capitals_has_no_finding(tmp_path, slope, noise):
+    """As it falls through 1: `9.9E-01` is not 9.9."""
+    rng = random.Random(1)
+    losses = [1.1 * math.exp(-slope * row) + rng.gauss(0, noise) for row in range(600)]
+    file = tmp_path / "train.log"
+    file.write_text("\n".join(megatron(row, f" lm loss: {loss:.6E} |") for row, loss in enumerate(losses)))
+    result = run(str(file))
+    assert "read as Megatron-LM: grad_norm, loss, nonfinite, step" in result.stdout and "no findings" in result.stdout
+
+
+def test_a_loss_that_vanishes_from_the_line_is_not_a_number(tmp_path):
+    """As Megatron-LM prints it; here without its count of such iterations."""
+    lines = [megatron(row, f" lm loss: {2 - row / 1000:.6E} |" if row < 300 else "") for row in range(310)]
+    file = tmp_path / "train.log"
+    file.write_text("\n".join(line.partition("| number")[0] for line in lines))
+    result = run(str(file))
+    assert "non_finite" in result.stdout and "intervene" in result.stdout
+
+
+def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("".join(f"Epoch [{e}/3], Step [{s}/60], Loss: 0.{9 - e}{s}\n" for e in (1, 2, 3) for s in (20, 60)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [81, 121, 142, 182, 203, 243]
 
 
 def test_the_command_evaluates_a_text_log(tmp_path):

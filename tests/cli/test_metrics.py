@@ -57,3 +57,26 @@ def test_json_is_what_the_api_takes():
 def test_the_line_that_is_shown_is_one_that_is_read():
     """The example and the expressions belong together."""
     assert all(re.search(d["Regex"], LINE) for d in make_definitions())
+
+
+def test_a_log_s_own_lines_get_definitions(tmp_path):
+    """What each reads is said beside them, and what is odd."""
+    log = tmp_path / "train.log"
+    rows = [f"iter {step}: loss {2 - step / 100:.4f}, time 12.11ms, mfu 1.21%\n" for step in range(0, 100, 10)]
+    log.write_text("step 0: train loss 4.2, val loss 4.1\n" + "".join(rows) + "iter 100: loss nan, time 12.11ms\n")
+    app = typer.Typer()
+    app.command()(metrics)
+    result = CliRunner().invoke(app, ["--log", str(log)])
+    named = {definition["Name"]: definition["Regex"] for definition in run(result.stdout)}
+    assert re.findall(named["loss"], rows[3]) == ["1.7000"] and re.findall(named["step"], rows[3]) == ["30"]
+    assert not re.findall(named["loss"], "step 0: train loss 4.2, val loss 4.1")
+    assert "lines of nanoGPT" in result.stderr and "loss: 10 values, 2 first, 1.1 last" in result.stderr
+    assert "that are nan or inf: 1;" in result.stderr
+
+
+def test_a_log_without_a_loss_is_refused(tmp_path):
+    (tmp_path / "train.log").write_text("hello\n")
+    app = typer.Typer()
+    app.command()(metrics)
+    result = CliRunner().invoke(app, ["--log", str(tmp_path / "train.log")])
+    assert result.exit_code == 2 and "has a loss with its name" in result.stderr

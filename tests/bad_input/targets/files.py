@@ -18,13 +18,14 @@ from cli.backtest.corpus import BadCorpus, read_corpus, read_log
 from cli.backtest.evaluation import evaluate_logs
 from cli.backtest.series import LogSeries
 from cli.backtest.sources import Log
-from cli.doctor import expressions, subject
+from cli.doctor import subject
 from cli.logbook import JobLogLine
 from cli.losses import Losses
 from cli.policies.check import check_file
 from cli.submit.arguments import encode, parse_arguments
 from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
+from cli.training_logs import expressions
 from rerail.model.metrics import make_definitions
 from rerail.model.thresholds import Thresholds
 from tests.bad_input.targets.parsers import check, clearly, text_of
@@ -103,7 +104,7 @@ def request(data: bytes) -> None:
     for name in ASKED:
         getattr(found, name)
     for definition in found.metric_definitions:
-        expressions.read(definition.get("Regex", ""), expressions.SMALL)
+        expressions.find_flaw(definition.get("Regex", ""))
 
 
 ASKED = (

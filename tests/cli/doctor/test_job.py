@@ -6,11 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from moto import mock_aws
 
-from cli.doctor import command, expressions, job, quotas, roles, storage
+from cli.doctor import command, job, quotas, roles, storage
 from cli.doctor.check import Check, CheckStatus, ask
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
@@ -387,29 +385,6 @@ def test_the_local_aws_is_not_asked_for_roles_and_quotas():
     """It has none, and a check that fails for that would say nothing."""
     local = subject(is_local=True)
     assert [check.name for check in ask("job", (*roles.QUESTIONS, *quotas.QUESTIONS), local)] == []
-
-
-@pytest.mark.parametrize(
-    "expression, number, found",
-    [
-        ("loss: ([0-9.]+)", "9.1e-05", "9.1"),
-        (r"loss=([-+0-9.e]+)(?:\s|$)", "9.1e-05", "9.1e-05"),
-        (r"'loss': ([0-9.e-]+),", "9.1e-05", "9.1e-05"),
-        (r"loss\((?:train)\)=(?P<x>\S+)", "nan", "nan"),
-        (r"[(]loss=([]0-9.]+)", "2.5", "2.5"),
-        (r"loss=(\d+\.\d{4})", "9.1e-05", None),
-        ("no group", "1", None),
-    ],
-)
-def test_what_an_expression_makes_of_a_number_is_known_before_a_job_runs(expression, number, found):
-    """Tried from its group on, with what usually stands behind a number."""
-    assert expressions.read(expression, number) == found
-
-
-@given(st.text(alphabet=r"()[]\?:P<x>=.*+|^-ab01 ", max_size=30))
-def test_any_expression_is_read_without_an_accident(expression):
-    """Whatever people write, there is an answer."""
-    assert expressions.read(expression, "9.1e-05") is None or expressions.find_group(expression)[1]
 
 
 def test_our_own_expressions_are_sound():

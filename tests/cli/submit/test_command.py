@@ -131,7 +131,7 @@ def test_a_role_may_be_given_by_its_name(account):
 
 
 def test_the_projects_defaults_count_and_an_option_wins(account):
-    text = 'image = "ours:1"\ninstance_type = "ml.g5.xlarge"\ncount = 2\nmetrics = { loss = "l=([0-9.]+)" }\n'
+    text = 'image = "ours:1"\ninstance_type = "ml.g5.xlarge"\ncount = 2\nmetrics = { loss = "l=([0-9.e-]+)" }\n'
     (account / "rerail.toml").write_text(f"[submit]\n{text}")
     request = submitted("--name", "usual", "--count", "3")["request"]
     assert request["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"

@@ -1,0 +1,74 @@
+"""Reads a log in JSON: an object a line, a list of objects, or one list of values for each name."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cli.backtest import tables, trainer
+from cli.backtest.series import BadInput, LogSeries
+
+WHAT_IS_READ = "give JSON lines, a list of objects, or one list of numbers for each name"
+# In which of these a logger says that a row is of a validation.
+_MODES, _TRAINING = ("mode", "split", "phase", "stage"), ("train", "training")
+_DEEPEST = 4
+
+
+def is_lines(file: Path) -> bool:
+    """Return whether the first line of a file is an object in JSON."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    return first.lstrip().startswith("{") and isinstance(_parse(first), dict)
+
+
+def read(file: Path, *, loss: str = "") -> LogSeries:
+    """Return the training rows of a log in JSON; raise BadInput if it has none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read: {error}", "give JSON in UTF-8") from error
+    whole = _parse(text)
+    if isinstance(whole, dict) and "log_history" in whole:
+        return trainer.read(file)
+    rows = (
+        list(_list_rows(whole)) if whole is not None else [(n, _parse(line)) for n, line in enumerate(text.split("\n"))]
+    )
+    flat = [(number, dict(_flatten(row))) for number, row in rows if isinstance(row, dict) and _is_training(row)]
+    if not flat:
+        raise BadInput(f"{file} is no log in JSON", WHAT_IS_READ)
+    names = list(dict.fromkeys(name for _, row in flat for name in row))
+    return tables.read_rows(file, names, flat, loss=loss)
+
+
+def _parse(text: str) -> Any:
+    """Return the value of a text in JSON; None if it is none, as a line that was cut off."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _list_rows(whole: Any) -> Iterator[tuple[int, Any]]:
+    if isinstance(whole, list):
+        yield from enumerate(whole)
+    elif isinstance(whole, dict):
+        columns = {name: values for name, values in whole.items() if isinstance(values, list)}
+        longest = max(map(len, columns.values()), default=0)
+        for number in range(longest):
+            yield number, {name: values[number] for name, values in columns.items() if number < len(values)}
+        if not columns:
+            yield 0, whole
+
+
+def _is_training(row: Mapping[str, Any]) -> bool:
+    modes: Sequence[Any] = [row[name] for name in _MODES if isinstance(row.get(name), str)]
+    return all(mode.lower() in _TRAINING for mode in modes)
+
+
+def _flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str | None]]:
+    """Yield the values of an object as texts, those of objects in it by their joined names."""
+    for name, value in row.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            yield from _flatten(value, f"{prefix}{name}/", depth + 1)
+        elif value is None or isinstance(value, str | int | float):
+            yield f"{prefix}{name}", None if value is None else str(value)

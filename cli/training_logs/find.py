@@ -1,0 +1,310 @@
+"""Find the metrics in a text log: by the format of a known framework, else by the names that it prints."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, normalize_name
+from cli.training_logs.formats import BAR, FORMATS, LogFormat
+from cli.training_logs.numbers import INTEGER, NUMBER, compile_reader, parse
+
+# What decides is read in so many stretches of so many lines, spread over the log.
+_STRETCHES, _STRETCH = 20, 400
+# Characters of a line that are looked at, its last.
+LONGEST = 8_000
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TOTAL = "<total>"
+_FIELD = re.compile(
+    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)[\"']?(?: ?[:=] ?| +| ?[:=]?\t)[\[(\"']?"
+    r"(?:tensor\(|np\.float[0-9]+\()?(?P<number>[-+]?(?:[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
+    r"(?![0-9A-Za-z_]|[.,][0-9])"
+)
+_LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
+_VALIDATION = re.compile(
+    r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
+)
+# A name with the word loss that is none.
+_NO_LOSS = re.compile(
+    r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
+)
+_ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
+_SOME_NUMBER = "[-+]?[0-9.][-+0-9.,:eE]*"
+_NUMBERS = re.compile(r"[-+]?\.?[0-9][-+0-9.,:eE]*")
+_MOST_CONTEXT, _MOST_SHAPES = 6, 5
+_STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMetrics:
+    """The metrics of a log: an expression for each, and what to know before they are used."""
+
+    # The framework; "" if it is none that is known.
+    framework: str
+    # By metric, with `<n>` and `<i>` for the number; `epoch` where the steps begin again with each.
+    expressions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a log without colours."""
+    return [strip(line) for line in read_raw_lines(file)]
+
+
+def read_raw_lines(file: Path) -> list[str]:
+    """Return the lines of a log; a progress bar's carriage returns end lines too."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error}", "give a file that can be read") from error
+    # Not `splitlines`, which also ends lines at characters that CloudWatch does not end them at.
+    return re.split(r"\r\n|\n|\r", text)
+
+
+def strip(line: str) -> str:
+    """Return a line without colours, and of a very long one its end."""
+    return _COLOURS.sub("", line[-LONGEST:]) if "\x1b" in line else line[-LONGEST:]
+
+
+def find_metrics(lines: Sequence[str], *, where: str, loss: str = "", coloured: bool = False) -> FoundMetrics:
+    """Return the metrics of a log. `loss` names the one to take where it prints several.
+
+    Raise BadInput if there is no loss, or several that may be meant.
+    """
+    looked_at = list(_choose_lines(lines))
+    known = None if loss else _find_format(looked_at)
+    if known and (known.expressions.get("step") or not _prints_steps(looked_at)):
+        return known
+    fields = [(line, list(_find_fields(line))) for line in looked_at]
+    try:
+        return _find_by_name(fields, where=where, loss=loss, coloured=coloured)
+    except BadInput:
+        if known:
+            return known
+        raise
+
+
+def _choose_lines(lines: Sequence[str]) -> Iterator[str]:
+    if len(lines) <= _STRETCHES * _STRETCH:
+        yield from lines
+        return
+    for number in range(_STRETCHES):
+        start = number * (len(lines) - _STRETCH) // (_STRETCHES - 1)
+        yield from lines[start : start + _STRETCH]
+
+
+@cache
+def _compile(expression: str) -> re.Pattern[str]:
+    return compile_reader(expression)
+
+
+def read_number(pattern: re.Pattern[str], line: str) -> float | None:
+    """Return the number of the last match in a line, as CloudWatch is taken to read it; None if there is none."""
+    matches = pattern.findall(line)
+    return parse(matches[-1]) if matches else None
+
+
+def _find_format(lines: Sequence[str]) -> FoundMetrics | None:
+    """Return what the known format reads that has the most losses and then the most steps; None if none has any."""
+    best: tuple[int, int, int] = (0, 0, 0)
+    found = None
+    for number, log_format in enumerate(FORMATS):
+        loss = _compile(log_format.loss)
+        losses = [row for row, line in enumerate(lines) if loss.search(line)]
+        if not losses or len(losses) < best[0]:
+            continue
+        step = log_format.step.replace(_TOTAL, _find_total(lines, losses)) if log_format.step else ""
+        printed = sum(bool(_compile(step).search(line)) for line in lines) if step else 0
+        steps = min(printed, len(losses))
+        if (len(losses), steps, -number) > best:
+            best, found = (len(losses), steps, -number), log_format._replace(step=step if steps else "")
+    return _make_known(found, lines) if found else None
+
+
+def _find_total(lines: Sequence[str], losses: Sequence[int]) -> str:
+    """Return the total of the progress bar that stands before most losses; bars of evaluations have others."""
+    bar = _compile(BAR.replace(INTEGER, "[0-9]+").replace(_TOTAL, INTEGER))
+    totals: Counter[str] = Counter()
+    for row in losses:
+        for line in reversed(lines[max(0, row - 5) : row + 1]):
+            if match := bar.search(line):
+                totals[match[1]] += 1
+                break
+    return totals.most_common(1)[0][0] if totals else "[0-9]+"
+
+
+def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:
+    metrics = {name: text for name, text in log_format._asdict().items() if name not in ("name", "note") and text}
+    found = {name: text for name, text in metrics.items() if any(_compile(text).search(line) for line in lines)}
+    notes = [log_format.note] if log_format.note else []
+    if (
+        "epoch" in found
+        and len({_compile(found["epoch"]).findall(line)[-1] for line in lines if _compile(found["epoch"]).search(line)})
+        < 2
+    ):
+        del found["epoch"]  # one epoch so far: its steps are the run's
+    return FoundMetrics(log_format.name, found, tuple(notes))
+
+
+def _prints_steps(lines: Sequence[str]) -> bool:
+    return any(normalize_name(name) in _STEP_NAMES for line in lines for name, *_ in _find_fields(line))
+
+
+# A field: its name as printed, its number, and where name and number begin.
+_Field = tuple[str, str, int, int]
+
+
+def _find_fields(line: str) -> Iterator[_Field]:
+    for match in _FIELD.finditer(line):
+        yield match["name"], match["number"], match.start("name"), match.start("number")
+
+
+def _find_by_name(
+    fields: Sequence[tuple[str, Sequence[_Field]]], *, where: str, loss: str, coloured: bool
+) -> FoundMetrics:
+    names = Counter(_name(field) for line, found in fields for field in found if not _is_validation(line, field))
+    chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
+    if step := _choose_step(names, fields):
+        chosen["step"] = step
+        if step not in ("epoch", "epochs") and _begins_again(step, fields):
+            epoch = next((name for name in ("epoch", "epochs", "ep") if name in names), "")
+            chosen |= {"epoch": epoch} if epoch else {}
+    of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
+    for metric, aliases in of_others.items():
+        if name := next((alias for alias in aliases if alias in names), ""):
+            chosen[metric] = name
+    built = {metric: _build(metric, name, fields, coloured=coloured) for metric, name in chosen.items()}
+    notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
+    others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
+    if others:
+        notes.append(f"also printed and not read: {', '.join(others[:10])}")
+    return FoundMetrics("", {metric: expression for metric, (expression, _) in built.items()}, tuple(notes))
+
+
+def _name(field: _Field) -> str:
+    return _LEVELS.sub("", normalize_name(field[0]))
+
+
+def _is_validation(line: str, field: _Field) -> bool:
+    return bool(_VALIDATION.search(line[: field[2]])) or bool(_VALIDATION.search(field[0].replace("_", " ")))
+
+
+def _is_loss(name: str) -> bool:
+    return bool(re.search(r"(?:^|_)(?:loss|nll|cross_entropy)(?:_|$)", name)) and not _NO_LOSS.search(name)
+
+
+def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
+    losses = [name for name in names if _is_loss(name)]
+    listed = ", ".join(sorted(losses)[:12])
+    if wanted:
+        if normalize_name(wanted) in names:
+            return normalize_name(wanted)
+        raise BadInput(
+            f"{where} prints no {wanted!r:.100}", f"give --loss one of {listed or 'the names that it prints'}"
+        )
+    known = [name for name in NAMES["loss"] if name in losses]
+    training = [name for name in losses if not NOT_TRAINING.search(name)]
+    for choice in (known[:1], training, losses):
+        if len(choice) == 1:
+            return choice[0]
+        if choice:
+            raise BadInput(f"{where} prints several losses: {listed}", "say which is trained on: --loss NAME")
+    raise BadInput(
+        f"no line of {where} has a loss with its name", "give --metric loss=REGEX with a ( ) around the number"
+    )
+
+
+def _choose_step(names: Mapping[str, int], fields: Sequence[tuple[str, Sequence[_Field]]]) -> str:
+    """Return the name of the step that falls least often, "" if there is none; epochs count where nothing else does."""
+    for candidates in (dict.fromkeys(_STEP_NAMES), ("epoch", "epochs")):
+        whole = [name for name in candidates if name in names and _values(name, fields)]
+        if whole:
+            return min(
+                whole,
+                key=lambda name: (
+                    len(_values(name, fields)) < 0.5 * max(len(_values(n, fields)) for n in whole),
+                    _falls(name, fields),
+                ),
+            )
+    return ""
+
+
+def _values(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> list[int]:
+    """Return the whole numbers printed by this name; none if one of them is not whole."""
+    texts = [
+        field[1].replace(",", "")
+        for line, found in fields
+        for field in found
+        if _name(field) == name and not _is_validation(line, field)
+    ]
+    return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
+
+
+def _falls(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> int:
+    values = _values(name, fields)
+    return sum(later < before for before, later in zip(values, values[1:], strict=False))
+
+
+def _begins_again(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> bool:
+    return _falls(name, fields) > 0
+
+
+def _build(
+    metric: str, name: str, fields: Sequence[tuple[str, Sequence[_Field]]], *, coloured: bool
+) -> tuple[str, str]:
+    """Return the shortest expression that reads this name and nothing else, and a note if there is none such."""
+    wanted: list[tuple[str, float | None]] = []
+    shapes: Counter[tuple[str, ...]] = Counter()
+    for line, found in fields:
+        mine = [field for field in found if _name(field) == name and not _is_validation(line, field)]
+        wanted.append((line, parse(mine[-1][1]) if mine else None))
+        if mine:
+            shapes[tuple(_list_contexts(line, mine[-1]))] += 1
+    place = INTEGER if metric in ("step", "epoch") else NUMBER
+    anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
+    best: tuple[int, int, int, str] | None = None
+    for contexts, _ in shapes.most_common(_MOST_SHAPES):
+        for depth, context in enumerate(contexts):
+            expression = f"{anchor if not depth else ''}{context}{place}"
+            wrong, missed = _compare(_compile(expression), wanted)
+            if best is None or (wrong, missed, depth) < best[:3]:
+                best = wrong, missed, depth, expression
+            if not wrong and not missed:
+                break
+    assert best is not None, "a chosen name has a field"
+    wrong, missed, _, expression = best
+    note = f"{metric}: {wrong} line(s) are read wrongly by any short expression" if wrong else ""
+    if not wrong and missed > 0.1 * sum(value is not None for _, value in wanted):
+        note = f"{metric}: {missed} line(s) that print it in another way are not read"
+    return expression, note
+
+
+def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]]) -> tuple[int, int]:
+    """Return how many lines the pattern reads wrongly, and how many it misses."""
+    wrong = missed = 0
+    for line, value in wanted:
+        got = read_number(pattern, line)
+        if got is None:
+            missed += value is not None
+        elif value is None or not (got == value or got != got and value != value):
+            wrong += 1
+    return wrong, missed
+
+
+def _list_contexts(line: str, field: _Field) -> Iterator[str]:
+    """Yield expressions for what stands before a number: the name alone, then back to each number before it."""
+    _, _, start, number = field
+    yield _escape(line[start:number])
+    before = line[:number]
+    ends = [match.end() for match in _NUMBERS.finditer(line, 0, start) if match.end() <= start]
+    for end in list(reversed(ends))[:_MOST_CONTEXT]:
+        yield _escape(before[end:], leading_number=True)
+    yield f"^{_escape(before)}"
+
+
+def _escape(text: str, *, leading_number: bool = False) -> str:
+    """Return an expression for a text with any numbers in it and any number of spaces."""
+    parts = [re.sub(r"(?:\\ |\\\t)+", "[ \\\\t]+", re.escape(part)) for part in _NUMBERS.split(text)]
+    return ("[0-9]" if leading_number else "") + _SOME_NUMBER.join(parts)

@@ -1,0 +1,87 @@
+"""What is found in a text log: the lines of frameworks, each with its source, and those of scripts of one's own."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.backtest.series import BadInput
+from cli.training_logs.find import find_metrics, read_number, strip
+from cli.training_logs.formats import FORMATS
+from cli.training_logs.numbers import compile_reader, parse, write_definition
+
+PRINTED = json.loads((Path(__file__).parent / "lines.json").read_text(encoding="utf-8"))
+
+
+def values(pattern: re.Pattern[str], lines: list[str]) -> list[float]:
+    return [value for line in lines if (value := read_number(pattern, line)) is not None]
+
+
+@pytest.mark.parametrize("printed", PRINTED, ids=lambda printed: f"{printed['format']}: {printed['source'][:40]}")
+def test_a_framework_s_lines_are_read(printed):
+    """Its name is found, each metric is read from its training lines, and nothing from others."""
+    lines = [strip(line) for line in printed["lines"]]
+    coloured = any("\x1b" in line for line in printed["lines"])
+    found = find_metrics(lines, where="train.log", coloured=coloured)
+    assert found.framework == printed["format"]
+    for metric, expected in printed["reads"].items():
+        read = values(compile_reader(found.expressions[metric]), lines)
+        assert [str(value) for value in read] == [str(float(value)) for value in expected], metric
+        # A definition finds the same in the line as it was printed, but for what CloudWatch does not take.
+        defined = values(re.compile(write_definition(found.expressions[metric])), printed["lines"])
+        finite = [float(value) for value in expected if math.isfinite(float(value))]
+        assert defined == [value for value in finite if f"{value:,.15g}" not in " ".join(lines) or value < 1000], metric
+
+
+def test_every_format_has_a_line_of_its_framework():
+    """Nothing is in the table that was not seen."""
+    untested = {log_format.name for log_format in FORMATS} - {printed["format"] for printed in PRINTED}
+    assert untested <= {"Rerail's metric line", "Paddle", "verl, SFT", "Keras, custom loop"}
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(["{:.4f}", "{}", "{:e}", "{:E}", "{:+.3g}", "{:G}"]),
+)
+def test_a_number_is_read_whole_or_not_at_all(value, form):
+    """In any notation: a definition that takes a part of a number would report another value."""
+    text = form.format(value)
+    definition = re.compile(write_definition(r"\bloss: <n>"))
+    for end in ("", " ", ", lr: 1", " |", ".", "\t", "}", "'"):
+        assert definition.findall(f"step 1 loss: {text}{end}") == [text]
+    assert definition.findall(f"loss: {text}x") == [] and definition.findall(f"loss: {text},500") == []
+    assert parse(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "-inf", "Infinity", "INF"])
+def test_what_is_not_finite_is_read_from_a_log_and_never_by_a_definition(text):
+    assert not math.isfinite(read_number(compile_reader("loss: <n>"), f"loss: {text} "))
+    assert not re.findall(write_definition("loss: <n>"), f"loss: {text} ")
+
+
+def test_several_losses_are_asked_for():
+    lines = [f"step {step} mlm_loss=1.{step} nsp_loss=0.3" for step in range(10, 20)]
+    with pytest.raises(BadInput, match="several losses: mlm_loss, nsp_loss"):
+        find_metrics(lines, where="train.log")
+    found = find_metrics(lines, where="train.log", loss="nsp_loss")
+    assert values(compile_reader(found.expressions["loss"]), lines) == [0.3] * 10
+    with pytest.raises(BadInput, match="prints no 'other'"):
+        find_metrics(lines, where="train.log", loss="other")
+
+
+def test_a_log_without_a_loss_is_explained():
+    with pytest.raises(BadInput, match="has a loss with its name"):
+        find_metrics(["epoch 1 accuracy 0.5", "loss scale: 65536"], where="train.log")
+
+
+@given(st.lists(st.text(alphabet="loss step=:0123456789.,eE+-nai|[]'{}\t ", max_size=60), max_size=12))
+def test_any_text_is_read_or_refused(lines):
+    try:
+        found = find_metrics(lines, where="train.log")
+    except BadInput:
+        return
+    assert {"loss"} <= set(found.expressions)
