@@ -88,7 +88,7 @@ def _list_warnings(found: FoundMetrics, lines: Sequence[str]) -> Iterator[str]:
     elif repeated := _count_repeated(found, lines):
         yield f"  warning: a step is printed {repeated} times, as by several ranks; let one rank print"
     if missed := _count_not_finite(found, lines):
-        yield f"  note: values of the loss that are nan or inf: {missed}; CloudWatch keeps neither, so they will be missing"
+        yield f"  note: values of the loss that are nan or inf: {missed}; CloudWatch keeps none, and they are missing"
 
 
 def _count_repeated(found: FoundMetrics, lines: Sequence[str]) -> int:
