@@ -4,22 +4,24 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, normalize_name
 from cli.training_logs.formats import BAR, FORMATS, LogFormat
 from cli.training_logs.numbers import INTEGER, NUMBER, compile_reader, parse
 
 # What decides is read in so many stretches of so many lines, spread over the log.
-_STRETCHES, _STRETCH = 20, 400
+_STRETCHES, _STRETCH = 20, 200
 # Characters of a line that are looked at, its last.
 LONGEST = 8_000
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
 _FIELD = re.compile(
-    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)[\"']?(?: ?[:=] ?| +| ?[:=]?\t)[\[(\"']?"
-    r"(?:tensor\(|np\.float[0-9]+\()?(?P<number>[-+]?(?:[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
+    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)[\"']?(?: ?[:=] ?| +| ?[:=]?\t|(?=\[))[\[(\"']?"
+    r"(?:tensor\(|np\.float[0-9]+\()?(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
     r"(?![0-9A-Za-z_]|[.,][0-9])"
 )
 _LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
@@ -31,9 +33,12 @@ _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
-_SOME_NUMBER = "[-+]?[0-9.][-+0-9.,:eE]*"
-_NUMBERS = re.compile(r"[-+]?\.?[0-9][-+0-9.,:eE]*")
-_MOST_CONTEXT, _MOST_SHAPES = 6, 5
+_SOME_NUMBER = r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?"
+_NUMBERS = re.compile(_SOME_NUMBER)
+_MOST_CONTEXT, _MOST_SHAPES = 6, 4
+# One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
+_MAIN_SHAPE = 2 / 3
+_EPOCH_NAMES = NAMES["epoch"]
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
 
@@ -77,9 +82,9 @@ def find_metrics(lines: Sequence[str], *, where: str, loss: str = "", coloured: 
     known = None if loss else _find_format(looked_at)
     if known and (known.expressions.get("step") or not _prints_steps(looked_at)):
         return known
-    fields = [(line, list(_find_fields(line))) for line in looked_at]
+    rows = [(line, list(_find_fields(line))) for line in looked_at]
     try:
-        return _find_by_name(fields, where=where, loss=loss, coloured=coloured)
+        return _find_by_name(rows, where=where, loss=loss, coloured=coloured)
     except BadInput:
         if known:
             return known
@@ -149,46 +154,54 @@ def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:
 
 
 def _prints_steps(lines: Sequence[str]) -> bool:
-    return any(normalize_name(name) in _STEP_NAMES for line in lines for name, *_ in _find_fields(line))
+    return any(field.name in _STEP_NAMES for line in lines for field in _find_fields(line))
 
 
-# A field: its name as printed, its number, and where name and number begin.
-_Field = tuple[str, str, int, int]
+class _Field(NamedTuple):
+    """A number with its name in a line that is not of a validation, and where name and number begin."""
+
+    name: str
+    number: str
+    start: int
+    number_start: int
+
+
+_Rows = Sequence[tuple[str, Sequence[_Field]]]
 
 
 def _find_fields(line: str) -> Iterator[_Field]:
+    validation = _VALIDATION.search(line)
     for match in _FIELD.finditer(line):
-        yield match["name"], match["number"], match.start("name"), match.start("number")
+        start = match.start("name")
+        if validation and validation.start() < start:
+            return
+        if not _VALIDATION.search(match["name"].replace("_", " ")):
+            yield _Field(_normalize(match["name"]), match["number"], start, match.start("number"))
 
 
-def _find_by_name(
-    fields: Sequence[tuple[str, Sequence[_Field]]], *, where: str, loss: str, coloured: bool
-) -> FoundMetrics:
-    names = Counter(_name(field) for line, found in fields for field in found if not _is_validation(line, field))
+@lru_cache(maxsize=10_000)
+def _normalize(name: str) -> str:
+    return _LEVELS.sub("", normalize_name(name))
+
+
+def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> FoundMetrics:
+    names = Counter(field.name for _, found in rows for field in found)
     chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
-    if step := _choose_step(names, fields):
+    if step := _choose_step(names, rows):
         chosen["step"] = step
-        if step not in ("epoch", "epochs") and _begins_again(step, fields):
-            epoch = next((name for name in ("epoch", "epochs", "ep") if name in names), "")
-            chosen |= {"epoch": epoch} if epoch else {}
+        if step not in _EPOCH_NAMES and _count_falls(step, rows):
+            epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
+            chosen |= {"epoch": epoch} if names[epoch] >= 0.5 * names[step] else {}
     of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
     for metric, aliases in of_others.items():
         if name := next((alias for alias in aliases if alias in names), ""):
             chosen[metric] = name
-    built = {metric: _build(metric, name, fields, coloured=coloured) for metric, name in chosen.items()}
+    built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
     if others:
         notes.append(f"also printed and not read: {', '.join(others[:10])}")
     return FoundMetrics("", {metric: expression for metric, (expression, _) in built.items()}, tuple(notes))
-
-
-def _name(field: _Field) -> str:
-    return _LEVELS.sub("", normalize_name(field[0]))
-
-
-def _is_validation(line: str, field: _Field) -> bool:
-    return bool(_VALIDATION.search(line[: field[2]])) or bool(_VALIDATION.search(field[0].replace("_", " ")))
 
 
 def _is_loss(name: str) -> bool:
@@ -206,7 +219,8 @@ def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
         )
     known = [name for name in NAMES["loss"] if name in losses]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
-    for choice in (known[:1], training, losses):
+    called_so = [name for name in losses if re.search("(?:^|_)train(?:ing)?_", name)]
+    for choice in (known[:1], training, called_so, losses):
         if len(choice) == 1:
             return choice[0]
         if choice:
@@ -216,69 +230,55 @@ def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
     )
 
 
-def _choose_step(names: Mapping[str, int], fields: Sequence[tuple[str, Sequence[_Field]]]) -> str:
-    """Return the name of the step that falls least often, "" if there is none; epochs count where nothing else does."""
-    for candidates in (dict.fromkeys(_STEP_NAMES), ("epoch", "epochs")):
-        whole = [name for name in candidates if name in names and _values(name, fields)]
-        if whole:
-            return min(
-                whole,
-                key=lambda name: (
-                    len(_values(name, fields)) < 0.5 * max(len(_values(n, fields)) for n in whole),
-                    _falls(name, fields),
-                ),
-            )
+def _choose_step(names: Mapping[str, int], rows: _Rows) -> str:
+    """Return the name of the step that is printed often and falls least, "" if there is none; epochs are the last."""
+    for candidates in (tuple(dict.fromkeys(_STEP_NAMES)), _EPOCH_NAMES):
+        whole = [name for name in candidates if name in names and _list_values(name, rows)]
+        often = [name for name in whole if names[name] >= 0.5 * max(names[other] for other in whole)]
+        if often:
+            return min(often, key=lambda name: _count_falls(name, rows))
     return ""
 
 
-def _values(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> list[int]:
+def _list_values(name: str, rows: _Rows) -> list[int]:
     """Return the whole numbers printed by this name; none if one of them is not whole."""
-    texts = [
-        field[1].replace(",", "")
-        for line, found in fields
-        for field in found
-        if _name(field) == name and not _is_validation(line, field)
-    ]
+    texts = [field.number.replace(",", "") for _, found in rows for field in found if field.name == name]
     return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
 
 
-def _falls(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> int:
-    values = _values(name, fields)
-    return sum(later < before for before, later in zip(values, values[1:], strict=False))
+def _count_falls(name: str, rows: _Rows) -> int:
+    return sum(later < before for before, later in pairwise(_list_values(name, rows)))
 
 
-def _begins_again(name: str, fields: Sequence[tuple[str, Sequence[_Field]]]) -> bool:
-    return _falls(name, fields) > 0
-
-
-def _build(
-    metric: str, name: str, fields: Sequence[tuple[str, Sequence[_Field]]], *, coloured: bool
-) -> tuple[str, str]:
+def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str, str]:
     """Return the shortest expression that reads this name and nothing else, and a note if there is none such."""
+    mine = [next((field for field in reversed(found) if field.name == name), None) for _, found in rows]
+    shapes = Counter(
+        _NUMBERS.sub("0", line[: field.number_start]) for (line, _), field in zip(rows, mine, strict=True) if field
+    )
+    common = shapes.most_common(_MOST_SHAPES)
+    is_alone = len(shapes) > 1 and common[0][1] >= _MAIN_SHAPE * shapes.total()
     wanted: list[tuple[str, float | None]] = []
-    shapes: Counter[tuple[str, ...]] = Counter()
-    for line, found in fields:
-        mine = [field for field in found if _name(field) == name and not _is_validation(line, field)]
-        wanted.append((line, parse(mine[-1][1]) if mine else None))
-        if mine:
-            shapes[tuple(_list_contexts(line, mine[-1]))] += 1
+    examples: dict[str, tuple[str, _Field]] = {}
+    for (line, _), field in zip(rows, mine, strict=True):
+        shape = _NUMBERS.sub("0", line[: field.number_start]) if field else ""
+        wanted.append((line, parse(field.number) if field and (shape == common[0][0] or not is_alone) else None))
+        if field:
+            examples.setdefault(shape, (line, field))
     place = INTEGER if metric in ("step", "epoch") else NUMBER
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
-    best: tuple[int, int, int, str] | None = None
-    for contexts, _ in shapes.most_common(_MOST_SHAPES):
-        for depth, context in enumerate(contexts):
+    best = (len(wanted) + 1, 0, 0, "")
+    for shape, _ in common[:1] if is_alone else common:
+        for depth, context in enumerate(_list_contexts(*examples[shape])):
             expression = f"{anchor if not depth else ''}{context}{place}"
-            wrong, missed = _compare(_compile(expression), wanted)
-            if best is None or (wrong, missed, depth) < best[:3]:
-                best = wrong, missed, depth, expression
-            if not wrong and not missed:
-                break
-    assert best is not None, "a chosen name has a field"
+            best = min(best, (*_compare(_compile(expression), wanted), depth, expression))
+            if not best[0] and not best[1]:
+                return expression, ""
     wrong, missed, _, expression = best
-    note = f"{metric}: {wrong} line(s) are read wrongly by any short expression" if wrong else ""
-    if not wrong and missed > 0.1 * sum(value is not None for _, value in wanted):
-        note = f"{metric}: {missed} line(s) that print it in another way are not read"
-    return expression, note
+    if wrong:
+        return expression, f"{metric}: {wrong} line(s) are read wrongly by any short expression"
+    is_many = missed > 0.1 * sum(value is not None for _, value in wanted)
+    return expression, f"{metric}: {missed} line(s) that print it in another way are not read" if is_many else ""
 
 
 def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]]) -> tuple[int, int]:
@@ -295,16 +295,15 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]
 
 def _list_contexts(line: str, field: _Field) -> Iterator[str]:
     """Yield expressions for what stands before a number: the name alone, then back to each number before it."""
-    _, _, start, number = field
-    yield _escape(line[start:number])
-    before = line[:number]
-    ends = [match.end() for match in _NUMBERS.finditer(line, 0, start) if match.end() <= start]
+    before = line[: field.number_start]
+    yield _escape(before[field.start :])
+    ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]
     for end in list(reversed(ends))[:_MOST_CONTEXT]:
-        yield _escape(before[end:], leading_number=True)
+        yield f"[0-9]{_escape(before[end:])}"
     yield f"^{_escape(before)}"
 
 
-def _escape(text: str, *, leading_number: bool = False) -> str:
+def _escape(text: str) -> str:
     """Return an expression for a text with any numbers in it and any number of spaces."""
     parts = [re.sub(r"(?:\\ |\\\t)+", "[ \\\\t]+", re.escape(part)) for part in _NUMBERS.split(text)]
-    return ("[0-9]" if leading_number else "") + _SOME_NUMBER.join(parts)
+    return _SOME_NUMBER.join(parts)

@@ -8,7 +8,7 @@ digit or point follows, so that nothing is read of `9.9E-01` but all of it.
 import re
 
 # No look-around: it is not documented which engine SageMaker uses.
-FINITE = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+FINITE = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _PRINTED = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 NOT_FINITE = "[-+]?(?:nan|inf(?:inity)?)"
 # Behind a number; a point may end a sentence, and a comma must not be one of thousands.
