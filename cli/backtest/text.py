@@ -12,6 +12,8 @@ from rerail.model.metrics import LossSilence
 from rerail.model.sample import Sample
 
 COLUMNS = tuple(name for name in (*NAMES, "epoch") if name != "at")
+# The step stands in the line of the loss if it does in this share of them.
+_ONE_LINE = 0.9
 EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"
 
 
@@ -63,25 +65,24 @@ def _read_line(patterns: Mapping[str, re.Pattern[str]], line: str) -> dict[str, 
 def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[tuple[int, Sample]]:
     """Yield a sample for each row with a metric, by its place.
 
-    A loss that is missing where it used to be, while steps go on, counts as NaN: as it does for a job, for CloudWatch
-    keeps none (`LossSilence`), but by printed steps instead of minutes.
+    A loss that is missing from a line that used to have it, while steps go on, counts as NaN: as it does for a job,
+    for CloudWatch keeps none (`LossSilence`), but by printed steps instead of minutes.
     """
     # Steps that begin again with each epoch count on from the longest one.
     longest = 1 + max((values["step"] for _, values in rows if "step" in values), default=0.0)
+    losses = sum("loss" in values for _, values in rows)
+    is_one_line = sum("loss" in values and "step" in values for _, values in rows) >= _ONE_LINE * max(1, losses)
     step = epoch = None
-    count, silence, has_loss = 0, LossSilence(), any("loss" in values for _, values in rows)
-    unseen = False
+    count, silence = 0, LossSilence()
     for row, values in rows:
         epoch = values.get("epoch", epoch)
         if "step" in values:
-            # A step without a loss of its own before the next one is printed.
-            if unseen and has_loss and silence.loss_received:
-                silence = replace(silence, minutes=silence.minutes + 1)
-            unseen = True
             step = values["step"] + (epoch * longest if epoch is not None else 0)
         if "loss" in values:
-            silence, unseen = LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes)), False
-        is_lost = "step" in values and "loss" not in values and silence.tells_of_nan
+            silence = LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes))
+        elif "step" in values and silence.loss_received and is_one_line:
+            silence = replace(silence, minutes=silence.minutes + 1)
+        is_lost = "loss" not in values and silence.tells_of_nan
         if set(METRICS) & set(values) or is_lost:
             given = {**values, "step": float(count) if step is None else step}
             yield row, make_sample({**given, "nonfinite": max(values.get("nonfinite", 0.0), float(is_lost))})
