@@ -6,6 +6,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LICENCE = ("LICENSE", "NOTICE")
+# Below the agent's own package, because a checkout brings the whole core as `rerail`. The path file puts this copy
+# last, where it counts only if there is no other. The agent does the same, where no path files are read.
+FOLDER = "rerail_agent/core"
+PATH_FILE = "rerail_agent_core.pth"
 CORE = ("__init__.py", "model", "detection", "accounting", "requests")
 
 
@@ -16,7 +20,8 @@ class CoreHook(BuildHookInterface):  # type: ignore[type-arg]
         """Include the core from the repository, or from the source distribution that this builds from."""
         root = Path(self.root)
         repository = root.parent / "lambdas" / "rerail"
-        core = repository if repository.is_dir() else root / "rerail"
-        build_data["force_include"].update({str(core / name): f"rerail/{name}" for name in CORE})
+        core = repository if repository.is_dir() else root / FOLDER / "rerail"
+        build_data["force_include"].update({str(core / name): f"{FOLDER}/rerail/{name}" for name in CORE})
+        build_data["force_include"][str(root / PATH_FILE)] = PATH_FILE
         texts = root.parent if repository.is_dir() else root / "rerail_agent"
         build_data["force_include"].update({str(texts / name): f"rerail_agent/{name}" for name in LICENCE})

@@ -1,6 +1,13 @@
 """Export `Guard`, with which a training script reports its steps and receives requests for checkpoints."""
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# The wheel's copy of the core, after all other places: see agent/hatch_build.py. A folder without it does no harm.
+_CORE = os.path.join(os.path.dirname(__file__), "core")
+if _CORE not in sys.path:
+    sys.path.append(_CORE)
 
 if TYPE_CHECKING:
     from rerail_agent.guard import Guard as Guard

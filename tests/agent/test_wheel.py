@@ -44,8 +44,15 @@ def test_the_wheel_has_the_agent_and_the_core_that_thinks(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     agent = {str(path.relative_to(ROOT / "agent")) for path in (ROOT / "agent/rerail_agent").rglob("*.py")}
     assert agent <= names
-    assert {"rerail/model/mailbox.py", "rerail/detection/detectors.py", "rerail/requests/supervised.py"} <= names
-    assert not [name for name in names if name.startswith(("rerail/aws", "train", "launch"))]
+    core = {
+        f"rerail_agent/core/rerail/{name}.py"
+        for name in ("model/mailbox", "detection/detectors", "requests/supervised")
+    }
+    assert core <= names
+    packages = {name.partition("/")[0] for name in names if not name.startswith("rerail_agent-")}
+    assert packages == {"rerail_agent", "rerail_agent_core.pth"} and not [
+        name for name in names if "rerail/aws" in name
+    ]
 
 
 def test_what_the_wheel_asks_for(wheel: Path) -> None:
@@ -63,13 +70,28 @@ def test_it_works_with_nothing_else_installed(wheel: Path, tmp_path: Path) -> No
         "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", target, str(wheel)
     )
     python("-m", "venv", "--without-pip", str(venv))
-    bare = (
-        "import sys, rerail_agent.init, rerail.model.mailbox; print('torch' in sys.modules, rerail_agent.init.__file__)"
-    )
+    bare = "import sys, rerail_agent.init, rerail.model.mailbox as core; print('torch' in sys.modules, core.__file__)"
     found = python("-c", bare, interpreter=str(venv / "bin" / "python"), PYTHONPATH=target)
-    assert found == f"False {target}/rerail_agent/init.py"
+    assert found == f"False {target}/rerail_agent/core/rerail/model/mailbox.py"
     script = "import sys, rerail_agent.guard, rerail; print('rerail.aws' in sys.modules, rerail.__file__)"
-    assert python("-c", script, PYTHONPATH=target) == f"False {target}/rerail/__init__.py"
+    # This interpreter is a checkout's, whose whole core comes first.
+    assert python("-c", script, PYTHONPATH=target) == f"False {ROOT}/lambdas/rerail/__init__.py"
+
+
+def test_it_can_be_installed_into_the_environment_of_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    """As docs/scripts.md has it: the checkout keeps its whole core; without one, the wheel's copy is there at once."""
+    venv = tmp_path / "venv"
+    python("-m", "venv", "--without-pip", str(venv))
+    interpreter = str(venv / "bin" / "python")
+    site = Path(python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", interpreter=interpreter))
+    zipfile.ZipFile(wheel).extractall(site)
+    of_the_wheel = python(
+        "-c", "import rerail.requests.supervised as core; print(core.__file__)", interpreter=interpreter
+    )
+    assert of_the_wheel == str(site / "rerail_agent/core/rerail/requests/supervised.py")
+    (site / "_rerail.pth").write_text(f"{ROOT / 'lambdas'}\n")
+    script = "import rerail_agent.init, rerail.decisions.decide as whole; print(whole.__file__)"
+    assert python("-c", script, interpreter=interpreter) == str(ROOT / "lambdas/rerail/decisions/decide.py")
 
 
 def test_a_stock_image_runs_under_init_from_a_channel(wheel: Path, tmp_path: Path) -> None:
