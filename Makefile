@@ -10,7 +10,7 @@ AUDIT ?=
 PROGRAMS := agent app.py bench cli container integrations/airflow/rerail_airflow lambdas local stacks tools
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load image-test lock browser rehearse check audit audit-online sbom release proof mutants soak bench
+.PHONY: help setup demo test test-fast test-load image-test lock browser rehearse check audit audit-online sbom release proof mutants soak bench
 .PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: test-airflow synth deploy destroy cdk clean
 
@@ -37,7 +37,10 @@ $(VENV)/%.ready: requirements/%.txt tools/packages.py $(VENV)/uv.ready
 lock: $(VENV)/uv.ready ## write requirements/*.txt from pyproject.toml, with the hash of every package file
 	$(BIN)/python tools/packages.py lock
 
-demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it recover (SCENARIO=crash|bug|spike|stall|...)
+setup: $(VENV)/demo.ready ## .venv with the command `rerail`, and nothing else
+
+# The script of hf imports Hugging Face's packages, which are among those of the tests.
+demo: $(VENV)/demo.ready $(if $(filter hf,$(SCENARIO)),$(VENV)/test.ready) ## train a model on this machine, break it, watch it recover (SCENARIO=crash|bug|spike|stall|...)
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
 test: $(VENV)/test.ready ## the whole test suite
@@ -130,8 +133,8 @@ docs: $(VENV)/docs.ready ## the documentation as a site, into .local/site
 docs-serve: $(VENV)/docs.ready ## the same at http://127.0.0.1:8000, rebuilt whenever a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
-synth: $(VENV)/demo.ready ## the CloudFormation templates, into cdk.out
-	$(BIN)/python app.py
+synth: $(VENV)/demo.ready ## the CloudFormation templates, into cdk.out (ARGS="-c trainingRoleArns=...")
+	$(if $(ARGS),$(CDK) synth --quiet $(ARGS),$(BIN)/python app.py)
 
 deploy: $(VENV)/demo.ready ## look, ask, then deploy into the account of your AWS credentials (ARGS="--profile P --region R")
 	$(BIN)/rerail deploy $(ARGS)

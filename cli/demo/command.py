@@ -1,5 +1,6 @@
 """`rerail demo`: deploy, train, break, watch it recover, report."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -42,6 +43,11 @@ def demo(
     console = Console(stderr=json_to_stdout) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=json_to_stdout)
     chosen = SCENARIOS[scenario]
     console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.summary}")
+    if missing := [package for package in chosen.script.packages if importlib.util.find_spec(package) is None]:
+        place.fail(
+            f"the script of {scenario} imports {' and '.join(missing)}, which this Python does not have",
+            f"`make demo SCENARIO={scenario}` installs it; elsewhere: pip install {' '.join(missing)}",
+        )
     if scale is None:
         scale = _measured_scale(console)
     console.print(
@@ -93,7 +99,7 @@ def _play(
     with DemoScreen(console, steps=scenario.steps) as screen:
         for picture in poll_until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)
-    report = reports.collect_facts(name, stage)
+    report = {**reports.collect_facts(name, stage), "report": str(html)}
     problems = find_shortcomings(scenario, report)
     page = reports.make_page(scenario, stage, report, problems)
     console.print(page)

@@ -1,5 +1,7 @@
 """The live picture: progress, attempts, the loss curve, and each decision with its reason."""
 
+import time
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -11,6 +13,8 @@ from cli.runs import format_clock, format_state, make_attempts_table, make_timel
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 DECISIONS_SHOWN = 8
+# Elsewhere than on a terminal the step is printed after so many seconds in which nothing was decided.
+SAY_AFTER_S = 10.0
 
 
 class DemoScreen:
@@ -27,6 +31,7 @@ class DemoScreen:
         self._twins: TaskID = self._progress.add_task("reference run", total=steps)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._printed = 0
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> "DemoScreen":
         if self._live:
@@ -48,8 +53,12 @@ class DemoScreen:
             self._print_news(stage)
 
     def _print_news(self, stage: Stage) -> None:
+        where = f"step {stage.steps_done}/{stage.scenario.steps}"
+        if len(stage.timeline) > self._printed or time.monotonic() - self._printed_at >= SAY_AFTER_S:
+            self._printed_at = time.monotonic()
+            if len(stage.timeline) == self._printed:
+                self.console.print(f"  {where}", highlight=False)
         for entry in stage.timeline[self._printed :]:
-            where = f"step {stage.steps_done}/{stage.scenario.steps}"
             self.console.print(
                 f"{format_clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
             )

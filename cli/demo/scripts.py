@@ -22,6 +22,10 @@ class LossReader(Protocol):
 class Script(LossReader, Protocol):
     """A training script that a job can be made of."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Return the packages that it imports beyond those of every demo."""
+
     def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         """Return the members of the job's request that depend on the script, such as AlgorithmSpecification."""
 
@@ -34,6 +38,7 @@ class OurScript:
     """container/train.py."""
 
     line: re.Pattern[str] = re.compile(r"rerail step=(\d+) loss=(\S+)")
+    packages: tuple[str, ...] = ()
 
     def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         return {
@@ -63,6 +68,7 @@ class HuggingFaceScript:
     The progress bar has the step, the line after it the loss: `60/200 [00:05<00:12, 11.2it/s]` and `{'loss': '2.31',`.
     """
 
+    packages: tuple[str, ...] = ("transformers", "accelerate")
     bar: str = r"(?:^|[^\n]*\r) *[0-9]+%\|[^|]*\| ([0-9]+)/[0-9]+ \["
     loss: str = r"'loss': '?([0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?)'?[,}]"
     environment: Mapping[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})

@@ -8,6 +8,7 @@ import pytest
 import typer
 from botocore import xform_name
 
+from cli.demo.scenarios import SCENARIOS, Name
 from tests.docs.commands import ROOT, Shown, UnknownCommand, blocks, in_text, leaf, options, pages
 
 # Commands of the AWS CLI that are not operations of a service, and options that every operation takes.
@@ -114,6 +115,24 @@ def test_every_command_is_of_a_kind_that_is_checked():
     """No command escapes these tests."""
     known = ("rerail", ".venv/bin/rerail", "make", "aws", *PLAIN)
     assert not [str(shown) for shown in SHOWN if shown.words[0] not in known]
+
+
+def test_the_readme_lists_every_scenario_of_the_demo():
+    listed = (ROOT / "README.md").read_text().partition("causes other faults:")[2].partition("`make rehearse`")[0]
+    assert sorted(re.findall(r"`([a-z-]+)`", listed)) == sorted(Name)
+
+
+@pytest.mark.parametrize("name", Name)
+def test_a_scenario_names_the_packages_that_the_demo_s_environment_lacks(name):
+    """`make demo` alone installs requirements/demo.txt; what else a script imports is said before anything starts."""
+    installed = (ROOT / "requirements" / "demo.txt").read_text()
+    needed = SCENARIOS[name].script.packages
+    assert not [package for package in needed if re.search(rf"^{package}==", installed, re.MULTILINE)]
+    script = (ROOT / "local/examples/huggingface/train.py") if needed else (ROOT / "container/train.py")
+    imported = set(
+        re.findall(r"^(?:import|from) (transformers|accelerate|lightning|datasets)\b", script.read_text(), re.M)
+    )
+    assert imported <= set(needed)
 
 
 def test_commands_are_single():
