@@ -127,7 +127,7 @@ class Divergence:
             self.recovered_level, self.recovered_row, self.rise = max(self.recovered_level, going.peak), self.rows, None
             self.recovered_rows = max(self.recovered_rows, going.rows)
             return None
-        goes_on = going.goes_on(rise, row.sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
+        goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
         if goes_on and self._is_confirmed(rise, row, detection):
             going.is_reported = True
             return self._finding(Level.INTERVENE, row, rise)

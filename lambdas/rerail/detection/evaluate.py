@@ -18,6 +18,8 @@ from rerail.detection.heartbeats import (
 )
 from rerail.detection.onsets import OF_THE_LOSS, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
+from rerail.detection.throughput_drop import ThroughputDrop
+from rerail.detection.throughput_rise import ThroughputRise
 from rerail.model.actions import ClearedBy
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch
@@ -399,7 +401,9 @@ def _with_next_job(memory: RunDetection, run: Run, attempt: Attempt, at: datetim
         # What the detectors learnt after the onset is not reliable, so they start with a fresh state.
         cursor = with_next_attempt(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
         return RunDetection(run.id, cursor, DetectorState(liveness=liveness))
-    watch = replace(memory.detectors, liveness=liveness)
+    # Step times of other machines are not comparable.
+    detectors = replace(memory.detectors.detectors, throughput_drop=ThroughputDrop(), throughput_rise=ThroughputRise())
+    watch = replace(memory.detectors, detectors=detectors, liveness=liveness)
     return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), detectors=watch, restart=0)
 
 

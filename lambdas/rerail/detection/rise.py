@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rerail.detection.copying import copy_state
-from rerail.model.sample import Sample
+from rerail.detection.row import Row
 from rerail.model.thresholds import Thresholds
 
 # A restarted run (concatenated launches, new folds) gets more patience; it is recognized after 8 rows.
@@ -57,7 +57,7 @@ class LossRise:
         self.peak, self.trough = self.peak * factor, self.trough * factor
         self.past = [rise * factor for rise in self.past]
 
-    def goes_on(self, rise: float, sample: Sample, *, restart: bool, detection: Thresholds) -> bool:
+    def goes_on(self, rise: float, row: Row, *, restart: bool, detection: Thresholds) -> bool:
         """Add one more row, and return whether the patience is over and the loss is not recovering."""
         self.rows += 1
         if self.rows == RESTART_SHOWS:
@@ -66,17 +66,19 @@ class LossRise:
             self.peak = self.trough = rise
         self.trough = min(self.trough, rise)
         self.past.append(rise)
+        factor = row.find_patience_factor(detection.patience_rows)
         turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
         self.turned = self.turned + 1 if turns else 0
-        before = self.past.pop(0) if len(self.past) > detection.patience_rows // 2 else 0.0
-        return not self.is_reported and self._patience_is_over(sample, detection) and self._lasts(rise, before)
+        before = self.past.pop(0) if len(self.past) > detection.patience_rows // (2 * factor) else 0.0
+        return not self.is_reported and self._patience_is_over(row, detection) and self._lasts(rise, before)
 
-    def _patience_is_over(self, sample: Sample, detection: Thresholds) -> bool:
+    def _patience_is_over(self, row: Row, detection: Thresholds) -> bool:
         """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
+        sample = row.sample
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
         waited = sample.at - self.since if sample.at and self.since else None
-        rows = detection.patience_rows // sample.patience_factor
+        rows = detection.patience_rows // row.find_patience_factor(detection.patience_rows)
         return (
             self.rows >= times * rows
             and (steps is None or steps >= times * detection.patience_steps - 1)

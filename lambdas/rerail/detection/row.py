@@ -2,16 +2,28 @@
 
 import math
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from rerail.detection.cadence import Cadence
 from rerail.detection.loss_scale import LossScale
 from rerail.detection.repetition import Repetition
 from rerail.detection.resolution import Resolution
-from rerail.detection.running_mean import RunningMean
+from rerail.detection.running_mean import LARGEST, RunningMean
 from rerail.model.sample import Sample
 
-# Step numbers that begin again this many times count the steps of an epoch, not launches.
-EPOCH_RESTARTS = 2
+# Step numbers that begin again after as many steps as before, within this share, may count those of an epoch.
+SAME_LENGTH = 0.02
+# Then the loss tells: an epoch goes on where the last one ended, another launch is back near its beginning. It has
+# risen this share of the way back, on a logarithmic scale if it is positive, and that way is at least this long.
+WAY_BACK, SHORTEST_WAY = 0.5, 0.2
+STARTING_ROWS = 3
+LEVEL_WEIGHT = 0.2  # of the newest loss in the level
+# Patience in rows is bounded in time, but for so many rows: a halved cluster with rows of five minutes is not watched
+# for half a day. The bound is a power of two, so that it changes rarely.
+LONGEST_PATIENCE_S, LEAST_ROWS = 9000.0, 8
+PACE_WEIGHT = 0.05  # of the newest row in the seconds between rows
+# Fewer steps back than this many usual distances between rows are lines out of order.
+OUT_OF_ORDER = 3
 # A running mean hardly shows values far below it: smaller ones count as this share of the mean.
 LEAST_SHARE = 0.25
 
@@ -33,8 +45,19 @@ class Row:
     is_recovered: bool
     # Losses of earlier rows are not comparable: another logging interval, another scale or another launch.
     is_new_series: bool
+    # Another launch of the script, so that its step times are not comparable; its losses may be.
+    is_new_launch: bool
     # Seconds per step; None: unknown.
     step_seconds: float | None
+    # Seconds from one row to the next; 0.0: unknown.
+    row_seconds: float = 0.0
+
+    def find_patience_factor(self, rows: int) -> int:
+        """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
+        factor = self.sample.patience_factor
+        while rows * self.row_seconds > factor * LONGEST_PATIENCE_S and rows >= 2 * factor * LEAST_ROWS:
+            factor *= 2
+        return factor
 
 
 @dataclass(slots=True)
@@ -48,11 +71,21 @@ class RowReader:
     repetition: Repetition = field(default_factory=Repetition)
     loss_mean: RunningMean = field(default_factory=RunningMean)
     step_mean: RunningMean = field(default_factory=RunningMean)
-    # The newest step, and how often step numbers have begun again.
+    # The newest step, the distance of the rows in steps, and the last step before the steps last began again.
     step: int | None = None
+    spacing: int = 0
+    length: int = 0
+    # How often step numbers have begun again.
     restarts: int = 0
+    # The first losses of the launch, and its present level.
+    first_losses: list[float] = field(default_factory=list)
+    level: float | None = None
+    # The time of the newest row, and the seconds from one row to the next; 0.0: not known.
+    at: datetime | None = None
+    row_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        self.first_losses = list(self.first_losses)
         self.scale, self.cadence, self.resolution = self.scale.copy(), self.cadence.copy(), self.resolution.copy()
         self.step_resolution, self.repetition = self.step_resolution.copy(), self.repetition.copy()
         self.loss_mean, self.step_mean = self.loss_mean.copy(), self.step_mean.copy()
@@ -61,6 +94,7 @@ class RowReader:
         """Return the sample as a row."""
         loss, step = sample.loss, sample.step
         is_new, value, quantum, resolution = False, None, 0.0, 0.0
+        has_begun, is_launch = self._read_step(step, loss)
         if loss is not None and -math.inf < loss < math.inf:
             # Rows without a loss do not show its logging interval.
             is_new = self.cadence.changed(step)
@@ -69,14 +103,16 @@ class RowReader:
             value = self.scale.read(None if self.repetition.is_repeated(loss) else self._recover(loss, quantum))
             is_new = is_new or self.scale.is_new or self.loss_mean.is_mean != was_mean
             resolution = self.scale.convert(quantum, loss) if quantum and loss else 0.0
-        if step is not None:
-            is_new = self._has_begun_again(step) or is_new
+            self._learn_level(loss)
+        is_new = is_new or has_begun
         seconds = read_step_seconds(sample)
         if seconds is not None:
             seconds = self.step_mean.read(seconds, self.step_resolution.read(seconds))
             # Rounding may leave a recovered time at or below zero.
             seconds = seconds if seconds is not None and seconds > 0 else None
-        return Row(sample, self.scale, value, resolution, quantum, self.loss_mean.is_mean, is_new, seconds)
+        self._learn_pace(sample, seconds, is_launch=is_launch)
+        is_mean, pace = self.loss_mean.is_mean, self.row_seconds
+        return Row(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace)
 
     def _recover(self, loss: float, quantum: float) -> float | None:
         """Return the loss, or the one behind a running mean; None if that is hidden or does not belong to the epoch."""
@@ -86,13 +122,47 @@ class RowReader:
         # A mean of positive losses has none of zero or below behind it.
         return max(plain, LEAST_SHARE * loss) if plain > 0 else None
 
-    def _has_begun_again(self, step: int) -> bool:
-        """Return whether the step belongs to another launch: it is below half of the newest one."""
-        before, self.step = self.step, step
-        if before is None or step >= before // 2 or before < 2:
+    def _read_step(self, step: int | None, loss: float | None) -> tuple[bool, bool]:
+        """Return whether another launch has begun, and whether one has at least gone on from a checkpoint."""
+        before, self.step = self.step, self.step if step is None else step
+        if step is None or before is None or step >= before:
+            self.spacing = step - before if step is not None and before is not None and step > before else self.spacing
+            return False, False
+        if step >= before // 2 or before < 2:
+            return False, before - step > OUT_OF_ORDER * self.spacing
+        is_regular = abs(before - self.length) <= SAME_LENGTH * before
+        self.length, self.restarts = before, self.restarts + 1
+        if is_regular and not self._is_back(loss):
+            return False, False
+        self.first_losses, self.level = [], None
+        return True, True
+
+    def _learn_pace(self, sample: Sample, step_seconds: float | None, *, is_launch: bool) -> None:
+        """Update the seconds between rows, by their times or by their steps."""
+        before, self.at = self.at, sample.at
+        seconds = (step_seconds or 0.0) * max(1, self.spacing)
+        if sample.at and before and not is_launch:
+            seconds = max(0.0, (sample.at - before).total_seconds())
+        if seconds:
+            self.row_seconds += (PACE_WEIGHT if self.row_seconds else 1.0) * (seconds - self.row_seconds)
+
+    def _learn_level(self, loss: float) -> None:
+        if abs(loss) > LARGEST:
+            return
+        if len(self.first_losses) < STARTING_ROWS:
+            self.first_losses.append(loss)
+        self.level = loss if self.level is None else self.level + LEVEL_WEIGHT * (loss - self.level)
+
+    def _is_back(self, loss: float | None) -> bool:
+        """Return whether the loss is back near where the launch began."""
+        if loss is None or not math.isfinite(loss) or self.level is None or not self.first_losses:
             return False
-        self.restarts += 1
-        return self.restarts <= EPOCH_RESTARTS
+        start, level = sum(self.first_losses) / len(self.first_losses), self.level
+        if min(start, level, loss) > 0:
+            # In logarithms, where a loss that has become small is as far from its beginning as it looks.
+            start, level, loss = math.log(start), math.log(level), math.log(loss)
+        way = start - level
+        return way > SHORTEST_WAY and loss - level > WAY_BACK * way
 
 
 def read_step_seconds(sample: Sample) -> float | None:

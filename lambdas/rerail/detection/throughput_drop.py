@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from rerail.detection.row import Row
+from rerail.detection.row import LEAST_ROWS, Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
@@ -54,22 +54,33 @@ class ThroughputDrop:
     # The largest drop that the run has recovered from, and the most rows that one took.
     known_size: float = 0.0
     known_rows: int = 0
+    # Rows until the step times are those of a launch that has just begun, and their median before.
+    settling: int = 0
+    pace_before: float = 0.0
 
     def __post_init__(self) -> None:
         self.recent, self.before, self.sizes = self.recent.copy(), self.before.copy(), list(self.sizes)
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn if steps have been slow for some rows, and intervene if they are very slow for long."""
+        if row.is_new_series and row.is_new_launch:
+            self.forget()
+        elif row.is_new_launch and not self.settling:
+            self.settling, self.pace_before = self.recent.size, self.recent.median() if len(self.recent) else 0.0
         seconds = row.step_seconds
         if seconds is None:
             return None
-        fewer = row.sample.patience_factor
-        if self.recent.size != detection.throughput_window_rows // fewer:
-            self.recent = Window(detection.throughput_window_rows // fewer, digits=DIGITS)
+        fewer = row.find_patience_factor(detection.throughput_patience_rows)
+        size = max(LEAST_ROWS, detection.throughput_window_rows // fewer)
+        if self.recent.size != size:
+            self._resize(size)
         if len(self.recent) == self.recent.size:
             self._learn(self.recent.values[0], detection)
         self.recent.push(seconds)
         self.rows += 1
+        if self.settling:
+            self._settle(detection)
+            return None
         if len(self.before) < self.recent.size:
             return None
         if self.slow:
@@ -79,6 +90,29 @@ class ThroughputDrop:
         if usual is not None:
             self._start(usual, row.sample)
         return None
+
+    def forget(self) -> None:
+        """Forget the step times, as at the start of a run: another launch may have other machines or settings."""
+        self.recent.clear()
+        self.before.clear()
+        self.best, self.slow, self.lasting, self.reported, self.rows, self.settling = None, 0, 0, 0, 0, 0
+        self.sizes = []
+
+    def _resize(self, size: int) -> None:
+        kept, self.recent = self.recent.values[-size:], Window(size, digits=DIGITS)
+        for seconds in kept:
+            self.recent.push(seconds)
+
+    def _settle(self, detection: Thresholds) -> None:
+        """Wait until the last rows are all of a launch that went on from a checkpoint; forget another pace than its."""
+        self.settling -= 1
+        if (
+            not self.settling
+            and abs(self.recent.median() - self.pace_before) > detection.throughput_drop / 2 * self.pace_before
+        ):
+            recent = self.recent.copy()
+            self.forget()
+            self.recent = recent
 
     def _start(self, usual: float, sample: Sample) -> None:
         self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
@@ -108,7 +142,7 @@ class ThroughputDrop:
     def _follow_drop(self, sample: Sample, detection: Thresholds, *, fewer: int) -> Finding | None:
         self.slow += 1
         size = self.recent.median() / self.usual - 1
-        self.sizes = [*self.sizes[1 - detection.throughput_patience_rows // 2 :], size]
+        self.sizes = [*self.sizes[1 - detection.throughput_patience_rows // (2 * fewer) :], size]
         if size < detection.throughput_drop / 2:
             self.known_size = max(self.known_size, max(self.sizes))
             self.known_rows, self.slow = max(self.known_rows, self.slow), 0

@@ -28,6 +28,8 @@ class ThroughputRise:
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn once if almost all of the last steps took far less than almost all of those before."""
+        if row.is_new_launch:
+            self.forget()
         seconds = row.step_seconds
         if seconds is None:
             return None
@@ -48,3 +50,9 @@ class ThroughputRise:
         sample = row.sample
         text = f"steps take {now:.3g} s, {1 - now / usual:.0%} less than the usual {usual:.3g} s"
         return Finding(Kind.THROUGHPUT_RISE, Level.WARN, sample.step, sample.step, text, sample.at)
+
+    def forget(self) -> None:
+        """Forget the step times, as at the start of a run: another launch may have other machines or settings."""
+        self.recent.clear()
+        self.before.clear()
+        self.least, self.rows = None, 0
