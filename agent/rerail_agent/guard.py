@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -106,6 +105,8 @@ class Guard:
         self._agreement.rank, self._agreement.expected = self._identity.rank or 0, self._identity.size
         self._progress, self._meter = Progress(), TokenMeter()
         self._rank_timer, self._comparison = RankTimer(), RankComparison()
+        # The slowest rank whose result is open, in words.
+        self._slowest = ""
         self._schedule = self._isolation.run("save schedule", self._make_schedule, None)
         self._detection, self._commands = StepDetection(self._settings.detection), CommandState(self._identity)
         self._agreed, self._stops, self._is_fenced, self._finite = agreement.NONE, False, False, True
@@ -405,6 +406,7 @@ class Guard:
         find_place = self._agreement.find_place
         for finding in self._comparison.compare(table, step, at=_now(), find_place=find_place):
             self._report_finding(finding)
+        self._slowest = self._comparison.describe(find_place)
 
     def _note_save(self) -> None:
         if self._schedule is not None:
@@ -450,12 +452,9 @@ class Guard:
         self._meter.report(step=step, loss=loss, grad_norm=grad_norm, lr=lr, trained_s=trained_s, extra=extra)
 
     def _detect(self, step: int, loss: float, grad_norm: float | None, lr: float | None) -> None:
-        sample = Sample(step=step, loss=loss, grad_norm=grad_norm, step_time_s=self._progress.step_s, lr=lr)
+        seconds, slowest = self._progress.step_s, self._slowest
+        sample = Sample(step=step, loss=loss, grad_norm=grad_norm, step_time_s=seconds, lr=lr, suspect=slowest)
         for finding in self._detection.evaluate(sample):
-            if finding.kind is Kind.THROUGHPUT_DROP and (
-                slowest := self._comparison.describe(self._agreement.find_place)
-            ):
-                finding = replace(finding, evidence=f"{finding.evidence}; {slowest}")
             self._report_finding(finding)
             if finding.level is Level.INTERVENE:
                 self._open_findings[finding.kind] = finding, self._heartbeats

@@ -30,9 +30,9 @@ def samples(losses: Iterable[float], *, every: int = 1) -> list[Sample]:
     return [Sample(step=(row + 1) * every, loss=loss) for row, loss in enumerate(losses)]
 
 
-def slow(seconds: Iterable[float]) -> list[Sample]:
-    """One sample a row that knows nothing but its step time."""
-    return [Sample(step=row + 1, step_time_s=value) for row, value in enumerate(seconds)]
+def slow(seconds: Iterable[float], *, suspect: str = "rank 3 is slow") -> list[Sample]:
+    """One sample a row that knows nothing but its step time, and what shows that a slow one is a fault."""
+    return [Sample(step=row + 1, step_time_s=value, suspect=suspect) for row, value in enumerate(seconds)]
 
 
 def said(rows: Iterable[Sample], *kinds: Kind, detection: Thresholds = DETECTION) -> list[tuple[int, Finding]]:

@@ -36,6 +36,36 @@ def test_a_sudden_drop_is_a_warning_and_a_severe_one_an_intervention() -> None:
     assert 600 < found[0][0] < 700
 
 
+@pytest.mark.parametrize(("suspect", "level"), [("", Level.WARN), ("rank 3 on algo-2: 2x its peers", Level.INTERVENE)])
+def test_a_drop_is_acted_on_only_if_something_shows_a_fault(suspect: str, level: Level) -> None:
+    """Twice as long may be planned, as longer sequences are: told once, with its cost. A slow rank shows a fault."""
+    found = said(slow(steps(600) + steps(900, 1.0), suspect=suspect), Kind.THROUGHPUT_DROP)
+    assert levels(found)[-1] is level
+    text = found[0][1].evidence
+    assert text.endswith(suspect or ": 12.0 h a day; no slow rank and no idle machine shows a fault"), text
+    assert suspect or len(found) == 1
+
+
+def test_steps_that_take_four_times_as_long_are_acted_on() -> None:
+    """No planned change is expected to cost that much."""
+    assert Level.INTERVENE in levels(said(slow(steps(600) + steps(900, 2.0), suspect=""), Kind.THROUGHPUT_DROP))
+
+
+def test_a_launch_that_begins_again_is_not_compared_with_the_one_before() -> None:
+    """On slower machines, or with other settings; nor is one that goes on from a checkpoint."""
+    first, second = slow(steps(600)), slow(steps(600, 1.0))
+    assert said([*first, *second], Kind.THROUGHPUT_DROP) == []
+    resumed = [replace(sample, step=450 + row) for row, sample in enumerate(second)]
+    assert said([*first, *resumed], Kind.THROUGHPUT_DROP) == []
+
+
+def test_rows_far_apart_are_not_waited_for_by_the_day() -> None:
+    """A row each five minutes, then twice as slow: acted on within three hours if a rank is slow."""
+    seconds = [300 * value / 0.5 for value in (*steps(120), *steps(60, 1.0))]
+    row, finding = said(slow(seconds), Kind.THROUGHPUT_DROP)[-1]
+    assert finding.level is Level.INTERVENE and row - 120 <= 3 * 3600 / 600 + 1
+
+
 def test_a_small_drop_is_a_warning_only() -> None:
     """Twelve per cent slower is worth a word, not a relaunch."""
     assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]

@@ -51,7 +51,8 @@ def test_a_healthy_run_is_not_stopped(logger):
 @pytest.mark.parametrize("fault", ["lasting x2", "ramp to x3", "NaN", "slower x2", "creeping x1.5"])
 @pytest.mark.parametrize("logger", PER_STEP)
 def test_a_lasting_fault_is_acted_on(logger, fault):
-    findings = said(printed(logger, FAULT[fault], run()))
+    """Slow steps with a slow rank."""
+    findings = said(replace(sample, suspect="rank 3 is slow") for sample in printed(logger, FAULT[fault], run()))
     assert Level.INTERVENE in levels(findings)
 
 

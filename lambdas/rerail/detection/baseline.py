@@ -14,6 +14,8 @@ HISTORY_ROWS = 512
 # from their median, the log prints running means, which deviate at the start of an epoch: the gate is then doubled.
 SMOOTH = 0.4
 SMOOTH_GATE = 2.0
+# However often a run has had them, jumps by more than a factor of 5 are told.
+MOST_USUAL = 1.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Baseline:
         allowed = max(
             detection.spike_noise * noise,
             detection.spike_gate * (SMOOTH_GATE if self.increments.median() < SMOOTH * noise else 1),
-            detection.history_up_factor * self.history.quantile(detection.history_up),
+            min(detection.history_up_factor * self.history.quantile(detection.history_up), MOST_USUAL),
             -detection.history_down_factor * self.history.quantile(detection.history_down),
         )
         return Reading(expected, value - expected, noise, allowed)

@@ -20,6 +20,9 @@ UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longe
 # A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
+# To act on a loss whose logarithm varies by this much, as in reinforcement learning, takes twice the usual rise, and
+# more the more it varies.
+NOISY = 0.2
 LONGER = 2  # than the longest rise that the run recovered from
 # An earlier recovery counts half as much after this many rows: for a warning, and for an intervention.
 RECOVERY_HALF_LIFE_ROWS = 512
@@ -45,6 +48,8 @@ class Divergence:
     recovered_row: int = 0
     # The most rows that a rise took until it recovered.
     recovered_rows: int = 0
+    # The level that a rise was called to act on to get back to; it has not come back to it. A further rise is told.
+    acted_from: float | None = None
 
     def __post_init__(self) -> None:
         self.best, self.lagged, self.printed = self.best.copy(), list(self.lagged), list(self.printed)
@@ -57,6 +62,7 @@ class Divergence:
         """Warn if the level of the last rows is too high, and intervene if it does not recover in time."""
         if row.is_new_series:
             self._forget()
+            self.acted_from = None
         if row.scale.factor != 1:
             self._scale(row.scale.factor)
         if row.value is None:
@@ -65,6 +71,8 @@ class Divergence:
         if row.is_recovered and row.sample.loss is not None:
             self.printed = [*self.printed[1 - NOW_ROWS :], row.sample.loss]
         now = self.recent.median()
+        if self.acted_from is not None and now < self.acted_from + detection.rise_recovered * detection.rise_gate:
+            self.acted_from = None
         return self._follow_rise(now, row, detection) if self.rise else self._check_level(now, row, detection)
 
     def _add(self, value: float) -> None:
@@ -120,6 +128,10 @@ class Divergence:
         habit = detection.rise_history * self.rises.quantile(detection.rise_quantile)
         return max(detection.rise_gate, within_noise, min(habit, detection.rise_history_cap) if learnt else habit)
 
+    def _find_rise_to_act_on(self, detection: Thresholds) -> float:
+        noise = max(NORMAL_MAD * self.strays.median(), detection.noise_floor)
+        return detection.rise_noise * noise * (1 + (noise / NOISY) ** 2)
+
     def _follow_rise(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
@@ -128,9 +140,13 @@ class Divergence:
             self.recovered_rows = max(self.recovered_rows, going.rows)
             return None
         goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
-        if goes_on and self._is_confirmed(rise, row, detection):
+        if goes_on and rise > self._find_rise_to_act_on(detection) and self._is_confirmed(rise, row, detection):
             going.is_reported = True
-            return self._finding(Level.INTERVENE, row, rise)
+            is_first, self.acted_from = (
+                self.acted_from is None,
+                going.base if self.acted_from is None else self.acted_from,
+            )
+            return self._finding(Level.INTERVENE if is_first else Level.WARN, row, rise)
         if going.rows > detection.rise_cap_rows * (1 if going.is_reported else UNREPORTED_CAP):
             self._forget()
         return None
@@ -140,6 +156,7 @@ class Divergence:
         for window in (self.recent, self.level, self.strays, self.rises, self.best):
             window.scale(factor)
         self.start, self.recovered_level = self.start * factor, self.recovered_level * factor
+        self.acted_from = None if self.acted_from is None else self.acted_from * factor
         self.lagged = [value * factor for value in self.lagged]
         if self.rise:
             self.rise.scale(factor)

@@ -63,6 +63,7 @@ RESOLUTION_TEXTS = {
 }
 # Percent of one device: below this nothing is computed. A busy GPU proves nothing, because a waiting collective spins.
 IDLE_BELOW = 5.0
+IDLE = "the machine is idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +183,11 @@ def evaluate_run(
     policy = monitored.policy
     cursor, news = make_samples(answers, memory.cursor, monitored.names or policy.metrics, now=at)
     findings: list[Finding] = []
-    for sample in news:
+    idle = _is_idle(answers, cursor.job)
+    for sample in (replace(sample, suspect=IDLE if idle else "") for sample in news):
         memory, sample_findings = _evaluate_row(memory, sample, policy.detection)
         findings += sample_findings
-    liveness = replace(_with_activity(memory.detectors.liveness, cursor), idle=_is_idle(answers, cursor.job))
+    liveness = replace(_with_activity(memory.detectors.liveness, cursor), idle=idle)
     watch = replace(memory.detectors, liveness=liveness)
     memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, at=at)
     excuse = with_silence_excused(liveness, memory.doubt)
@@ -317,8 +319,12 @@ def _is_older(read_to: datetime, liveness: Liveness) -> bool:
 
 
 def _is_stall_suspected(memory: RunDetection, policy: Policy, at: datetime) -> bool:
-    """Return whether a stall is suspected; only then the machines' load is read, because its series cost money."""
-    return stall.find_overdue(memory.detectors.liveness, at, policy.detection) is not None
+    """Return whether a stall is suspected, or slow steps may be a fault.
+
+    Only then the machines' load is read, because its series cost money.
+    """
+    is_slow = memory.detectors.detectors.throughput_drop.slow > 0
+    return is_slow or stall.find_overdue(memory.detectors.liveness, at, policy.detection) is not None
 
 
 def _is_idle(answers: Mapping[MetricQuery, Points], job: str) -> bool | None:

@@ -12,7 +12,9 @@ from rerail.model.thresholds import Thresholds
 ROUNDING_NOISE = 0.5
 # A log that prints running means does not show single rows: only some in a row are a spike of what it prints.
 RECOVERED_ROWS = 3
-REGULAR_SPIKES = 4  # this many spikes at equal distances mark epochs and are normal
+# This many spikes at equal distances mark epochs and are normal, unless they are as large as this: a factor of 3.
+REGULAR_SPIKES = 4
+IRREGULAR_SIZE = 1.1
 # Small batches make single rows that are far too high. After this many of at most so many rows, from which the run
 # recovered, one that is not larger by this factor is only reported if it lasts longer.
 SHORT_SPIKES = 2
@@ -120,7 +122,7 @@ class LossSpike:
         return self._finding(row, excess)
 
     def _finding(self, row: Row, excess: float) -> Finding | None:
-        if _are_regular(self.starts):
+        if self.size < IRREGULAR_SIZE and _are_regular(self.starts):
             return None
         sample = row.sample
         text = f"loss {sample.loss:.4g} is {row.scale.format_rise(self.expected, excess)}, row {self.up} of it"

@@ -15,6 +15,8 @@ LEVEL_ROWS = 25
 SPACING = 1.2
 # A run that learns improves over eight times the steps; one at the trivial level does not.
 SPAN = 8
+# The fall before the plateau, as a logarithm: a fifth.
+FALLEN = 0.22
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class Plateau:
         self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
-        """Warn once if the loss is hardly better than at an eighth of the steps; the policy must enable it."""
+        """Warn once if a loss that had fallen is hardly better than at an eighth of the steps, if the policy asks."""
         sample = row.sample
         if not detection.plateau or sample.loss is None or not 0 < sample.loss < math.inf or sample.step is None:
             return None
@@ -54,8 +56,8 @@ class Plateau:
         # If the noise is wider than a third of the required gain, the gain cannot be measured.
         if self.level.quantile(0.75) - self.level.quantile(0.25) > detection.plateau_gain / 3:
             return None
-        if abs(gained) > detection.plateau_gain or self.is_reported:
-            self.is_reported = self.is_reported and abs(gained) <= 2 * detection.plateau_gain
+        # Only a loss that has fallen can have stopped falling, and it is told once: some objectives have a floor.
+        if self.is_reported or abs(gained) > detection.plateau_gain or self.levels[0] - self.levels[early] < FALLEN:
             return None
         self.is_reported = True
         text = f"loss {math.exp(self.level.median()):.4g} is {gained:.1%} better than at step {self.steps[early]}"

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from rerail.detection.row import LEAST_ROWS, Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.formatting import format_duration
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
@@ -22,6 +24,11 @@ LONGER = 2.0
 # the second the steps become slower and slower: the work may grow, as that of a model that grows on purpose.
 STAYS_AT = 0.9
 GROWS_AT = 1.1
+# Sequence length, batch size, resolution and unfrozen layers change the step time for good. Unless a slow rank or an
+# idle machine shows a fault, a drop is acted on only if the steps take this much longer.
+GRAVE_ALONE = 1.5
+# In a short window only a larger drop, and one far above the noise, is clear.
+SHORT_WINDOW_DROP, SHORT_WINDOW_NOISE = 0.5, 5.0
 # The drop must exceed what the steps had slowed down before it, without being reported, by this factor.
 EARLIER_GROWTH = 3.0
 
@@ -34,6 +41,8 @@ class ThroughputDrop:
     before: Window = field(default_factory=lambda: Window(BEFORE_ROWS, digits=DIGITS))
     # The least median of the earlier step times; None: not known yet.
     best: float | None = None
+    # The highest median of as many of them: steps that become as slow as they once were for long are no drop.
+    highest: float = 0.0
     # The step time with which the drop in progress is compared, and its mean, which includes pauses.
     usual: float = 0.0
     usual_mean: float = 0.0
@@ -87,7 +96,8 @@ class ThroughputDrop:
             self.total += seconds
             return self._follow_drop(row.sample, detection, fewer=fewer)
         usual = self._find_earlier_step_time(detection)
-        if usual is not None:
+        is_short = fewer > row.sample.patience_factor
+        if usual is not None and not (is_short and self.recent.median() < usual * (1 + self._find_clear_drop(usual))):
             self._start(usual, row.sample)
         return None
 
@@ -96,7 +106,7 @@ class ThroughputDrop:
         self.recent.clear()
         self.before.clear()
         self.best, self.slow, self.lasting, self.reported, self.rows, self.settling = None, 0, 0, 0, 0, 0
-        self.sizes = []
+        self.highest, self.sizes = 0.0, []
 
     def _resize(self, size: int) -> None:
         kept, self.recent = self.recent.values[-size:], Window(size, digits=DIGITS)
@@ -128,11 +138,18 @@ class ThroughputDrop:
         if not self.slow:
             self.before.push(seconds)
             if len(self.before) >= BEST_NEEDS:
-                self.best = min(self.best or self.before.median(), self.before.median())
+                usual = self.before.median()
+                self.best, self.highest = min(self.best or usual, usual), max(self.highest, usual)
+
+    def _find_clear_drop(self, usual: float) -> float:
+        """Return the drop that a few rows can show: they are a short window because they are far apart."""
+        return max(SHORT_WINDOW_DROP, SHORT_WINDOW_NOISE * self.before.deviation() / usual)
 
     def _find_earlier_step_time(self, detection: Thresholds) -> float | None:
         """Return the earlier step time if the last rows are slower, suddenly or gradually; otherwise None."""
         usual, now = self.before.median(), self.recent.median()
+        if now < self.highest * (1 + detection.throughput_drop / 2):
+            return None
         if now > usual * (1 + detection.throughput_drop) and self.recent.quantile(0.25) > self.before.quantile(0.75):
             return usual
         if self.best is not None and now > self.best * (1 + detection.throughput_creep):
@@ -147,7 +164,8 @@ class ThroughputDrop:
             self.known_size = max(self.known_size, max(self.sizes))
             self.known_rows, self.slow = max(self.known_rows, self.slow), 0
             return None
-        self.lasting = self.lasting + 1 if size > detection.throughput_grave else 0
+        grave = detection.throughput_grave if sample.suspect else max(GRAVE_ALONE, detection.throughput_grave)
+        self.lasting = self.lasting + 1 if size > grave else 0
         if not self._is_news(size) or not self._costs_enough(sample, detection):
             return None
         if (
@@ -199,6 +217,11 @@ class ThroughputDrop:
             f"steps take {self.recent.median():.3g} s, {size:.0%} longer than the usual {self.usual:.3g} s, "
             f"for {self.slow} rows"
         )
+        if sample.suspect:
+            text = f"{text}; {sample.suspect}"
+        elif level is Level.WARN:
+            lost = timedelta(hours=24 * size / (1 + size))
+            text = f"{text}: {format_duration(lost)} a day; no slow rank and no idle machine shows a fault"
         return Finding(Kind.THROUGHPUT_DROP, level, sample.step, self.onset, text, sample.at)
 
 

@@ -29,6 +29,8 @@ class Sample:
     # The minimum and maximum loss of the aggregated rows.
     loss_min: float | None = None
     loss_max: float | None = None
+    # What shows that slow steps are a fault and were not planned: a slow rank, or an idle machine; "" if nothing does.
+    suspect: str = ""
     # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
     complete_to: int | None = None
 

@@ -83,7 +83,8 @@ class Thresholds:
     # A jump to less than this is not reported: gradients are commonly clipped at 1, so it has hardly any effect.
     grad_norm_floor: float = 3.0
 
-    # Throughput: warn at 10 % for 50 rows, intervene at 20 % for 200, so that the relaunch pays off.
+    # Throughput: warn at 10 % for 50 rows. If a slow rank or an idle machine shows a fault, intervene at 20 % for 200,
+    # so that the relaunch pays off; without one at 150 %.
     throughput_window_rows: int = (
         50  # the rows of the current median; at least as many earlier rows are needed to compare with
     )
