@@ -100,6 +100,7 @@ def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) 
             "cause": diagnosis.cause,
             "retry": RETRY[diagnosis.cause],
             "evidence": diagnosis.evidence,
+            "rank": diagnosis.rank,
         }
         typer.echo(json.dumps(line))
 
@@ -112,7 +113,8 @@ def _print_words(found: Diagnosis) -> None:
     console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {_WORDS[found.cause]}"))
     console.print(Text(f"Relaunch  unchanged, it {retry}"))
     console.print(Text(f"Evidence  {found.evidence or 'none, the text is empty'}"))
-    console.print(Text(f"Rule      {found.rule}" + (f", at step {found.step}" if found.step is not None else "")))
+    where = [f"{name} {value}" for name, value in (("step", found.step), ("rank", found.rank)) if value is not None]
+    console.print(Text(", ".join([f"Rule      {found.rule}", *where])))
 
 
 def _print_tables(rows: list[dict[str, Any]], diagnoses: list[Diagnosis]) -> None:

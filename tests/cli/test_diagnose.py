@@ -69,7 +69,14 @@ def test_a_file_becomes_one_json_line_each(failures: Path) -> None:
     lines = [json.loads(line) for line in run("--file", str(failures), "--json").stdout.splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c", "d"]
     assert [line["cause"] for line in lines] == ["oom", "infrastructure", "user_code", "unknown"]
-    assert all(set(line) == {"id", "cause", "retry", "evidence"} for line in lines)
+    assert all(set(line) == {"id", "cause", "retry", "evidence", "rank"} for line in lines)
+
+
+def test_the_rank_and_the_step_of_a_failure_are_named() -> None:
+    text = "[rank3]: KeyError: 'labels' at iteration 670314"
+    assert ", step 670314, rank 3" in run(text).stdout
+    assert json.loads(run(text, "--json").stdout)["rank"] == 3
+    assert json.loads(run(OOM, "--json").stdout)["rank"] is None
 
 
 def test_a_labelled_file_ends_with_its_accuracy(failures: Path) -> None:

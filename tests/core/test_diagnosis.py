@@ -1,16 +1,19 @@
 """The classifier of failures: accuracy on real and on written texts, traps, fingerprints, and that it never raises."""
 
 import gzip
+import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.diagnosis.classify import EVIDENCE, diagnose
+from rerail.diagnosis.classify import EVIDENCE, diagnose, needs_log
 from rerail.diagnosis.symptoms import RULES
-from rerail.model.causes import Cause
+from rerail.model.causes import RETRY, Cause
 from tests.examples import count_examples
 from tests.timing import cpu_seconds
 
@@ -31,7 +34,7 @@ def _mistakes(rows: list[dict[str, str]]) -> list[str]:
     ]
 
 
-def _compressed_rows(name: str) -> list[dict[str, str]]:
+def _compressed_rows(name: str) -> list[dict[str, Any]]:
     text = gzip.decompress((ROOT / f"tests/core/data/failures_{name}.jsonl.gz").read_bytes()).decode()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -67,6 +70,96 @@ def test_the_output_of_failing_ranks_is_understood() -> None:
     rows = _compressed_rows("ranks")
     assert len(rows) >= 26
     assert _mistakes(rows) == []
+
+
+def test_every_reported_failure_has_its_source() -> None:
+    """Each row names its issue; a third of the repositories is set aside, and no text is in another collection."""
+    rows = _compressed_rows("reported")
+    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == len(rows) == 308
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", row["source"]) and len(row["text"]) <= 3_000 for row in rows)
+    assert {row["cause"] for row in rows} == set(Cause)
+    places = {part: {row["source"].split("#")[0] for row in rows if row["set"] == part} for part in ("tune", "apart")}
+    assert places["tune"].isdisjoint(places["apart"])
+    others = [*_rows("bench/corpus/failures.jsonl"), *_rows("bench/corpus/failures_collected.jsonl")]
+    others += [*_rows("tests/core/data/failures_written.jsonl"), *_compressed_rows("ranks"), *_compressed_rows("gpu")]
+    assert {row["text"] for row in rows}.isdisjoint(row["text"] for row in others)
+
+
+@pytest.mark.parametrize(("part", "floor", "moves", "ranks"), [("tune", 0.98, 1, 25), ("apart", 0.96, 2, 22)])
+def test_reported_failures_are_understood(part: str, floor: float, moves: int, ranks: int) -> None:
+    """Over the texts whose cause is clear, where unknown counts half; the rules were written with `tune` in sight.
+
+    At most `moves` may be wrong in a way that changes machines, or that relaunches what fails again: 2 of 64 are. When
+    `apart` was first scored, 61 were right and one unknown.
+    """
+    rows = [(row, diagnose(row["text"])) for row in _compressed_rows("reported") if row["set"] == part]
+    clear = [(row["cause"], found.cause) for row, found in rows if row["clear"]]
+    points = [1.0 if cause == found else 0.5 * (found is Cause.UNKNOWN) for cause, found in clear]
+    assert sum(points) >= floor * len(clear)
+    moved = [
+        (cause, found)
+        for cause, found in clear
+        if found not in (cause, Cause.UNKNOWN) and (found is Cause.HARDWARE or RETRY[found] and not RETRY[Cause(cause)])
+    ]
+    assert len(moved) <= moves, moved
+    named = [found.rank == row["rank"] for row, found in rows if row.get("rank") is not None and found.rank is not None]
+    assert named.count(True) >= ranks
+    assert named.count(False) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("[rank3]: KeyError: 'labels'", 3),
+        ("[default1]:[rank5]: KeyError: 'labels'", 5),
+        ("[1,7]<stderr>:KeyError: 'labels'", 7),
+        ("[12]: KeyError: 'labels'", 12),
+        ("4: KeyError: 'labels'", 4),
+        ("[local_rank 0]: KeyError: 'labels'", None),
+        ("node-1: KeyError: 'labels'", None),
+        ("0: step 7\n2: Traceback (most recent call last):\n2:   File \"a.py\", line 1\n2: KeyError: 'labels'", 2),
+        ("-- Process 1 terminated with the following error:\nTraceback (most recent call last):\nKeyError: 1", 1),
+        ("[rank1]: RuntimeError: Connection closed by peer\n[rank6]: torch.OutOfMemoryError: CUDA out of memory", 6),
+        ("srun: error: node01: task 3: Segmentation fault (core dumped)", 3),
+        ("mpirun noticed that process rank 9 with PID 0 on node a exited on signal 11 (Segmentation fault).", 9),
+        ("Root Cause (first observed failure):\n[0]:\n  rank      : 5 (local_rank: 5)\n  exitcode  : -11", 5),
+        *((f"[Rank {rank}] Watchdog caught collective operation timeout", rank) for rank in (0, 4)),
+        ("[Rank 0] Watchdog caught collective operation timeout\n[Rank 1] Watchdog caught collective", None),
+        ("AlgorithmError: KeyError: 'labels'", None),
+    ],
+)
+def test_the_first_rank_that_failed_is_named(text: str, rank: int | None) -> None:
+    """None of a wave of ranks that wait for each other, and no number within one machine."""
+    assert diagnose(text).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (" iteration   670314/ 1000000 | lm loss: 2.0\nKeyError: 'labels'", 670314),
+        ("KeyError: 'x' at iteration 12\n iteration 20/ 100 |", 12),
+        ("FloatingPointError: loss is nan at step=166!", 166),
+        ("first step of 3: KeyError: 'labels'", None),
+    ],
+)
+def test_the_step_is_read_from_the_error_or_from_the_last_line_of_progress(text: str, step: int | None) -> None:
+    assert diagnose(text).step == step
+
+
+def test_a_healthy_counter_or_a_logger_is_no_reason_to_leave_the_log_unread() -> None:
+    rows = [row for row in _rows("tests/core/data/failures_written.jsonl") if "needs_log" in row]
+    assert len(rows) >= 12
+    assert [row["id"] for row in rows if not needs_log(row["text"])] == []
+
+
+def test_the_lines_of_one_timeout_have_one_fingerprint_in_any_order() -> None:
+    """Also beside another rank's line that names no operation."""
+    lines = [
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE)",
+        "[rank4]: Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, x.",
+        "[PG 0 Rank 2] Timeout at NCCL work: 1474236, last enqueued NCCL work: 1474236",
+    ]
+    assert len({diagnose("\n".join(order)).fingerprint for order in itertools.permutations(lines)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -347,6 +440,10 @@ def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
             reason("ValueError: loss at step 75 is wrong", step=75),
         ),
         ("AlgorithmError: , exit code: 137", "AlgorithmError: ,  exit code: 137"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. If reserved memory is >> allocated",
+        ),
     ],
 )
 def test_one_error_has_one_fingerprint(one: str, other: str) -> None:

@@ -270,7 +270,11 @@ ADVICE_BY_CAUSE = {
 
 ADVICE_BY_RULE = {
     "full-disk": "a release repeats the same disk: keep fewer checkpoints and temporary files, or take a larger one "
-    "with --volume, and `{continue_}`",
+    "with --volume (VolumeSizeInGB), and `{continue_}`",
+    "timeout-while-reading": "one rank still read its input when the others' clock ran out: prepare the input before, "
+    "or give init_process_group a longer timeout",
+    "port-in-use": "a release repeats the same port: start one launcher per machine, or give each its own port",
+    "compiler-limit": "a release compiles the same kernel: take smaller blocks or fewer stages, and `{continue_}`",
 }
 
 RUNBOOK_BY_CAUSE = {

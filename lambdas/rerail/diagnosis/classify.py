@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rerail.diagnosis.failure_lines import (
+    WAVE,
     FailureLines,
     find_failure_lines,
+    find_rank,
     is_device_report,
     is_exception,
     is_of_program,
@@ -21,6 +23,7 @@ from rerail.diagnosis.symptoms import (
     FALLBACKS,
     LOOSE,
     RULES,
+    TIMEOUT_WHILE_READING,
     WRAPPERS,
     SymptomRule,
 )
@@ -35,7 +38,7 @@ HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a l
 # A text with more lines that name no error is a log, in which ordinary words are no evidence.
 MAX_NOTE_LINES = 6
 # A rule of these found an error; any other only found that there was one.
-NAMED_RULES = frozenset(rule.name for rule in (*RULES, *FALLBACKS))
+NAMED_RULES = frozenset(rule.name for rule in (*RULES, FALLBACKS[0]) if rule.firm or rule is FALLBACKS[0])
 FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
@@ -63,6 +66,17 @@ _BOILERPLATE = LazyPattern(
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?"
+    # A hint at what may be the reason is no proof of it.
+    r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
+    r"|This (?:might|may|could) be (?:caused by|due to)) ?[^.]{0,200}\.?"
+    r"|Worker unexpectedly exits with a connection error code \d+\. End of file\.?"
+    r"|There are some potential root causes\. .{0,400}?unexpected errors\.?"
+    # A counter of what did not happen, and the name of a logger: "number of nan iterations: 0", "INFO:uvicorn.error:".
+    r"|(?-i:(?<![A-Za-z])(?:[Nn]a[Nn]s?|inf|OOMs?|ooms?|[Ee]rrors?|[Ff]ail(?:ed|ures?)|[Ss]kipped|[Cc]orrupt(?:ed)?"
+    r"|[Hh]angs?|[Tt]imeouts?|ECC|crashes|retries|overflows?)(?:[ _-](?:nans?|inf|(?:iteration|step|count|error|sample"
+    r"|image|record|file)s?|total))*[\"']?\s?[:=]\s{0,4}(?:0+(?:\.0*)?|[Ff]alse|None)(?=\s{0,2}(?:[,;|)}\]]|$)))"
+    r"|(?<![\w.])0 (?:[\w-]+ )?(?:errors?|NaNs?|OOMs?|failures?|corrupt\w*|timeouts?|exceptions?|crashes)\b"
+    r"|(?-i:\b(?:INFO|DEBUG|NOTICE|TRACE)[\]\[:| -]{1,9}[A-Za-z_][\w.]*\.(?:[Ee]rrors?|[Ee]xceptions?)\b)"
     r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+"
     # What a library announces to avoid has not happened: "Disabling parallelism to avoid deadlocks".
     r"|\bto (?:avoid|prevent) (?:[\w-]{1,30} ){0,4}(?:deadlocks?|hangs?|hanging|OOMs?|out[- ]of[- ]memory|timeouts?"
@@ -103,7 +117,18 @@ _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
-_FIELD = LazyPattern(r'"(cause|error|step|exit_code)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
+_FIELD = LazyPattern(r'"(cause|error|step|exit_code|rank)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
+
+# The step in an error, and the last one that Megatron or NeMo printed.
+_STEP_OF_ERROR = LazyPattern(r"\b(?:step|iteration|iter)\b[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
+_STEP = LazyPattern(r"\biteration {1,12}(\d{1,12})(?: {0,4}/ {0,12}\d+|\b(?= ?[|,:)]|$))", re.IGNORECASE | re.MULTILINE)
+# The operation that timed out, and the progress of a rank that still reads its input.
+_OPERATION = LazyPattern(r"OpType=(\w+)")
+_READING = LazyPattern(
+    r"(?:\b(?:scann|prepar|cach|process|filter|index|preprocess|download|extract|generat)ing\b|\btokeniz\w+|\bMap\b"
+    r"|\bdatasets?\b)[^|\r\n]{0,120}?(\d{1,3})%\|",
+    re.IGNORECASE,
+)
 
 # Applied in this order to make two reports of one error equal.
 _VOLATILE_PATTERNS: tuple[tuple[LazyPattern, str], ...] = (
@@ -113,6 +138,8 @@ _VOLATILE_PATTERNS: tuple[tuple[LazyPattern, str], ...] = (
     (LazyPattern(r"[-+]?\d+(?:[.,:e+-]+\d+)*"), "#"),
     (LazyPattern(r"# ?(?:[KMGTP]i?B|bytes|ms|us|s|milliseconds|seconds|minutes|hours|%)(?![A-Za-z])"), "#"),
     (LazyPattern(r"\[#(?:, ?#)*\]"), "[#]"),
+    # What follows the first sentence differs between versions and ranks.
+    (LazyPattern(r"(?<=.{20})[.;] (?=[A-Z]).*"), ""),
 )
 
 
@@ -139,8 +166,7 @@ def needs_log(reason: str, *, secondary_status: str | None = None) -> bool:
         return False
     if find_failure_lines(reason).is_cut:
         return True
-    rule = diagnose(reason).rule
-    return rule not in NAMED_RULES
+    return diagnose(reason).rule not in NAMED_RULES
 
 
 def diagnose_job(job: Job) -> Diagnosis:
@@ -165,21 +191,39 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
     if exited and exit_code in (None, 1):
         exit_code = exited
     found = _find_rule(lines)
+    if lines.survived and (found is None or found[0].name in CASCADES):
+        lines.exceptions += lines.survived
+        found = _find_rule(lines)
     # The other ranks lost a process that was ended by a signal.
     is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
     if found is not None and not is_lost:
-        rule, evidence, root = found
-        return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
+        return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
     wrapper = _first_match(WRAPPERS, all_lines)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
-        return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="")
-    last = wrapper or (None if _is_log(lines) else _first_match(LOOSE, all_lines))
-    if last is not None:
-        rule, evidence, root = last
-        return _make_diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
+        rank = find_rank(texts, "")
+        return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
+    read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
+    if last := wrapper or _first_match(LOOSE, _clean(read)):
+        return _make_match(last, texts, exit_code)
     return _make_diagnosis(Cause.UNKNOWN, "no-rule" if all_lines else "empty", " ".join(all_lines), None, exit_code)
+
+
+def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> Diagnosis:
+    """Return the diagnosis that a rule found, with the step and the rank that the texts name."""
+    rule, evidence, root = found
+    joined = "\n".join(texts)
+    if rule.name == "collective-timeout":
+        if (reading := list(_READING.finditer(joined))) and reading[-1][1] != "100":
+            evidence = f"{reading[-1][0].strip()} while the clock of the others ran out: {evidence}"
+            rule = TIMEOUT_WHILE_READING
+        # The ranks print the lines of one timeout in any order.
+        root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
+    steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
+    step = int(steps[-1]) if steps else None
+    rank = find_rank(texts, found[2], is_wave=rule.name in (*CASCADES, TIMEOUT_WHILE_READING.name))
+    return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 
 
 def _find_rule(lines: FailureLines) -> _Match | None:
@@ -187,7 +231,7 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     exceptions = _clean(line for line in lines.exceptions if not is_wrapper(line))
     printed = _clean(line for line in lines.errors if not is_wrapper(line))
     named = exceptions or [line for line in printed if is_exception(line)]
-    if damage := _match_damage([*exceptions, *_clean(lines.replaced)], lines.loading):
+    if damage := _match_damage([*exceptions, *named, *_clean(lines.replaced)], lines.loading):
         return damage
     found = _match_exceptions(named, lines.reading)
     device = _first_match(RULES, [line for line in printed if is_device_report(line)])
@@ -281,6 +325,7 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
     """
     error = str(report.get("error") or "")
     step, reported_exit = _parse_int(report.get("step")), _parse_int(report.get("exit_code"))
+    rank = _parse_int(report.get("rank"))
     if exit_code is None:
         exit_code = reported_exit if reported_exit is not None else _find_exit_code(text)
     word = str(report.get("cause") or "unknown")
@@ -293,11 +338,12 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
             found = _first_match(FALLBACKS, _split_lines(error))
         if found is not None and (cause is Cause.UNKNOWN or found[0].firm):
             rule, evidence, root = found
-            return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root)
+            return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":
-        return _make_diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="")
-    return _make_diagnosis(cause, "reported", error or f"the training program reported {cause}", step, exit_code)
+        return _make_diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="", rank=rank)
+    error = error or f"the training program reported {cause}"
+    return _make_diagnosis(cause, "reported", error, step, exit_code, rank=rank)
 
 
 def _match_report(error: str, tail: str) -> _Match | None:
@@ -392,15 +438,21 @@ def _signal_number(exit_code: int | None) -> int:
 
 
 def _make_diagnosis(
-    cause: Cause, rule: str, evidence: str, step: int | None, exit_code: int | None, *, root: str | None = None
+    cause: Cause,
+    rule: str,
+    evidence: str,
+    step: int | None,
+    exit_code: int | None,
+    *,
+    root: str | None = None,
+    rank: int | None = None,
 ) -> Diagnosis:
     evidence = " ".join(evidence.split())[:EVIDENCE]
-    return Diagnosis(
-        cause, evidence, rule, _make_fingerprint(rule, evidence if root is None else root), step, exit_code
-    )
+    fingerprint = _make_fingerprint(rule, evidence if root is None else root)
+    return Diagnosis(cause, evidence, rule, fingerprint, step, exit_code, rank=rank)
 
 
 def _make_fingerprint(rule: str, root: str) -> str:
     for pattern, stand_in in _VOLATILE_PATTERNS:
         root = pattern.sub(stand_in, root[:2_000])
-    return hashlib.sha256(f"{rule}\n{root.strip()[:120]}".encode(errors="replace")).hexdigest()[:12]
+    return hashlib.sha256(f"{rule}\n{root.strip(' .;,')[:120]}".encode(errors="replace")).hexdigest()[:12]

@@ -39,15 +39,16 @@ _EXCEPTION = LazyPattern(
     r"(?:[A-Za-z_]\w*\.){0,8}[A-Za-z_]\w*?"
     r"(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|TimedOut|Failure|Failed|Fault|Abort|Aborted|Killed|Lost|"
     r"Killer|Empty|NotFound|Group|Usage|OutOfMemory|Died|Unavailable|Refused|Truncated|NaN|Nan|Diverged|Traceback)"
-    r"(?:\([\w., ]{1,80}\))?(?::(?:\s|$)|$)"
+    r"(?:\([\w., ]{1,80}\))?(?::(?!\s{0,2}\[?(?:INFO|DEBUG)\b)(?:\s|$)|$)"
 )
-_DOTTED = LazyPattern(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?:\s|$)|$)")
+_DOTTED = LazyPattern(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?!\s{0,2}\[?(?:INFO|DEBUG)\b)(?:\s|$)|$)")
 _RAISED = LazyPattern(r"raise ((?:\w+\.){0,5}[A-Z]\w*)\b")
 # SageMaker's and its toolkit's words around the program's own.
 _AROUND = LazyPattern(
     r"(?:Command|Cmd) \"[^\"]{0,2000}\"?"
     r"|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
-    r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error):[ \t]?|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
+    r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error|uncaught exception during training):[ \t:]{0,4}"
+    r"|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
 )
 
 # Exceptions that only report that another process, task or call has failed.
@@ -55,7 +56,7 @@ _WRAPPERS = LazyPattern(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
     r"|ProcessExitedException|RemoteTraceback|_RemoteTraceback|RayTaskError|TrainingFailedError|TuneError|SystemExit"
     r"|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
-    r"|RetryError|SignalException)\b"
+    r"|RetryError|SignalException)\b|RuntimeError: DataLoader worker \(pid.{0,60}exited unexpectedly"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
 _OF_PROGRAM = LazyPattern(
@@ -114,7 +115,7 @@ _NATIVE_FRAME = LazyPattern(
 # Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
 _LOADS_CHECKPOINT = LazyPattern(
     r"\btorch\.load\(|load_state_dict|from_pretrained|load_checkpoint|checkpoint|\bckpt|\bresume|\brestore|safetensors"
-    r"|\bload_model\b|\bload_weights\b|\bsafe_open\b",
+    r"|\bload_model\b|\bload_weights\b|\bsafe_open\b|torch/serialization\.py",
     re.IGNORECASE,
 )
 _READS_INPUT = LazyPattern(
@@ -122,6 +123,40 @@ _READS_INPUT = LazyPattern(
     r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
     re.IGNORECASE,
 )
+# A line that announces the loading of a checkpoint, and one that shows that it is over.
+_ANNOUNCES = LazyPattern(
+    r"\b(?:load|restor|resum)(?:e|ing)?(?![a-z])(?!.{0,80}\b(?:success|done|complete)).{0,60}?(?:checkpoint|ckpt"
+    r"|snapshot|weights|model from)|torch/serialization\.py",
+    re.IGNORECASE,
+)
+_IS_LOADED = LazyPattern(r"\b(?:loaded|restored|resumed)\b|\bsuccess", re.IGNORECASE)
+# An error inside the JSON of torchelastic's error file.
+_IN_JSON = LazyPattern(r"\s*\"message\"\s?:\s?\"([A-Z]\w{0,60}(?:Error|Exception)\b.{0,400}?)\"?,?$")
+# The lines of a collective's timeout.
+WAVE = LazyPattern(
+    r"Watchdog caught|operations have failed or timed out|Timeout at NCCL work|timed out in blocking wait"
+    r"|detected by watchdog|collective operation timeout|WorkNCCL\("
+)
+# The end of a process, whose errors follow from what ended it.
+_CLOSING = LazyPattern(
+    r"_run_finalizers|_run_exitfuncs|\batexit\b|\b__del__\b|\bException ignored (?:in|on)\b|_remove_temp_dir"
+)
+# Progress after an error: training survived it.
+MIN_PROGRESS = 3
+# What names the rank of a line: prefixes of torchrun, mpirun, Horovod, srun and Composer, and the words of libraries.
+_RANK = LazyPattern(
+    r"\[rank[ _:-]?(\d{1,6})\]|\[(?:\d+,)?(?:mpirank:)?(\d{1,6})(?:,[\w.:-]+)?\]<std|^\s{0,3}\[(\d{1,6})\]: ?(?=\S)"
+    r"|^\s?(\d{1,5}): |\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]|\brank (\d{1,6}): found\b"
+    r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
+    re.IGNORECASE,
+)
+_LAUNCHER_RANK = LazyPattern(
+    r"Root Cause \(first observed failure\):.{0,600}?\brank {1,8}: (\d{1,6})\b|\bprocess rank (\d{1,6}) with PID"
+    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation)|waiting for send/recv from rank (\d{1,6})\b"
+    r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal",
+    re.IGNORECASE | re.DOTALL,
+)
+_SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
 
 
 @dataclass(slots=True)
@@ -135,6 +170,9 @@ class _Block:
     code: str = ""
     # The frames and their source lines.
     frames: str = ""
+    # The lines of progress before it.
+    progress: int = 0
+    is_announced: bool = False
 
     @property
     def text(self) -> str:
@@ -155,7 +193,9 @@ class FailureLines:
     others: list[str] = field(default_factory=list)
     # Settings, progress and warnings.
     noise: list[str] = field(default_factory=list)
-    # Exceptions whose traceback shows that a checkpoint, or the input, was being read.
+    # Exceptions that training survived: others came after more steps.
+    survived: list[str] = field(default_factory=list)
+    # Exceptions whose traceback, or the line before it, shows that a checkpoint, or the input, was being read.
     loading: set[str] = field(default_factory=set)
     reading: set[str] = field(default_factory=set)
     # The text ends inside a traceback, before its exception.
@@ -187,6 +227,29 @@ def is_device_report(line: str) -> bool:
 def is_exception(line: str) -> bool:
     """Return whether the line begins with the name of an exception."""
     return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
+
+
+def find_rank(texts: Iterable[str], root: str, *, is_wave: bool = False) -> int | None:
+    """Return the first rank that printed the root error, or else the one that the launcher names.
+
+    In a wave, where ranks wait for each other, the only one that printed it.
+    """
+    key, ranks = _make_key(root)[:30], []
+    for text in texts:
+        spawned = ""
+        for line in re.split(r"[\r\n]+", text):
+            spawned = match[1] if (match := _SPAWNED.search(line)) else spawned
+            if (key and key in _make_key(line)) or (is_wave and WAVE.search(line)):
+                found = _RANK.search(line)
+                ranks += [int("".join(filter(None, found.groups())) if found else spawned)] if found or spawned else []
+    if ranks:
+        return None if is_wave and len(set(ranks)) > 1 else ranks[0]
+    named = next((match for text in texts if (match := _LAUNCHER_RANK.search(text))), None)
+    return int("".join(filter(None, named.groups()))) if named else None
+
+
+def _make_key(line: str) -> str:
+    return re.sub(r"\d+", "#", " ".join(line.split()))
 
 
 def find_failure_lines(text: str, *logs: str) -> FailureLines:
@@ -250,6 +313,8 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
     in_frames = chained = ended = False
     indent, code_lines, code = -1, 0, ""
     frames: list[str] = []
+    progress, is_closing, is_announced = 0, False, False
+    printed: list[tuple[str, int]] = []
     for line in lines:
         bare = line.strip()
         start = _START.search(line)
@@ -279,8 +344,9 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
                 code_lines, code = code_lines + 1, bare
                 frames.append(bare)
                 continue
-            block = _Block([bare.strip('"')], chained, code, "\n".join(frames))
-            frames = []
+            block = _Block([bare.strip('"')], chained, code, "\n".join(frames), progress, is_announced)
+            block.frames += "__del__" * is_closing
+            frames, is_closing = [], False
             blocks.append(block)
             in_frames = chained = ended = False
             continue
@@ -292,21 +358,40 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
                 block.lines.append(bare.strip('"'))
                 continue
             ended = True
+        progress += bool(_METRIC.search(line) or _PROGRESS.search(line))
+        is_closing = bool(_CLOSING.search(line))
+        if _ANNOUNCES.search(line):
+            is_announced = True
+        elif _IS_LOADED.search(line) or _METRIC.search(line):
+            is_announced = False
+        if is_announced and is_exception(bare):
+            found.loading.add(bare)
         _sort_line(line, bare, found)
+        if is_exception(bare) and not is_wrapper(bare):
+            printed.append((bare, progress))
     if in_frames:
         found.is_cut = True
         raised = _RAISED.match(code)
         found.raised = raised[1] if raised else ""
+    latest = max([at for _, at in printed] + [item.progress for item in blocks if not is_wrapper(item.text)], default=0)
+    for text, at in printed:
+        if latest >= at + MIN_PROGRESS and text in found.errors:
+            found.errors.remove(text)
+            found.survived.append(text)
     for index, item in enumerate(blocks):
         if _READS_INPUT.search(item.frames):
             found.reading.add(item.text)
-        elif _LOADS_CHECKPOINT.search(item.frames):
+        elif item.is_announced or _LOADS_CHECKPOINT.search(item.frames):
             found.loading.add(item.text)
+        kind = found.exceptions
         is_replaced = index + 1 < len(blocks) and blocks[index + 1].is_chained
-        if (is_replaced and not is_wrapper(blocks[index + 1].text)) or (in_frames and chained and item is blocks[-1]):
-            found.replaced.append(item.text)
-        else:
-            found.exceptions.append(item.text)
+        if _CLOSING.search(item.frames):
+            kind = found.noise
+        elif latest >= item.progress + MIN_PROGRESS:
+            kind = found.survived
+        elif (is_replaced and not is_wrapper(blocks[index + 1].text)) or (in_frames and chained and item is blocks[-1]):
+            kind = found.replaced
+        kind.append(item.text)
 
 
 def _begins_anew(line: str) -> bool:
@@ -324,6 +409,7 @@ def _begins_anew(line: str) -> bool:
 def _sort_line(line: str, bare: str, found: FailureLines) -> None:
     if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
         return
+    bare = match[1] if (match := _IN_JSON.match(bare)) else bare
     if is_exception(bare):
         found.errors.append(bare)
     elif _LEVEL.search(line) or _LOWER_LEVEL.match(line) or _PROGRESS.search(line) or _METRIC.search(line):

@@ -48,7 +48,7 @@ _PART = (
     r"|graphics cards?)"
 )
 # A worker or a pod is as often a process as a machine, so "worker failed" is only used by the rules for notes.
-_MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?|VMs?|TPUs?)"
+_MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?(?! socket)|VMs?|TPUs?)"
 _NODE = rf"(?:{_MACHINE}|workers?|pods?)"
 _HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
     r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
@@ -74,6 +74,16 @@ _DATA_PATH = (
     r"|xml)\b)"
 )
 
+# A full disk, and the names of file systems that several jobs share: FSx for Lustre may be an input channel.
+_FULL = (
+    r"(?:(?<!Data download failed:)No space left on device|\bStorageFull\b|\bdisk (?:is |was |got )?full\b"
+    r"|Errno 28\b|\bos error (?:28|112)\b)"
+)
+_SHARED = (
+    r"(?:/fsx\b(?!-)|/efs\b|/(?:lustre|nfs|gpfs|beegfs|weka|shared)\w*/|/opt/ml/input/"
+    r"|(?<![-\w/])(?:FSx|Lustre|NFS|EFS|GPFS)\b(?!-))"
+)
+
 DAMAGED_CHECKPOINT = "damaged-checkpoint"
 
 RULES: tuple[SymptomRule, ...] = (
@@ -81,19 +91,14 @@ RULES: tuple[SymptomRule, ...] = (
     _rule(
         "max-runtime",
         Cause.UNKNOWN,
-        r"exceeded MaxRuntimeInSeconds",
-        r"\bMaxRuntimeExceeded\b",
-        r"\bMaxWaitTimeExceeded\b",
+        r"exceeded MaxRuntimeInSeconds|\bMaxRuntimeExceeded\b|\bMaxWaitTimeExceeded\b",
     ),
     # ---- A faulty device, whatever else the line contains.
     _rule(
         "gpu-memory-error",
         Cause.HARDWARE,
-        r"uncorrect(?:able|ed)[\w\s,()-]{0,40}?(?:ECC|memory|HBM|NVLink|DRAM|SRAM|parity|PCIe|error)",
-        r"ECC_UNCORRECTABLE",
-        r"\bdouble[- ]bit\b",
-        r"\bDBEs?\b.{0,30}(?:ECC|error|retire)",
-        r"(?:contained|uncontained|unrecoverable|fatal) ECC",
+        r"uncorrect(?:able|ed)[\w\s,()-]{0,40}?(?:ECC|memory|HBM|NVLink|DRAM|SRAM|parity|PCIe|error)|ECC_UNCORRECTABLE",
+        r"\bdouble[- ]bit\b|\bDBEs?\b.{0,30}(?:ECC|error|retire)|(?:contained|uncontained|unrecoverable|fatal) ECC",
         r"\bECC (?:memory )?(?:error|failure|fault|issue|problem)s?\b(?! corrected|(?: counts?)?\W{0,3}0\b)",
         r"row[- ]?remap\w*.{0,30}(?:fail|pending|reset)",
         r"(?:remap\w*|retire\w*) (?:rows?|pages?).{0,30}(?:fail|pending|reset)",
@@ -101,8 +106,7 @@ RULES: tuple[SymptomRule, ...] = (
     _rule(
         "gpu-lost",
         Cause.HARDWARE,
-        r"fall(?:en|ing|s) off the bus|fell off the bus",
-        r"\bGPUs? (?:\S+ ){0,4}(?:is|are|was|were|has been|got) lost\b",
+        r"fall(?:en|ing|s) off the bus|fell off the bus|\bGPUs? (?:\S+ ){0,4}(?:is|are|was|were|has been|got) lost\b",
         r"NVML_ERROR_GPU_IS_LOST|\blost (?:a |an |one |the |\d )?GPUs?\b|CUDA_ERROR_(?:UN)?CONTAINED",
         r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
         r"Unable to determine the device handle for GPU",
@@ -115,10 +119,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:short|missing|minus) (?:a|an|one|two|\d) GPUs?\b|\bGPUs? (?:is|are|was|were) (?:a )?(?:loss|missing|"
         r"gone)\b",
         r"(?:GPUs?|cards?) (?:\S+ ){0,3}(?:not|n't) (?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
-        r"GPU.{0,30}initiali[sz]ation fail",
-        r"\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
-        r"NVIDIA-SMI has failed because it couldn't communicate",
-        r"Failed to initialize NVML: (?:Unknown|GPU)",
+        r"GPU.{0,30}initiali[sz]ation fail|\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
+        r"NVIDIA-SMI has failed because it couldn't communicate|Failed to initialize NVML: (?:Unknown|GPU)",
     ),
     _rule("xid", Cause.HARDWARE, _XID + rf"(?!{_XID_PROGRAM}|{_XID_TIDY})\d{{1,5}}\b"),
     _rule(
@@ -138,14 +140,19 @@ RULES: tuple[SymptomRule, ...] = (
         r"info ?ROM .{0,20}corrupt|(?:temperature|thermal|clocks?)\b.{0,40}(?:threshold|throttl|exceed|slowdown)",
         r"HW slowdown",
         r"\[Hardware Error\]|\bmachine[- ]check (?:exception|error|event)|\bMCE\b.{0,30}(?:error|fatal|CPU)",
-        r"\bEDAC .{0,40}\bUE\b",
-        r"\b(?:hardware|HW) (?:failure|fault|error|issue|problem|malfunction|defect)s?\b",
+        r"\bEDAC .{0,40}\bUE\b|\b(?:hardware|HW) (?:failure|fault|error|issue|problem|malfunction|defect)s?\b",
         r"failed (?:the )?hardware (?:check|test)|(?:NRT_EXEC_HW_ERR|hardware stack error)",
         r"\bmemory subsystem error|\bcold[- ]boots?\b|\bPSUs?\b|\bpower[- ]suppl(?:y|ies) (?!.{0,20}(?:fine|ok))",
         r"\bCPU (?:error|failure|fault|machine)|\b(?:thermal (?:shutdown|trip|violation)|over-?heat\w*|overtemp\w*)",
         r"(?:power supply|PSU|fan|DIMM|motherboard|NVMe|SSD|disk drive|hard drive) (?:\w+ )?(?:fail|fault|died|"
         r"error|broke)\w*",
-        r"nvme\w*:? .{0,40}(?:controller is down|I/O error|removing after probe)",
+        r"nvme\w*:? .{0,40}(?:controller is down|I/O (?:Cmd|error)|removing after probe)|\bDisk read failed\b",
+        r"(?:Buffer |blk_update_request: )?I/O error(?:,| on) dev\w* (?:nvme|sd|xvd|vd)\w+|\bMedium Error\b",
+        r"EXT4-fs (?:error )?\(\w*(?: ?(?:nvme|sd|xvd)\w*)\).{0,80}(?:I/O error|read-only|Cannot read|error -5)",
+        r"\bnode[-_ ]?(?:health[-_ ]?)?(?:pre[-_ ]?)?check\w{0,3} .{0,20}?fail|fail\w* (?:\w+ ){0,3}node[- _]?check",
+        r"\bCHECK_FAIL\b|NodeCheck\w*Fail|\b(?:GPU|network|matmul|bandwidth)[- ]checks? (?:has |have )?fail",
+        r"\b(?:failed|failing|bad|broken|faulty|dead) (?:disk|drive)s?\b|\bSMART .{0,60}FAILED",
+        r"\b(?:disk|drive) (?!(?:is |was )?full|space|quota|usage)(?:\S+ )?(?:has |have )?(?:failed\b|failure|died)",
         r"DCGM.{0,60}\bfail|fail\w* .{0,30}(?:DCGM|nvidia-smi|burn-in|GPU diagnostic)|silent data corruption",
     ),
     # ---- No machines available: waiting helps, more attempts do not.
@@ -156,27 +163,24 @@ RULES: tuple[SymptomRule, ...] = (
         r"provision(?:ing)? failed",
         r"fail\w* to (?:provision|acquire) (?:\w+ ){0,3}(?:resources|instances?|capacity|nodes?|machines?)",
         r"\bCapacityError\b|Insufficient(?:Instance|HostCapacity|ReservedInstance|Capacity|FreeAddresses)\w*",
-        r"EC2Insufficient\w*",
-        r"Unable to provision requested ML compute capacity",
-        r"\b(?:insufficient|not enough|lack of|no|out of|limited|without|reserved|available|spot|on-demand|"
-        r"compute|EC2|GPU|ML)[\w\s-]{0,25}capacity (?:error|crunch|shortage|issue|problem|is unavailable|"
-        r"unavailable|not available|available)",
-        r"\b(?:insufficient|not (?:have )?enough|lack of|no|out of|ran out of|short of) (?:[\w.*-]+ "
-        r"){0,4}capacity\b(?! of \d)",
+        r"EC2Insufficient\w*|Unable to provision requested ML compute capacity",
+        r"\b(?:insufficient|not enough|lack of|no|out of|limited|without|reserved|available|spot|on-demand|compute|"
+        r"EC2|GPU|ML)[\w\s-]{0,25}capacity (?:error|crunch|shortage|issue|problem|is unavailable|unavailable|"
+        r"not available|available)",
+        r"\b(?:insufficient|not (?:have )?enough|lack of|no|out of|ran out of|"
+        r"short of) (?:[\w.*-]+ ){0,4}capacity\b(?! of \d)",
         r"capacity (?:crunch|shortage|constraint|exhausted|unavailable|not available|issue|problem)s?",
         r"instance type .{0,60}(?:temporarily unavailable|not (?:currently )?available|is unavailable|out of stock)",
-        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |were "
-        r")?(?:currently )?available\b",
+        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |"
+        r"were )?(?:currently )?available\b",
         r"ResourceLimitExceeded|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded",
-        r"SpotMaxPriceTooLow|account-level service limit",
-        r"(?:service|instance|vCPU|account|GPU|resource|GPUS_ALL_REGIONS) ?(?:quota|limit)s? .{0,40}(?:exceed|"
-        r"reach|insufficient|increase)",
+        r"SpotMaxPriceTooLow|account-level service limit|(?:service|instance|vCPU|account|GPU|resource|"
+        r"GPUS_ALL_REGIONS) ?(?:quota|limit)s? .{0,40}(?:exceed|reach|insufficient|increase)",
         r"(?:LimitExceeded|exceeded|insufficient|over) (?:\w+ )?(?:instance|vCPU|GPU)s? (?:quota|limit)",
         r"Quota '\w+' exceeded|exceeded quota:",
         r"ZONE_RESOURCE_POOL_EXHAUSTED|RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill",
         r"\bexceed\w* (?:\w+ )?quota\b|(?<!disk )\bquotas? (?:\w+ ){0,2}(?:exceed|exhaust|reach|used up|of 0\b)|"
-        r"OutOfQuota",
-        r"\b(?:out of|enough|over|no|insufficient) (?:\w+ ){0,3}quotas?\b",
+        r"OutOfQuota|\b(?:out of|enough|over|no|insufficient) (?:\w+ ){0,3}quotas?\b",
         r"\binstances?(?: types?)? (?:is|are|was|were) (?:currently |still )?(?:not available|unavailable)",
         r"\bcapacity ?errors?\b|\b(?:on-demand|spot|GPU|EC2|unused|spare) capacity (?:waits?|in)\b|waited for capacity",
         r"\bstock-?out\b|SkuNotAvailable|AllocationFailed|ResourcesUnavailableError",
@@ -192,15 +196,27 @@ RULES: tuple[SymptomRule, ...] = (
         rf"\b{_MACHINE}(?:[- ]\S+)?(?: \S+){{0,3}}? (?:not |un-?)healthy\b|\bUNHEALTHY_\w+",
         r"system status check",
     ),
-    # ---- Invalid NCCL configuration: the same settings fail every time.
+    # ---- Limits and settings: the same values fail every time, on every machine.
+    _rule(
+        "compiler-limit",
+        Cause.USER_CODE,
+        r"out of resources?: .{0,40}Required|\bOutOfResources\b|\b(?:ptxas|nvcc) .{0,20}(?:error|fatal)\b",
+        r"Hardware limit(?:ation)?: ?\d|uses too much (?:shared|local|constant|parameter) |max regcount of \d",
+        r"Error compiling \S+\.(?:cl|cu|ptx)\b",
+    ),
+    _rule("port-in-use", Cause.USER_CODE, r"address (?:is )?already in use|EADDRINUSE|server socket has failed"),
     _rule(
         "nccl-settings",
         Cause.USER_CODE,
+        # EFA refuses to register memory: the limit of locked memory, or versions that do not fit.
+        r"Unable to register (?:memory|MR)\b|\b(?:libfabric|efa|NET/OFI)\b.{0,200}cannot allocate memory",
+        r"\b(?:fi_mr_reg|ibv_reg_mr|nccl_net_ofi)\w* .{0,60}Cannot allocate memory",
+        r"cannot allocate memory for EFA|NET/OFI\b.{0,200}Invalid argument",
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)",
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
         r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
-        r"ibv_reg_mr\w* .{0,60}Cannot allocate memory|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
+        r"NCCL.{0,40}mismatched? version|undefined symbol: nccl",
         r"no algorithm/protocol available|NCCL.{0,40}(?:unsupported|unknown) (?:algorithm|protocol|value)",
     ),
     # ---- Memory, on the device or the host: the same job needs the same memory again.
@@ -213,12 +229,12 @@ RULES: tuple[SymptomRule, ...] = (
         r"cudaMalloc\w* .{0,20}(?:failed|out of memory)",
         r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|NVSHMEM)_(?:STATUS_)?ALLOC_FAILED",
         r"RESOURCE_EXHAUSTED: (?!.{0,60}(?:quota|rate))|Resource ?Exhausted(?:Error)?: .{0,40}(?:OOM|memory|alloc)",
-        r"(?:Attempting to|Failed to|trying to) (?:allocate|reserve) [\d.]+ ?[KMGT]i?B?\b",
-        r"OOM when allocating",
+        r"(?:Attempting to|Failed to|trying to) (?:allocate|reserve) [\d.]+ ?[KMGT]i?B?\b|OOM when allocating",
         r"ran out of (?:\w+ ){0,2}memory|ran out of (?:GPU )?RAM|exhausted (?:\w+ )?memory|memory space hbm",
         r"failed to alloc\w* .{0,40}(?:on device|from device|memory)|could not allocate .{0,40}(?:device|GPU) memory",
-        r"NRT_RESOURCE|Failed to allocate .{0,30}bytes",
-        r"CUBLAS_STATUS_NOT_INITIALIZED",
+        r"NRT_RESOURCE|Failed to allocate .{0,30}bytes|CUBLAS_STATUS_NOT_INITIALIZED",
+        # Convolutions that find no workspace.
+        r"Unable to find a valid cuDNN algorithm|unable to find an engine to execute|no valid convolution algorithms",
     ),
     _rule(
         "shared-memory",
@@ -269,8 +285,8 @@ RULES: tuple[SymptomRule, ...] = (
         # A check of the annotations themselves, in the words of detection and segmentation trainers.
         r"(?:negative|non-normalized|out.of.bounds|wrong|invalid) (?:class |bbox |box )?(?:label|annotation|box|bbox|"
         r"coordinate)\w*",
-        rf"\b{_RECORD} (?:\S+ ){{0,3}}(?:was|were|is|are|had been) (?:corrupt\w*|truncated|malformed|unreadable|"
-        r"nois\w*|dirty|garbled|mis-?labell?ed|empty)",
+        rf"(?<!pickle )\b{_RECORD} (?:\S+ ){{0,3}}(?:was|were|is|are|had been) (?:corrupt\w*|truncated|malformed|"
+        r"unreadable|nois\w*|dirty|garbled|mis-?labell?ed|empty)",
     ),
     # ---- Input that cannot be read or trained on.
     _rule(
@@ -284,9 +300,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
         r"moov atom not found|Invalid data found when processing input",
-        r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError",
-        r"\b(?:flac|mp[34]|ogg|opus|vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|"
-        r"err|fail)",
+        r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError|\b(?:flac|mp[34]|ogg|opus|"
+        r"vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|err|fail)",
         r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
         rf"(?:corrupt(?:ed)?|truncated|malformed|unreadable|damaged|incomplete) (?:\w+ )?{_RECORD}\b",
         rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
@@ -317,7 +332,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Unable to (?:open|read|synchronously open) (?:file|object|data).{0,30}(?:truncated|signature|corrupt)",
         r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)",
         r"HDF5.{0,30}(?:truncated|corrupt)|bad local file header",
-        r"cannot reshape array of size \d+ into shape .{0,60}mmap",
+        r"cannot reshape array of size \d+ into shape .{0,60}mmap|sample index \d+ is not present in (?:the )?\S+\.mds",
         r"(?:checksum|md5|sha256|crc32?c?|hash|etag|digest) ?(?:sum)?(?: value)?s? (?:mis-?match|error|failed|"
         r"verification|do(?:es)? not match|did(?: not|n't) match|invalid)",
         r"NonMatching(?:Checksum|Splits)\w*|failed (?:checksum|integrity)",
@@ -329,20 +344,16 @@ RULES: tuple[SymptomRule, ...] = (
         r"DatasetGeneration(?:Cast)?Error|An error occurred while generating the dataset|DataFilesNotFoundError",
         r"EmptyDatasetError|ExpectedMoreSplits|UnexpectedSplits|CastError|SplitsNotFoundError",
         r"(?:Dataset|Split|Column|Feature)\w* .{0,60}(?:not found|doesn't exist|does not exist)(?! on the Hub)",
-        r"num_samples should be a positive integer",
-        r"(?:dataset|dataloader|training set|train(?:ing)? data|input|channel|directory|iterator|generator)s? "
-        r"(?:\S+ ){0,3}(?:is|was|are|were) empty",
+        r"num_samples should be a positive integer|(?:dataset|dataloader|training set|train(?:ing)? data|input|"
+        r"channel|directory|iterator|generator)s? (?:\S+ ){0,3}(?:is|was|are|were) empty",
         r"empty (?:dataset|training set|shard|batch|input file|data ?loader)|Found 0 (?:images|files|samples|records)",
         r"No (?:images|training (?:data|examples|samples|files)|data files|files matching|input files|samples|"
         r"records) (?:were |was |are )?(?:found|in|match)",
         r"(?:your )?input ran out of data|contains no (?:data|samples|records|files)|zero (?:samples|records|examples)",
-        r"Couldn't find any class folder|Found no valid file",
-        r"(?:input|label|data|feature|column|target|array|y|X)s?\b.{0,20}contains? (?:NaN|null|inf|missing|"
-        r"non-?finite)",
-        r"contains NaN, inf",
+        r"Couldn't find any class folder|Found no valid file|(?:input|label|data|feature|column|target|array|y|"
+        r"X)s?\b.{0,20}contains? (?:NaN|null|inf|missing|non-?finite)|contains NaN, inf",
         r"\bNaNs?\W{1,3}(?:\w+ ){0,4}in (?:\S+ ){0,3}?(?:data(?:set)?\b(?!-)|labels?|samples?|inputs?|annotations?|"
-        r"images?|features?|"
-        r"targets?|columns?)\b",
+        r"images?|features?|targets?|columns?)\b",
         r"(?:NaN|null|missing) values? (?:found )?in (?:the )?(?:\w+ )?(?:input|data|label|column|feature|dataset)s?",
         r"Found array with 0|inconsistent numbers? of samples|must be in (?:\[0, ?(?:1|num_class)|range of)",
         r"Invalid (?:class(?:es)?|labels?) (?:inferred|found|value)|Unknown label type|label set cannot be empty",
@@ -362,14 +373,12 @@ RULES: tuple[SymptomRule, ...] = (
         "missing-input",
         Cause.DATA,
         r"No S3 objects found|NoSuchKey|NoSuchBucket|The specified (?:key|bucket) does not exist",
-        r"HeadObject.{0,40}(?:not found|404)|\(404\) when calling the (?:Head|Get)",
-        r"\b(?:s3|gs|S3Uri|bucket|S3 ?prefix|manifest)\b.{0,200}(?:does not exist|not found|doesn't exist|no such|"
-        r"is empty|invalid S3)",
+        r"HeadObject.{0,40}(?:not found|404)|\(404\) when calling the (?:Head|Get)|\b(?:s3|gs|S3Uri|bucket|S3 ?prefix|"
+        r"manifest)\b.{0,200}(?:does not exist|not found|doesn't exist|no such|is empty|invalid S3)",
         r"previously downloaded file/folder clashes|check your s3 objects|exist in (?:the )?s3",
         r"Data download failed.{0,30}(?:NoSuch|not ?found|404|could not download|no such|does ?n[o']t exist|invalid)",
-        r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|"
-        r"required|empty)",
-        r"missing (?:\w+ )?channel",
+        r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|required|"
+        r"empty)|missing (?:\w+ )?channel",
         r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|could not find"
         r"|not found)\b.{0,200}" + _DATA_PATH,
         r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
@@ -383,17 +392,15 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.INFRASTRUCTURE,
         r"DUE TO NODE FAILURE|\bNODE_FAIL\b|NodeFail\w*|\bnode[- ]fail(?:ure|ed|s)?\b|\bNodeLost\b",
         r"health[- ]?checks? .{0,20}fail\w*|fail\w* .{0,10}health[- ]?checks?|NodeNotReady|NodeShutdown",
-        r"NodeUnreachable",
-        r"nodes? .{0,40}(?:not respond|unresponsive|not ready|unreachable|unhealthy|rebooted|reboot(?:ed|ing) "
-        r"unexpectedly)",
+        r"NodeUnreachable|nodes? .{0,40}(?:not respond|unresponsive|not ready|unreachable|unhealthy|rebooted|"
+        r"reboot(?:ed|ing) unexpectedly)",
         rf"\b{_MACHINE}(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}",
         rf"\b{_HOST}(?:,? (?:and )?{_HOST}){{0,20}},? (?:(?:and|is|are|was|were|went|has|have|had|just|suddenly) )*"
         r"(?:breaks? down|broke down|down\b|died|dead\b|unreachable|rebooted|disappeared|not respond)",
         r"node network is break ?down",
         r"\b(?:node|host|machine|server)s?(?: \S+)? (?:break-?down|outage|crash(?:es|ed)?|loss|died|down)\b",
-        r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*",
-        r"\b(?:marked|declared|considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|"
-        r"missed too many heartbeats",
+        r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*|\b(?:marked|declared|"
+        r"considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|missed too many heartbeats",
         r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b",
         r"Coordination ?Service.{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|FailedAttachVolume",
         r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
@@ -409,7 +416,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"scheduled (?:for )?(?:maintenance|retirement)|maintenance (?:window|event|operation|downtime)",
         r"(?:power|cluster|network|datacenter|data ?centre|cooling|AZ|region|S3|storage|filesystem) outage",
         r"under maintenance",
-        r"ORTE (?:has lost|was unable|does not know how)|mpirun (?:was unable|has lost)",
+        r"ORTE (?:has lost|was unable|does not know how)|mpirun (?:was unable(?! to find the specified exec)|has lost)",
         r"daemon was unable to complete|PMIX ERROR",
         r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
         r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
@@ -422,10 +429,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Got completion (?:from peer|with error)|\bvendor err\b",
         r"NET/(?:IBP?|OFI|UCX|EFA)\b.{0,200}(?:error|fail|unreach|timed? ?out|port)|Got async(?: fatal)? event",
         r"ibv_\w+ (?:\w+ )?(?:failed|error)|IBV_WC_\w+ERR|transport retry count(?:er)? exceeded|RNR retry",
-        r"unresponsive receiver|Unreachable remote",
-        r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|links?|ports?|"
-        r"switch(?:es)?)\b.{0,25}\b(?:flap\w*|"
-        r"link[- ]?down|down|degraded)\b",
+        r"unresponsive receiver|Unreachable remote|\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|links?|"
+        r"ports?|switch(?:es)?)\b.{0,25}\b(?:flap\w*|link[- ]?down|down|degraded)\b",
         # A port or a link may also be one of the program's; that it failed counts only for the fabric's own names.
         r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|(?:link|port|switch)(?= (?:error|failure)))\b"
         r".{0,25}\b(?:fail\w*|errors?|timed? ?out)\b",
@@ -433,24 +438,18 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bCQE?\b.{0,40}(?:error|syndrome)|bad completion|completion (?:queue )?(?:error|with status)|vendor syndrome",
         r"fi_\w+ (?:failed|error)|libfabric.{0,60}(?:error|fail)|UCX +(?:ERROR|FATAL)|Link DOWN",
         r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
-        r"instability|jitter)s?\b",
-        r"No route to host|Network is (?:down|unreachable)|socketStartConnect",
+        r"instability|jitter)s?\b|No route to host|Network is (?:down|unreachable)|socketStartConnect",
         r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
     ),
+    _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
     # The job's own disk: the next job has the same size and fills it again.
-    _rule(
-        "full-disk",
-        Cause.USER_CODE,
-        r"No space left on device\b.{0,60}[\"' ](?:/opt/ml|/tmp)\b",  # nosec B108
-        r"(?:/opt/ml|/tmp)/\S{0,200}.{0,40}No space left on device",  # nosec B108
-    ),
+    _rule("full-disk", Cause.USER_CODE, _FULL, r"\bstorage exhausted\b|not enough space on the disk"),
     _rule(
         "storage",
         Cause.INFRASTRUCTURE,
-        r"(?<!Data download failed:)No space left on device|Disk quota exceeded|StorageFull",
-        r"disk (?:is |was |got )?full|Read-only file system|file ?system .{0,20}read-?only|Stale (?:NFS )?file handle",
+        r"Disk quota exceeded|Read-only file system|file ?system .{0,20}read-?only|Stale (?:NFS )?file handle",
         r"Transport endpoint is (?:not connected|already)|Input/output error|Remote I/O error",
-        r"(?:\[|\b)Errno (?:5|28|30|107|116|121|122)\b|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
+        r"(?:\[|\b)Errno (?:5|30|107|116|121|122)\b|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
         r"unexpected pos \d+ vs|EXT4-fs error|XFS .{0,30}(?:error|shutdown)",
         r"\b(?:NFS|Lustre|GPFS|FSx|EFS|BeeGFS|WekaFS|filesystem|file system|storage|fuse)\b.{0,60}(?:not responding|"
         r"evicted|unavailable|went down|down|hiccup|outage|connection lost|crash|failure|error|timed? ?out|"
@@ -463,10 +462,8 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.INFRASTRUCTURE,
         r"\bSlow ?Down\b|reduce your request rate|\bThrottl(?:ing|ed)\w*|Rate exceeded|RequestLimitExceeded",
         r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
-        r"BandwidthLimitExceeded",
-        r"(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
-        r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b",
-        r"\b(?:429|500|502|503|504) (?:Client|Server) Error",
+        r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
+        r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
         r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
         r"Service ?Unavailable|\(ServiceUnavailable\)|temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
@@ -474,32 +471,29 @@ RULES: tuple[SymptomRule, ...] = (
         r"ResponseStreamingError|IncompleteRead|ProtocolError|ChunkedEncodingError|RemoteDisconnected",
         r"Max retries exceeded|NewConnectionError|RequestTimeout\b|RequestTimeTooSkewed|NameResolutionError",
         r"SSL(?:EOF)?Error|SSLZeroReturn|EOF occurred in violation of protocol|(?:SSL|TLS) handshake",
-        r"curl(?:Code|: \(\d+\)| error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
+        r"curl(?:Code|: \(\d+\)|(?: returned)? error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
         r"Temporary failure in name resolution|Name or service not known|getaddrinfo failed|nodename nor servname",
         r"Server ?Disconnected|ClientConnector\w*|ClientPayloadError|ClientOSError|FSTimeoutError|NETWORK_CONNECTION",
         r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
-        r"Protocol)\w*",
-        r"(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
+        r"Protocol)\w*|(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
         r"LocalEntryNotFound\w*|StatusCode\.UNAVAILABLE|exceeds? the (?:rate|request) limit|Unexpected response code|"
-        r"\bUnavailable: ",
-        r"\"code\": ?(?:429|50\d)|An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
+        r"\bUnavailable: |\"code\": ?(?:429|50\d)|An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
         # "the hub was down for some time"
         r"\b(?:hub|hugging ?face|github|S3|GCS|registry|proxy|mirror|API|service|website|endpoint|cloud|provider)s? "
         r"(?:\w+ )?(?:was|were|is|are|went|goes|has been|being) (?:\w+ )?(?:down|offline|unavailable|unreachable|"
         r"overloaded)",
         r"could not resolve host|UnknownHostException|\bDNS\b.{0,30}(?:fail|error|timeout)|We couldn't connect to",
-        r"(?:couldn't|cannot|can't|could not|unable to|failed to) (?:connect|reach) (?:to )?(?:the )?(?:Hub|"
+        r"(?:couldn't|cannot|can't|could not|unable to|failed to) (?:connect|reach) (?:to )?(?:the )?(?:Hub|endpoint|"
         r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
         r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
         r"(?:security )?token .{0,30}(?:expired|is expired)|CredentialRetrievalError|ImagePullBackOff|ErrImagePull",
         r"CannotPullContainer|Connection broken|InvalidChunkLength",
-        r"Address already in use|EADDRINUSE|failed to listen on any local",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
         "not-finite",
         Cause.DIVERGED,
-        r"NanLossDuringTraining|Model diverged|training (?:has )?diverged",
+        r"\bHighLossError\b|NanLossDuringTraining|Model diverged|training (?:has )?diverged",
         r"\bloss (?:has |is |was |went |became |becomes |goes |going |turned |turns |= ?|: ?|to |value )*(?:nan|"
         r"inf(?:inity)?|not finite|non-?finite|diverg\w*|explod\w*)\b",
         r"\b(?:nan|inf|non-?finite|infinite|not finite) (?:\w+ )?(?:loss|grad\w*|weights?|activations?|logits)\b",
@@ -549,7 +543,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"No module named|cannot import name|unrecognized arguments|the following arguments are required",
         r"invalid choice:|ambiguous option|expected one argument|can't open file|No such option",
         r"Error: Missing (?:option|argument)|Invalid value for|Got unexpected extra argument|ModuleNotFound",
-        r"command not found|not found in PATH|(?:image|repository|tag) .{0,60}(?:does not exist|not found)",
+        r"(?m:command not found|: not found$)|not found in PATH|mpirun was unable to find the specified exec",
+        r"(?:image|repository|tag) .{0,60}(?:does not exist|not found)",
         r"exec format error|Permission denied|undefined symbol|cannot open shared object|GLIBC(?:XX)?_",
         r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible",
         r"subprocess-exited-with-error|Failed building wheel|Error building extension|CUDA_HOME|not compiled with CUDA",
@@ -576,13 +571,11 @@ RULES: tuple[SymptomRule, ...] = (
         r"UnrecognizedClient|API key|wandb: ERROR",
         r"Insufficient disk space|enough disk space|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
-        r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|"
-        r"Indentation|Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|"
-        r"NotADirectory|FileExists|Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|"
-        r"Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
+        r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|Indentation|"
+        r"Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|NotADirectory|FileExists|"
+        r"Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
         r"\b(?:StopIteration|argparse\.ArgumentError|TorchRuntimeError|InternalTorchDynamoError)\b",
-        r"(?<!\w)error: argument|usage: \S+\.py|uncaught exception during training|framework error:",
-        r"assertion .{0,80}failed",
+        r"(?<!\w)error: argument|usage: \S+\.py|assertion .{0,80}failed|Fatal Python error: (?!Aborted|Bus error)\w",
     ),
     # ---- A local error of NCCL's: the other ranks wait for this one until their clocks run out.
     _rule("nccl-system-error", Cause.INFRASTRUCTURE, r"ncclSystemError|unhandled system error"),
@@ -593,15 +586,15 @@ RULES: tuple[SymptomRule, ...] = (
         r"no heartbeat from|Hang ?Detect\w*|(?:not|no) (?:made |making |any )?progress (?:since|for|in)\b",
         r"detected by watchdog|heartbeat of its watchdog|stuck notify|sync(?:hronize)? timeout|task timeout",
         r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Stalled (?:ops|ranks)",
-        r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|Watchdog caught",
+        r"collective (?:operation )?time(?:d )?out|Timeout at NCCL work|operations? have failed or timed out",
+        r"Watchdog caught",
         r"watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected)|WorkNCCL\(|Work(?:Gloo|HCCL|XCCL)\(.{0,200}time",
         r"HCCL.{0,40}time ?out|\bNCCL\W{1,3}(?:\w+ ){0,2}time(?:d )?-?out",
         r"heartbeat monitor.{0,40}(?:timed? ?out|expired|not)|without making progress|stuck for \d+",
         r"Heart ?beat .{0,30}(?:timeout|timed out|expired)|rank\w* .{0,30}(?:hung|hang)\b",
         r"Timed out (?:after|waiting|initializ\w+|in barrier|while)|Wait ?timeout|wait\w*\(\w*\) time ?out",
-        r"timeout[- ]?(?:waiting|in|of|after|reached) ",
-        r"(?:operation|request|barrier|rendezvous|connection attempt|allreduce|all_?reduce|broadcast|all_?gather|"
-        r"send|recv|init\w*|store)\w* (?:has )?time(?:d|s)? ?out",
+        r"timeout[- ]?(?:waiting|in|of|after|reached) |(?:operation|request|barrier|rendezvous|connection attempt|"
+        r"allreduce|all_?reduce|broadcast|all_?gather|send|recv|init\w*|store)\w* (?:has )?time(?:d|s)? ?out",
         r"monitored ?barrier|store[- ]based[- ]barrier|client socket has timed out|Rendezvous ?Timeout\w*",
         r"Socket ?Timeout|DataLoader timed out|DEADLINE_EXCEEDED|Deadline ?Exceeded|Barrier time|waiting for clients",
         r"TimeoutExpired|\bTimeoutError\b",
@@ -616,9 +609,8 @@ RULES: tuple[SymptomRule, ...] = (
     _rule(
         "peer-gone",
         Cause.INFRASTRUCTURE,
-        r"(?:client|server) socket has failed|failed to connect to (?:any|the|all|\S+:\d)|remote process exited",
-        r"ncclRemoteError|ncclSystemError|unhandled system error|ncclInternalError",
-        r"NCCL.{0,40}internal error|ncclProxy\w*",
+        r"client socket has failed|failed to connect to (?:any|the|all|\S+:\d)|remote process exited",
+        r"ncclRemoteError|ncclInternalError|NCCL.{0,40}internal error|ncclProxy\w*",
         r"Connection (?:reset|closed|aborted|refused|lost|dropped|timed out|error)|connection abort",
         r"Connection(?:Reset|Refused|Aborted)?Error|Broken ?Pipe\w*|Rendezvous(?:Connection|Closed|State)?Error",
         r"RendezvousGracefulExit\w*|failed to recv|recvValue failed|sendBytes failed|recvBytes failed|DistNetworkError",
@@ -627,8 +619,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Horovod has been shut ?down|process group .{0,30}aborted|communicator was aborted",
         r"NCCL communicator .{0,30}abort|UnavailableError|\bUNAVAILABLE:|failed to connect to all addresses",
         r"Connection to \S+ (?:\S+ )?(?:closed|lost|reset|refused|dropped)|closed by (?:the )?(?:remote )?(?:host|"
-        r"peer)\b",
-        r"Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
+        r"peer)\b|Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
         r"Proxy Service \d+\] Failed|Failed to execute operation \w+ from rank|NET/\w+.{0,60}completed with error",
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
         r"Transport (?:closed|error)",
@@ -646,15 +637,21 @@ RULES: tuple[SymptomRule, ...] = (
         r"all CUDA-capable devices are busy or unavailable|CUDA driver (?:initialization failed|error)",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|cudaErrorUnknown",
         r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|NO_DEVICE|SYSTEM\w*|LAUNCH_FAILED)|No devices were found",
-        r"Driver/library version mismatch|Unexpected error from cudaGetDeviceCount",
-        r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
-        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|"
-        r"powered off|restarts|reboots)\b",
+        r"Driver/library version mismatch|Unexpected error from cudaGetDeviceCount|\b(?:PC|desktop|computer|"
+        r"workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|powered off|restarts|reboots)\b",
         r"\b(?:shut(?:s|down)?|power(?:s|ed)?) (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|"
         r"workstation)\b",
         r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
-        r"unhandled cuda error|PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b|Ascend.{0,40}(?:error|fault)",
+        r"PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b(?! limit)|Ascend.{0,40}(?:error|fault)",
         r"NPU .{0,20}(?:error|fault)",
+        firm=False,
+    ),
+    # A bad device prints these, and so do too little memory, a wrong version and a bug.
+    _rule(
+        "undecidable",
+        Cause.UNKNOWN,
+        r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
+        r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
         firm=False,
     ),
     _rule(
@@ -670,8 +667,7 @@ RULES: tuple[SymptomRule, ...] = (
         "memory-note",
         Cause.OOM,
         r"(?:eat\w*|consum\w*|us(?:es|ing|ed)|fill\w*) .{0,20}(?:RAM|memory)\b.{0,40}(?:kill|crash|full|until)",
-        r"\bOOM(?:s|ed|ing)?\b|DataLoader worker .{0,30}exited unexpectedly|memory leak\w*|[Pp]in memory thread exited",
-        r"\bout of (?:RAM|VRAM|mem)\b|\bshm\b",
+        r"\bOOM(?:s|ed|ing)?\b|memory leak\w*|[Pp]in memory thread exited|\bout of (?:RAM|VRAM|mem)\b|\bshm\b",
         r"(?:RAM|memory) (?:is |was |got |usage )?(?:full|exhausted|growing|grew|keeps)",
         firm=False,
     ),
@@ -695,8 +691,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:malformed|corrupt\w*|truncated|undecodable|unreadable|garbled|zero-byte)\b|(?:unknown|"
         r"unrecogni[sz]ed) (?:file )?format",
         r"(?:not able to|unable to|cannot|can't|could not|couldn't) (?:play|open|read|decode|"
-        r"parse) (?:\S+ ){0,5}(?:files?|images?|"
-        r"audio|videos?|wavs?)\b",
+        r"parse) (?:\S+ ){0,5}(?:files?|images?|audio|videos?|wavs?)\b",
         rf"\b{_RECORD}\b.{{0,90}} (?:is|are|was|were) (?:\w+ )?(?:causing|wrong|bad|broken|invalid|corrupt\w*|empty|"
         r"incorrect|damaged|the (?:problem|culprit|issue|cause))\b",
         r"\b(?:empty|NaN|null|none|missing|blank|illegal|mistyped|duplicated?) (?:\w+ )?(?:values?|rows?|strings?|"
@@ -707,10 +702,15 @@ RULES: tuple[SymptomRule, ...] = (
         r"captions?)\b.{0,40}\b(?:is|are|was|were) "
         r"(?:\w+ )?(?:empty|null|none|blank|NaN|missing|invalid|wrong|duplicated?)\b",
         rf"(?:caused by|because of|due to|problem (?:is|was)|issue (?:is|was)) (?:\S+ ){{0,4}}{_RECORD}\b",
-        r"\b(?:samples?|images?|labels?|annotations?|documents?|training set)\b.{0,50}\W?\bNaNs?\b",
-        r"\b(?:samples?|images?|labels?|annotations?|records?|documents?|training set)\b.{0,40}\b(?:not|n't|no) "
-        r"(?:\w+ ){0,2}valid\b",
+        r"\b(?:samples?|images?|labels?|annotations?|documents?|training set)\b.{0,50}\W?\bNaNs?\b|\b(?:samples?|"
+        r"images?|labels?|annotations?|records?|documents?|training set)\b.{0,40}\b(?:not|n't|no) (?:\w+ ){0,2}valid\b",
         r"NaN .{0,60}\bdata\b|Data download failed|\bS3 objects? .{0,30}could not",
+        firm=False,
+    ),
+    _rule(
+        "container-exit",
+        Cause.USER_CODE,
+        r"\bexited with (?:non-zero exit )?code:? [12]\b|\bexitCode: [12]\b|non-zero exit code: [12]\b",
         firm=False,
     ),
     _rule(
@@ -724,8 +724,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:replac\w+|remov\w+|exclud\w+|swap\w*|drain\w*|cordon\w*|bad|faulty|broken|flaky|problematic) "
         rf"(?:\S+ ){{0,2}}(?:{_NODE}|{_HOST})\b",
         r"\b(?:network|NCCL|infiniband|interconnect|slurm|storage|cluster|filesystem|ssh|cloud|"
-        r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|"
-        r"broken)",
+        r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
         r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b|\bmaintenance\b|\bNCCL error",
         firm=False,
     ),
@@ -740,8 +739,8 @@ RULES: tuple[SymptomRule, ...] = (
         "divergence-note",
         Cause.DIVERGED,
         r"\b(?:loss|grad\w*)\b.{0,40}\b(?:spik\w+|diverg\w+|explo\w+|blow\w*|blew|NaNs?|infinite|unstable|"
-        r"instabilit\w+)\b",
-        r"\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
+        r"instabilit\w+)\b|(?<![a-z])(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{1,4}(?:[-+]?inf(?:inity)?|nan)\b",
+        r"\bLoss is Infinity\b|\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
         firm=False,
     ),
 )
@@ -759,6 +758,9 @@ DAMAGE = _rule(
     r"Compressed file ended before|premature end|DataLoss|Data loss|corrupt\w*|truncated|checksum|crc\b",
 )
 
+# A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
+TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
+
 # Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
 CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "program-fault-on-device", "node-failure")
 
@@ -768,10 +770,9 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         "some-exception",
         Cause.USER_CODE,
         r"\b(?!(?:\w{1,60}\.){0,8}(?:Algorithm|ExecuteUserScript|Client|ChildFailed|CalledProcess|DistBackend)Error|"
-        r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?:Error|Exception|"
+        r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?-i:Error|Exception|"
         r"Interrupt)\b\W{0,3}.{0,40}",
-        r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.\w+",
-        r"Traceback \(most recent call last\)",
+        r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
         r"executable file not found|CannotStartContainer",
         firm=False,
     ),
@@ -782,8 +783,10 @@ WRAPPERS: tuple[SymptomRule, ...] = (
         "script-failed",
         Cause.USER_CODE,
         r"AlgorithmError|ExecuteUserScriptError|CalledProcessError|ProcessRaisedException",
+        r"uncaught exception during train",
         firm=False,
     ),
+    _rule("loader-worker", Cause.OOM, r"DataLoader worker .{0,30}exited unexpectedly(?! with exit code)", firm=False),
     _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
 )
 # Tried last: a thing is named near a word for a problem.
@@ -827,8 +830,7 @@ LOOSE: tuple[SymptomRule, ...] = (
         "program-trouble",
         Cause.USER_CODE,
         r"\b(?:value|type|key|index|attribute|name|import|assertion|syntax|module|config\w*|argument|"
-        r"parsing) ?errors?\b",
-        r"\b(?:unsupported|incompatib\w+|mis-?match\w*|not supported|undefined)\b",
+        r"parsing) ?errors?\b|\b(?:unsupported|incompatib\w+|mis-?match\w*|not supported|undefined)\b",
         *_near(
             r"(?:scripts?|arguments?|parameters?|hyperparameters?|versions?|packages?|dependenc(?:y|ies)|config\w*|"
             r"shapes?|dtype)"

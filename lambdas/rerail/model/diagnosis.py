@@ -20,3 +20,5 @@ class Diagnosis:
     exit_code: int | None = None
     # What the diagnosis could not use, such as a log that cannot be read; empty where it had all it needed.
     limitation: str = ""
+    # The first rank that printed the error, where the text names it.
+    rank: int | None = None
