@@ -405,19 +405,14 @@ def find_single_files(stored: Sequence[StoredObject], *, uri: str) -> list[Check
     return sorted(found, key=lambda save: (save.saved_at, save.uri), reverse=True)[:_MAX_SINGLE_FILES]
 
 
-def find_unknown_names(stored: Sequence[StoredObject]) -> list[str]:
-    """Return the names with a number like a step, of files or of folders with files, that are of no known layout."""
-    names: dict[str, None] = {}
-    known = _list_keys(stored)
-    for item in stored:
-        if item.key in known or not _is_state(item.key):
-            continue
-        if _NOT_SAVED.search(item.key):
-            continue
-        parts = [part for part in item.key.split("/") if _NUMBER.search(part) and not _NO_STEP.search(part)]
-        if parts:
-            names[parts[0]] = None
-    return list(names)
+def list_unknown_names(keys: Sequence[str]) -> list[str]:
+    """Return the names with a number like a step, of files of no known layout or of the folders that contain them."""
+    parts = (
+        next((part for part in key.split("/") if _NUMBER.search(part) and not _NO_STEP.search(part)), "")
+        for key in keys
+        if not _NOT_SAVED.search(key)
+    )
+    return [name for name in dict.fromkeys(parts) if name]
 
 
 def list_save_times(checkpoints: Sequence[Checkpoint]) -> list[datetime]:
@@ -566,13 +561,6 @@ def _rank(rows: Sequence[KnownLayout]) -> int:
     return 2 if rows[-1].name == BARE else int(all(row.counts is not Counts.STEPS for row in rows))
 
 
-def _list_keys(stored: Sequence[StoredObject]) -> set[str]:
-    """Return the keys of all objects that belong to a checkpoint, with or without a step."""
-    return {
-        item.key for _, found in _find_siblings(stored) for checkpoint in found for item in checkpoint.files.values()
-    }
-
-
 def _list_without_step(stored: Sequence[StoredObject]) -> list[LayoutCheckpoint]:
     return [found for _, siblings in _find_siblings(stored) for found in siblings if not found.has_step]
 
@@ -674,12 +662,14 @@ def _join_files(
 
 def _name_files(parent: str, files: Collection[str], number: int) -> str:
     """Return the path of a checkpoint that consists of these files: of several, what their names have in common."""
-    first, *others = sorted(files, key=lambda name: (_read_name(name) or ((_COMPANION,), 0))[0][0] is _COMPANION)
-    common = re.sub(r"(?:[-_.](?:rank|shard|data|index|meta)?)*$", "", _find_prefix([first, *others]))
-    return f"{parent}{common if others and str(number) in common else first}"
+    if len(files) == 1:
+        return f"{parent}{next(iter(files))}"
+    common = re.sub(r"(?:[-_.](?:rank|shard|data|index|meta)?)*$", "", _find_prefix(files))
+    main = min(files, key=lambda name: ((_read_name(name) or ((_COMPANION,), 0))[0][0] is _COMPANION, name))
+    return f"{parent}{common if str(number) in common else main}"
 
 
-def _find_prefix(names: Sequence[str]) -> str:
+def _find_prefix(names: Collection[str]) -> str:
     """Return what all names begin with."""
     least, most = min(names), max(names)
     return least[: next((n for n, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))]
@@ -691,14 +681,17 @@ class _Siblings:
     def __init__(self, row: KnownLayout, checkpoints: Sequence[LayoutCheckpoint]) -> None:
         self.row = row
         self.count = len(checkpoints)
-        by_time = sorted(checkpoints, key=lambda checkpoint: (checkpoint.saved_at, checkpoint.step))
+        with_manifest = any(checkpoint.has_manifest for checkpoint in checkpoints)
+        by_time = sorted(checkpoints, key=lambda found: (found.saved_at, found.step)) if with_manifest else ()
         # The places of those that were saved just after one with a manifest: theirs is still to come.
         self.lack_manifest = {
             later.place for earlier, later in pairwise(by_time) if earlier.has_manifest and not later.has_manifest
         }
         self.needs = [(what, re.compile(pattern)) for what, pattern in row.needs]
         self.lacking = {checkpoint.place: self._list_lacking(checkpoint) for checkpoint in checkpoints}
-        self.without_optimizer = sum(not _has_optimizer(checkpoint) for checkpoint in checkpoints)
+        self.with_optimizer = {
+            checkpoint.place for checkpoint in checkpoints if any(map(_HOLDS_OPTIMIZER.search, checkpoint.files))
+        }
         self.kinds = {checkpoint.place: _count_kinds(checkpoint) for checkpoint in checkpoints}
         # For each kind of file, the number of files and their size in each checkpoint that has what the row needs: an
         # export among them has other kinds.
@@ -824,15 +817,11 @@ def _check_optimizer(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Itera
     If three checkpoints of the Trainer have none, it saves none.
     """
     row = siblings.row
-    if _has_optimizer(checkpoint):
+    if checkpoint.place in siblings.with_optimizer:
         return
     is_new = row.layout is Layout.HUGGING_FACE and siblings.count < _MIN_WITHOUT_OPTIMIZER
-    if is_new or siblings.without_optimizer < siblings.count or _holds_only_weights(checkpoint, row):
+    if is_new or siblings.with_optimizer or _holds_only_weights(checkpoint, row):
         yield OPTIMIZER
-
-
-def _has_optimizer(checkpoint: LayoutCheckpoint) -> bool:
-    return any(map(_HOLDS_OPTIMIZER.search, checkpoint.files))
 
 
 def _holds_only_weights(checkpoint: LayoutCheckpoint, row: KnownLayout) -> bool:
