@@ -94,13 +94,13 @@ class KnownLayout:
 _N = r"(\d{1,18})"
 _DISTCP = r"(?:.*/)?__\d+_\d+\.distcp"
 _DISTRIBUTED = ((METADATA, r"(?:.*/)?\.metadata"), (SHARDS, _DISTCP))
-_ORBAX = r"(?:.*/)?(?:_CHECKPOINT_METADATA|_METADATA|commit_success\.txt|manifest\.ocdbt)"
+_ORBAX, _COMMITTED = r"(?:.*/)?(?:_CHECKPOINT_METADATA|_METADATA|manifest\.ocdbt)|checkpoint", r"commit_success\.txt"
 _WEIGHTS = (
     r"(?:(?:adapter_)?(?:pytorch_)?model(?:-\d+-of-\d+)?\.(?:safetensors|bin)|(?:model_state|adapter_model)\S*\.pdparams"
     r"|model-\d+-of-\d+\.pdparams|tf_model\.h5)|(?:pytorch_model_fsdp|global_step)[^/]*/.*"
 )
 # A suffix of state that a framework writes. `.bin` and `.safetensors` hold weights.
-_SUFFIX = r"\.(?:pt|pth|ckpt|bin|safetensors|h5|keras|npz|msgpack|pkl|tar|pdparams|pdopt|pt\.tar|pth\.tar|weights\.h5)"
+_SUFFIX = r"\.(?:pt|pth|ckpt|bin|safetensors|h5|keras|npz|msgpack|pkl|tar|hdf5|pdparams|pdopt|index|data-\d+-of-\d+)"
 # What follows a number in a name: not a part of several, nor the fraction of a metric.
 _REST = rf"(?!\d|-of-|\.\d)(?:[-_.].*)?{_SUFFIX}"
 _TENSORFLOW_FILES = r"\.(?:index|meta|data-\d+-of-\d+)"
@@ -125,17 +125,32 @@ LAYOUTS = (
     KnownLayout("torchtune and others", rf"step[-_]{_N}/"),
     KnownLayout("OLMo-core", rf"step{_N}/", sign=r"\.metadata\.json", needs=((".metadata.json", r"\.metadata\.json"),)),
     KnownLayout("OLMo", rf"step{_N}/"),
-    KnownLayout("OLMo, unsharded", rf"step{_N}-unsharded/"),
-    KnownLayout("SageMaker model parallel", rf"(?:[a-z_]+[-_])?{_N}_partial/"),
+    KnownLayout("OLMo, unsharded", rf"step{_N}-unsharded/", needs_optimizer=True),
+    KnownLayout("SageMaker model parallel", rf"[a-zA-Z_-]*{_N}_partial/"),
+    KnownLayout("SageMaker model parallel 2", rf".+-{_N}steps/"),
     KnownLayout("Composer, sharded", rf"ep\d+-ba{_N}/", needs=_DISTRIBUTED, pointer=SYMLINK, is_proven=True),
     KnownLayout("Lightning, sharded", rf"(?:.*[-_])?step={_N}(?!\d).*\.ckpt/", Layout.LIGHTNING),
     KnownLayout("NeMo", rf"(?:.*-)?step={_N}(?:-.*)?/", sign=_DISTCP, needs=_DISTRIBUTED, is_proven=True),
     KnownLayout("NeMo, zarr", rf"(?:.*-)?step={_N}(?:-.*)?/"),
+    KnownLayout("NeMo 2, epochs", rf"(?:.*-)?epoch={_N}(?:-.*)?/", counts=Counts.EPOCHS),
+    KnownLayout("XTuner", rf"iter_{_N}\.pth/", pointer=LAST_NAME),
+    KnownLayout(
+        "ColossalAI and others",
+        rf"(?:(?:checkpoint|ckpt|model|epoch[-_]?\d+)[-_])(?:global_?)?(?:step|iter|iteration)s?[-_]?{_N}/",
+    ),
     KnownLayout("kohya, state", rf".+-step{_N}-state/"),
     KnownLayout("other scripts", rf"(?:ckpt|iter|iteration)[-_]?{_N}/", counts=Counts.UNSURE),
-    KnownLayout("orbax, flax", rf"checkpoint_{_N}/", sign=_ORBAX),
+    KnownLayout("orbax, Flax, T5X", rf"checkpoint_{_N}/", sign=_ORBAX),
     KnownLayout("accelerate, Ray", rf"checkpoint_{_N}/", counts=Counts.SAVES, needs_optimizer=True),
     KnownLayout("torchtune", rf"epoch[-_]?{_N}/", counts=Counts.EPOCHS),
+    KnownLayout(
+        "orbax on GCS",
+        rf"{_N}/",
+        counts=Counts.UNSURE,
+        sign=_COMMITTED,
+        needs=(("commit_success.txt", _COMMITTED),),
+        is_proven=True,
+    ),
     KnownLayout("orbax, MaxText", rf"{_N}/", counts=Counts.UNSURE, sign=_ORBAX),
     KnownLayout("nanotron", rf"{_N}/", counts=Counts.UNSURE, sign=r"checkpoint_metadata\.json", pointer=LATEST_STEP),
     KnownLayout(BARE, rf"{_N}/", counts=Counts.UNSURE),
@@ -155,6 +170,7 @@ LAYOUTS = (
     KnownLayout(
         "fairseq, epochs", rf"checkpoint{_N}(?:-(?:shard|rank-)\d+)*\.pt", counts=Counts.EPOCHS, is_proven=True
     ),
+    KnownLayout("Stable-Baselines3", rf".*_{_N}_steps\.zip", is_proven=True),
     KnownLayout(
         "VITS", rf"[GD]_{_N}\.pth", needs=(("the generator", r"G_.*"), ("the discriminator", r"D_.*")), is_proven=True
     ),
@@ -201,7 +217,7 @@ _POINTERS = frozenset(row.pointer for row in LAYOUTS if row.pointer)
 _OPTIONAL_POINTERS = (LAST_NAME, SYMLINK)
 _LIGHTNING, _COMPANION = (next(row for row in LAYOUTS if row.name == name) for name in ("Lightning", COMPANION))
 # Names of what a writer or an uploader has not finished.
-_TEMPORARY = re.compile(r"\.sagemaker-[^/]*$|\.tmp(?:/|$)|\.orbax-checkpoint-tmp|(?:^|/)tmp-checkpoint-\d+/")
+_TEMPORARY = re.compile(r"\.sagemaker-[^/]*$|\.tmp(?:-\d+)?(?:/|$)|\.orbax-checkpoint-tmp|(?:^|/)tmp-checkpoint-\d+/")
 _UNFINISHED = "-unfinished"
 _MAX_POINTER_BYTES = 10_000
 # A single file so named is evaluated, exported or read, and never resumed from because of the number in its name.
@@ -236,19 +252,21 @@ _MIN_HASHED_SHARE = 0.9
 _HASH = re.compile(r"[0-9a-f]{16,}")
 _HOLDS_OPTIMIZER = re.compile(r"optim|opt_state|recipe_state|training_state|random_state|\.distcp$|(?:^|/)global_step")
 _HOLDS_STATE = re.compile(
-    r"(?:^|/)(?!(?:pytorch_)?model|adapter|mm_projector|lora|ema|weights|consolidated|non_lora|unet)[^/]*"
+    r"(?:^|/)(?!(?:pytorch_)?model|adapter|mm_projector|lora|ema|weights|consolidated|non_lora|unet|rng|scheduler)[^/]*"
     r"\.(?:pt|pth|ckpt|tar|pkl|npz|msgpack)$"
 )
 _HOLDS_WEIGHTS = re.compile(r"\.(?:safetensors|bin)$")
 # What a script may leave in one folder and not in another.
 _BESIDE = re.compile(
-    r"(?:.*/)?(?:core(?:\.[\d#]+)?|events\.out\..*|\..*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
+    r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\..*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
 )
 _MAX_SINGLE_FILES = 20
 # At most so many kinds of missing files are named.
 _MAX_MISSING = 20
+# Numbers of steps are multiples of at least this, unlike the ids of jobs.
+_MIN_ROUND = 10
 # Numbers of steps are so many times larger than the number of checkpoints.
-_MIN_STEPS_EACH = 10
+_MIN_STEPS_EACH = 100
 # Of so many without an optimizer's state, the script checkpoints none.
 _MIN_WITHOUT_OPTIMIZER = 3
 
@@ -631,7 +649,7 @@ def _are_checkpoints(bare: Sequence[LayoutCheckpoint]) -> bool:
         return False
     if len(numbers) > 1 and numbers[-1] - numbers[0] < len(numbers):
         return False
-    return any(map(_HOLDS_OPTIMIZER.search, names)) or (len(numbers) > 1 and gcd(*numbers[:-1]) >= _MIN_STEPS_EACH)
+    return any(map(_HOLDS_OPTIMIZER.search, names)) or (len(numbers) > 1 and gcd(*numbers[:-1]) >= _MIN_ROUND)
 
 
 def _join_files(
@@ -745,8 +763,9 @@ class _Siblings:
         if number == usual:
             return "*" in kind and size < _MIN_HASHED_SHARE * usual_size
         if number == 0:
-            is_extra = self._having[kind] == 1 and (not _BINARY.fullmatch(kind) or _HOLDS_WEIGHTS.search(kind))
-            return not (is_extra and any(map(_DESCRIBES_ITSELF.search, checkpoint.files)))
+            is_export = bool(_HOLDS_WEIGHTS.search(kind)) and not _HOLDS_OPTIMIZER.search(kind)
+            is_extra = self._having[kind] == 1 and (is_export or not _BINARY.fullmatch(kind))
+            return not (is_extra and self._describes_itself(checkpoint))
         if "*" in kind:
             return size < _MIN_HASHED_SHARE * usual_size
         if _DECLARED.search(kind):
@@ -756,6 +775,11 @@ class _Siblings:
         if not _BINARY.fullmatch(kind):
             return number < usual
         return size < _MIN_SIZE_SHARE * usual_size or not _is_contiguous(checkpoint, kind)
+
+    def _describes_itself(self, checkpoint: LayoutCheckpoint) -> bool:
+        """Return whether a checkpoint proves by itself to be complete: what one other has besides is not needed."""
+        is_proven = self.row.is_proven and bool(self.needs) and not self.lacking[checkpoint.place]
+        return is_proven or any(map(_DESCRIBES_ITSELF.search, checkpoint.files))
 
     def find_usual_size(self, key: tuple[str, int], own: Sequence[int]) -> int:
         """Return the median size of a file in the others, without these sizes; 0 if none of them has it."""
