@@ -649,7 +649,8 @@ def _are_checkpoints(bare: Sequence[LayoutCheckpoint]) -> bool:
         return False
     if len(numbers) > 1 and numbers[-1] - numbers[0] < len(numbers):
         return False
-    return any(map(_HOLDS_OPTIMIZER.search, names)) or (len(numbers) > 1 and gcd(*numbers[:-1]) >= _MIN_ROUND)
+    regular = numbers[:-1] if len(numbers) > 2 else numbers  # the last is saved wherever training ends
+    return any(map(_HOLDS_OPTIMIZER.search, names)) or (len(numbers) > 1 and gcd(*regular) >= _MIN_ROUND)
 
 
 def _join_files(
@@ -662,8 +663,8 @@ def _join_files(
         for number, held in by_number.items():
             by_place[parent, number] = held
     for companion, item in companions:
-        if held := by_place.get((companion.place, companion.number)):
-            held[_get_name(item.key)] = item
+        if others := by_place.get((companion.place, companion.number)):
+            others[_get_name(item.key)] = item
     found = []
     for (row, parent), by_number in files.items():
         counts = _resolve_counts(row, list(by_number))
