@@ -169,6 +169,15 @@ LISTINGS = (
         counts="epoch",
     ),
     Listing(
+        "torchtune",
+        "pytorch/torchtune:torchtune/training/checkpointing/_checkpointer.py",
+        _in("epoch_{n}/", "adapter_model.safetensors", "adapter_config.json", "model-00001-of-00001.safetensors"),
+        2,
+        beside=("recipe_state/recipe_state.pt",),
+        numbers=(0, 1, 2),
+        counts="epoch",
+    ),
+    Listing(
         "torchtune and others",
         "pytorch/torchtune:torchtune/training/checkpointing/_checkpoint_client.py",
         _in("step_{n}/", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "recipe_state.pt"),

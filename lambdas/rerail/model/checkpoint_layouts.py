@@ -218,7 +218,8 @@ _OPTIONAL_POINTERS = (LAST_NAME, SYMLINK)
 _LIGHTNING, _COMPANION = (next(row for row in LAYOUTS if row.name == name) for name in ("Lightning", COMPANION))
 # Names of what a writer or an uploader has not finished.
 _TEMPORARY = re.compile(r"\.sagemaker-[^/]*$|\.tmp(?:-\d+)?(?:/|$)|\.orbax-checkpoint-tmp|(?:^|/)tmp-checkpoint-\d+/")
-_UNFINISHED = "-unfinished"
+_SYMLINK = re.compile(r"latest(?:-sharded)?-rank\d+(?:\.pt)?\.symlink", re.ASCII)
+_UNFINISHED, _RECIPE = "-unfinished", "recipe_state/recipe_state.pt"
 _MAX_POINTER_BYTES = 10_000
 # A single file so named is evaluated, exported or read, and never resumed from because of the number in its name.
 _NOT_SAVED = re.compile(
@@ -333,8 +334,9 @@ def find_checkpoints(
     """
     known = {place: text.strip() for place, text in (pointers or {}).items()}
     unfinished = {item.key.removesuffix(_UNFINISHED) for item in stored if item.key.endswith(_UNFINISHED)}
+    beside = {_parent(_parent(item.key)) for item in stored if item.key.endswith(_RECIPE)}
     checked = [
-        _with_missing(checkpoint, group, known, unfinished)
+        _with_missing(checkpoint, group, known, unfinished, beside)
         for row, siblings in _find_siblings(stored)
         for group in (_Siblings(row, siblings),)
         for checkpoint in siblings
@@ -360,13 +362,13 @@ def find_folder_step(folder: str) -> int | None:
 
 def find_pointers(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """Return the small text files that name the checkpoint to resume from."""
-    named = [item for item in stored if _get_name(item.key) in _POINTERS and item.bytes <= _MAX_POINTER_BYTES]
+    named = [item for item in stored if _get_pointer(item.key) in _POINTERS and item.bytes <= _MAX_POINTER_BYTES]
     if not named:
         return []
     found = _find_siblings(stored)
     places = {(row.pointer, save.parent) for row, siblings in found for save in siblings if save.has_step}
     inside = {item.key for _, siblings in found for save in siblings for item in save.files.values()}
-    return [item for item in named if (_get_name(item.key), _parent(item.key)) in places and item.key not in inside]
+    return [item for item in named if (_get_pointer(item.key), _parent(item.key)) in places and item.key not in inside]
 
 
 def find_copies(stored: Sequence[StoredObject]) -> list[StoredObject]:
@@ -447,7 +449,7 @@ def is_truncated(size: int, *, usual: int) -> bool:
 
 def parse_pointer(pointer: str, text: str) -> int | None:
     """Return the step that a pointer file names, or None."""
-    kind, name = _get_name(pointer), _get_pointed_name(text)
+    kind, name = _get_pointer(pointer), _get_pointed_name(text)
     if kind not in _POINTERS:
         return None
     if kind in (TRACKER, LATEST_STEP, LATEST):
@@ -464,10 +466,10 @@ def format_pointer(pointer: str, step: int, text: str = "", names: Collection[st
 
     `text` is its content until now, and `names` are those of the new checkpoint and its files.
     """
-    kind, old = _get_name(pointer), _get_pointed_name(text)
+    kind, old = _get_pointer(pointer), _get_pointed_name(text)
     if kind in (TRACKER, LATEST_STEP):
         return str(step)
-    new = next((name for name in names if _make_kind(name) == _make_kind(old)), "")
+    new = next((name for name in names if (_make_kind(name), _get_rank(name)) == (_make_kind(old), _get_rank(old))), "")
     if new:
         return text.strip().splitlines()[0].replace(old, new)
     return f"global_step{step}" if kind == LATEST else ""
@@ -513,6 +515,17 @@ def _is_passed_over(key: str) -> bool:
 
 def _get_name(key: str) -> str:
     return key.rpartition("/")[2]
+
+
+def _get_pointer(key: str) -> str:
+    """Return the name of a pointer, as one of rank 0: Composer writes one for each rank."""
+    name = _get_name(key)
+    return SYMLINK if name.endswith(".symlink") and _SYMLINK.fullmatch(name) else name
+
+
+def _get_rank(name: str) -> str:
+    """Return the rank in a file's name, or ""."""
+    return name.partition("-rank")[2].partition(".")[0]
 
 
 def _get_pointed_name(text: str) -> str:
@@ -816,11 +829,15 @@ def _is_contiguous(checkpoint: LayoutCheckpoint, kind: str) -> bool:
 
 
 def _with_missing(
-    checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Mapping[str, str], unfinished: Collection[str]
+    checkpoint: LayoutCheckpoint,
+    siblings: _Siblings,
+    pointers: Mapping[str, str],
+    unfinished: Collection[str],
+    beside: Collection[str],
 ) -> LayoutCheckpoint:
     missing = [
         *siblings.lacking[checkpoint.place],
-        *_check_optimizer(checkpoint, siblings),
+        *_check_optimizer(checkpoint, siblings, beside),
         *_check_proof(checkpoint, siblings, pointers),
         *_check_shards(checkpoint),
         *siblings.list_too_few(checkpoint),
@@ -833,16 +850,16 @@ def _with_missing(
         missing.append(f"the end of its save, which deletes {_get_name(checkpoint.place.rstrip('/'))}{_UNFINISHED}")
     if checkpoint.place in siblings.lack_manifest:
         missing.append(MANIFEST)
-    return replace(checkpoint, missing=tuple(dict.fromkeys(missing)))
+    return replace(checkpoint, missing=tuple(dict.fromkeys(missing))) if missing else checkpoint
 
 
-def _check_optimizer(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Iterator[str]:
+def _check_optimizer(checkpoint: LayoutCheckpoint, siblings: _Siblings, beside: Collection[str]) -> Iterator[str]:
     """Yield the optimizer's state if another has it, or if the loader cannot do without.
 
-    If three checkpoints of the Trainer have none, it saves none.
+    If three checkpoints of the Trainer have none, it saves none. torchtune keeps that of its last epoch beside all.
     """
     row = siblings.row
-    if checkpoint.place in siblings.with_optimizer:
+    if checkpoint.place in siblings.with_optimizer or (not checkpoint.has_step and checkpoint.parent in beside):
         return
     is_new = row.layout is Layout.HUGGING_FACE and siblings.count < _MIN_WITHOUT_OPTIMIZER
     if is_new or siblings.with_optimizer or _holds_only_weights(checkpoint, row):
@@ -936,6 +953,9 @@ def _check_numbered_parts(checkpoint: LayoutCheckpoint) -> Iterator[str]:
 
 def _with_peers(checkpoints: Sequence[LayoutCheckpoint]) -> Iterator[LayoutCheckpoint]:
     """Yield the checkpoints; those of an actor, critic or rank are complete if all their peers have the same one."""
+    if not any(_PEERS.fullmatch(_get_name(parent[:-1])) for parent in {found.parent for found in checkpoints}):
+        yield from checkpoints
+        return
     peers: dict[str, set[str]] = defaultdict(set)
     complete: dict[tuple[str, int], set[str]] = defaultdict(set)
     for checkpoint in checkpoints:
