@@ -21,6 +21,7 @@ from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
 from rerail.decisions.decision import find_manifest_key
 from rerail.decisions.file_copies import is_rejected
+from rerail.model.checkpoint_layouts import list_unknown_names
 from rerail.model.checkpoints import Health, split_uri
 from rerail.model.file_copies import FileCopy
 from rerail.model.run import Run
@@ -33,6 +34,15 @@ SINGLE_FILES = (
     "change as a save: docs/recovery.md#what-is-recognised. A kill can tear the file while it is written: "
 )
 COPIED = "a damaged file is replaced by its newest copy, and a rollback goes back to one"
+NO_STEP = (
+    "their numbers count epochs or saves, not steps: a relaunch resumes from wherever the script does, and Rerail "
+    "cannot roll back to a step: docs/recovery.md#what-is-recognised"
+)
+UNKNOWN = (
+    "the names of these folders are of no layout that Rerail knows: {names}. A relaunch resumes from wherever the "
+    "script does; to be rolled back, save to names such as step_500/: docs/recovery.md#what-is-recognised"
+)
+MAX_NAMES = 5
 NOT_COPIED = (
     "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
     "folder: docs/recovery.md#copies-of-one-file"
@@ -42,6 +52,7 @@ Download = Annotated[
     typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder."),
 ]
 Step = Annotated[int | None, typer.Option(help="With --download: the step of the checkpoint to fetch.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Say of each why a relaunch would resume from it, or not.")]
 STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
 
 
@@ -50,6 +61,7 @@ def checkpoints(
     verify: Verify = False,
     download: Download = None,
     step: Step = None,
+    explain: Explain = False,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +85,7 @@ def checkpoints(
     elif downloaded is not None:
         typer.echo(f"downloaded {len(downloaded)} files to {download}")
     else:
-        _print(record, saves)
+        _print(record, saves, explain=explain)
     if verify and any(save.damage for save in saves):
         raise typer.Exit(1)
 
@@ -91,12 +103,13 @@ def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[Stor
 
 
 def _choose(run: Run, saves: Sequence[StoredCheckpoint], step: int | None) -> Sequence[StoredCheckpoint]:
-    """Return the checkpoint to fetch: of a script that overwrites one file in place, all such files."""
+    """Return the checkpoint to fetch: the newest epoch, or all files that a script overwrites in place."""
     if step is not None:
         chosen = [save for save in saves if save.step == step and save.is_whole and not save.is_quarantined]
     else:
         chosen = [save for save in saves if save is find_resume_point(run, saves)]
-        chosen = chosen or [save for save in saves if save.is_single_file]
+        without_step = [save for save in saves if save.is_single_file]
+        chosen = chosen or [save for save in without_step if save.layout and not save.damage][:1] or without_step
     if not chosen:
         named = f"--step {step}: {run.id} has no whole checkpoint of that step" if step is not None else ""
         place.fail(
@@ -111,9 +124,11 @@ def _download(s3: Any, uri: str, chosen: Sequence[StoredCheckpoint], folder: Pat
     bucket, prefix = split_uri(uri)
     files = []
     for save in chosen:
-        start = f"{prefix}{save.folder}" if save.is_single_file else f"{prefix}{save.folder}/"
+        start = f"{prefix}{save.folder}/" if save.is_folder and not save.is_single_file else f"{prefix}{save.folder}"
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
             for item in page.get("Contents", []):
+                if save.keys and item["Key"].removeprefix(prefix) not in save.keys:
+                    continue
                 path = folder / item["Key"].removeprefix(prefix)
                 if not path.resolve().is_relative_to(folder.resolve()):
                     place.fail(f"{item['Key']} would be written outside of {folder}", "fetch it by hand")
@@ -163,7 +178,8 @@ def _row(run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint]) ->
     known = save.checkpoint
     return {
         "folder": save.folder,
-        "step": None if save.is_single_file else save.step,
+        "step": save.step if save.has_step else None,
+        "layout": save.layout or None,
         "attempt": known.attempt if known else None,
         "saved_at": known.saved_at.isoformat() if known else None,
         "reason": known.reason if known else "",
@@ -179,7 +195,7 @@ def _row(run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint]) ->
     }
 
 
-def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
+def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> None:
     console = Console()
     chosen = find_resume_point(run, saves)
     if not saves:
@@ -187,19 +203,50 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         return
     console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
     console.print(_table(run, saves, chosen))
+    if explain:
+        for save in saves:
+            console.print(f"  {_explain(run, save, saves, chosen)}", highlight=False)
     if chosen is None and any(save.is_single_file for save in saves):
-        _print_copies(run, console)
+        _print_without_step(run, saves, console)
         return
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
-    for save in (save for save in saves if not save.is_quarantined):
+    for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)
             console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
+
+
+def _explain(
+    run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint | None
+) -> str:
+    """Return what a checkpoint is by its layout, and why a relaunch would resume from it or not."""
+    layout = f"{save.layout}, {save.number}" if save.layout else "no manifest" if not save.has_manifest else "manifest"
+    if save is chosen:
+        why = "chosen: the newest that is whole and may be resumed from"
+    elif why := explain_passed_over(run, save, saves):
+        why = f"not chosen: {why}"
+    elif not save.has_step:
+        why = "not chosen: its step is not known"
+    else:
+        why = f"not chosen: step {chosen.step} is newer" if chosen else "not chosen"
+    pointer = f"; {save.pointer}" if save.pointer else ""
+    return escape(f"{save.folder} ({layout}{pointer}): {why}")
+
+
+def _print_without_step(run: Run, saves: Sequence[StoredCheckpoint], console: Console) -> None:
+    """Say what it means that no checkpoint has a step: an unknown layout, another number, or files without any."""
+    if any(save.layout for save in saves):
+        console.print(NO_STEP, highlight=False)
+    elif unknown := list_unknown_names([save.folder for save in saves]):
+        more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
+        console.print(escape(UNKNOWN.format(names=f"{', '.join(unknown[:MAX_NAMES])}{more}")), highlight=False)
+    else:
+        _print_copies(run, console)
 
 
 def _print_copies(run: Run, console: Console) -> None:
@@ -226,7 +273,11 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
     for save in saves:
         known, health = save.checkpoint, _health(run, save)
         table.add_row(
-            "-" if save.is_single_file else f"[bold green]{save.step}[/]" if save is chosen else str(save.step),
+            f"[bold green]{save.step}[/]"
+            if save is chosen
+            else str(save.step)
+            if save.has_step
+            else save.number or "-",
             str(known.attempt) if known else "",
             f"{known.saved_at:%Y-%m-%d %H:%M:%S}" if known else "",
             escape(known.reason) if known else "",
@@ -241,8 +292,8 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
 def _soundness(save: StoredCheckpoint) -> str:
     if save.damage:
         return f"[red]{escape(save.damage)}[/]"
-    if save.is_single_file:
+    if save.is_single_file and not save.layout:
         return "[dim]not known[/]"
     if not save.has_manifest:
-        return "[dim]not finished[/]"
+        return "[dim]no manifest[/]" if save.checkpoint else "[dim]not finished[/]"
     return "[green]yes, checksums compared[/]" if save.is_verified else "yes"

@@ -58,11 +58,27 @@ class StoredCheckpoint:
     files: tuple[File, ...] = ()
     damage: str = ""
     is_verified: bool = False
+    # Of a script without manifests: the frameworks that write this layout, its number in words, the keys of its
+    # files, and what the pointers beside it say.
+    layout: str = ""
+    number: str = ""
+    keys: tuple[str, ...] = ()
+    pointer: str = ""
 
     @property
     def is_single_file(self) -> bool:
         """A script overwrites it in place, so its step is unknown."""
         return self.checkpoint is not None and self.checkpoint.layout == checkpoint_layouts.Layout.FILE
+
+    @property
+    def has_step(self) -> bool:
+        """Its name tells a step, not the number of an epoch or a save."""
+        return not self.is_single_file
+
+    @property
+    def is_folder(self) -> bool:
+        """It is a folder; otherwise it is one file, or several beside each other."""
+        return not self.keys or any(key.startswith(f"{self.folder}/") for key in self.keys)
 
     @property
     def is_whole(self) -> bool:
@@ -101,15 +117,20 @@ def list_checkpoints(s3: Any, uri: str, *, signing_key: str = "") -> list[Stored
 def _saves_of_a_script(
     s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject], *, with_files: bool
 ) -> list[StoredCheckpoint]:
-    """Return the checkpoints without a manifest if one of them is complete by its layout; else single files."""
+    """Return the checkpoints without a manifest, and single files if none of them has a step.
+
+    With manifests in the folder, they count only if one of them is complete by its layout.
+    """
     pointers = {
         pointer.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{pointer.key}")["Body"].read().decode(errors="replace")
         for pointer in checkpoint_layouts.find_pointers(stored)
     }
     found = [save for save in checkpoint_layouts.find_checkpoints(stored, pointers) if not save.has_manifest]
-    if not any(save.is_whole for save in found):
-        return [] if found or not with_files else _single_files(bucket, prefix, stored)
-    return [
+    if not with_files:
+        found = [save for save in found if save.has_step]
+        if not any(save.is_whole for save in found):
+            return []
+    saves = [
         StoredCheckpoint(
             save.place.rstrip("/"),
             save.step,
@@ -118,9 +139,23 @@ def _saves_of_a_script(
             has_manifest=False,
             checkpoint=checkpoint_layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
+            layout=save.name,
+            number=f"{save.counts} {save.step}",
+            keys=tuple(file.key for file in save.files.values()),
+            pointer=_describe_pointers(save.parent, pointers),
         )
         for save in found
     ]
+    if not with_files or any(save.has_step for save in found):
+        return saves
+    known = {key for save in saves for key in (save.folder, *save.keys)}
+    return [*saves, *(file for file in _single_files(bucket, prefix, stored) if file.folder.rstrip("/") not in known)]
+
+
+def _describe_pointers(parent: str, pointers: Mapping[str, str]) -> str:
+    """Return what the pointers in a folder name, in words; "" if there is none."""
+    beside = {key: text for key, text in pointers.items() if key.rpartition("/")[0] == parent.rstrip("/")}
+    return ", ".join(f"{key.rpartition('/')[2]} names {text.strip()[:80]!r}" for key, text in beside.items())
 
 
 def _single_files(

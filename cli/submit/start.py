@@ -40,7 +40,7 @@ def find_start(where: Place | None, given: str) -> str:
             f"`rerail checkpoints {run}` lists them; name one by its step or its S3 folder",
         )
     folder = f"{record.checkpoint_uri.rstrip('/')}/{chosen.folder}"
-    return folder if chosen.is_single_file else f"{folder}/"
+    return f"{folder}/" if chosen.is_folder and not chosen.is_single_file else folder
 
 
 def _find_step(saves: list[StoredCheckpoint], step: int) -> StoredCheckpoint | None:

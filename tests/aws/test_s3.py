@@ -220,6 +220,23 @@ def test_unsigned_manifests_do_not_hide_a_signed_one(s3):
     assert not any(checkpoint.is_signed for checkpoint in S3Checkpoints().list_checkpoints(URI, signing_key="f" * 64))
 
 
+def test_a_number_that_is_no_step_is_seen_as_a_file_without_one(s3):
+    """Epochs are saves, and never resumed from by Rerail's choice; a file with a step comes before them."""
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        put(s3, f"runs/gpt/{name}", b"x")
+    found = S3Checkpoints().list_checkpoints(URI)
+    assert {(save.step, save.layout, save.is_whole) for save in found} == {(0, "file", False)}
+    assert len(S3Checkpoints().list_saves(URI).files) == 2
+    put(s3, "runs/gpt/step_100.pt", b"x")
+    (dated,) = S3Checkpoints().list_checkpoints(URI)
+    assert (dated.uri, dated.step, dated.layout, dated.is_whole) == (
+        "s3://bucket/runs/gpt/step_100.pt",
+        100,
+        "steps",
+        True,
+    )
+
+
 def test_a_pointer_is_read_where_it_decides(s3):
     """A first save of DeepSpeed's counts when `latest` names it."""
     put(s3, "runs/gpt/global_step500/mp_rank_00_model_states.pt", b"x")

@@ -260,6 +260,72 @@ def test_a_file_that_is_overwritten_in_place_is_shown_without_a_step(s3):
     assert (row["folder"], row["step"], row["bytes"], row["whole"]) == ("ckpt.pt", None, 7, False)
 
 
+def put(s3, *names: str) -> None:
+    for name in names:
+        s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}{name}", Body=b"x")
+
+
+def test_each_checkpoint_of_a_script_is_explained(s3):
+    """Layout, number, what its pointer says and why it was chosen; a complete one without a manifest is not
+    unfinished."""
+    shards = [f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind in ("model", "optim") for rank in (0, 1)]
+    put(s3, *(f"global_step_{step}/{name}" for step in (10, 20) for name in shards), f"global_step_30/{shards[0]}")
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}latest_checkpointed_iteration.txt", Body=b"20")
+    shown = " ".join(rerail("gpt", "--explain").stdout.split())
+    pointer = "latest_checkpointed_iteration.txt names '20'"
+    assert f"global_step_30 (verl, RLinf, step 30; {pointer}): not chosen: lacks the optimizer's state" in shown
+    assert f"global_step_20 (verl, RLinf, step 20; {pointer}): chosen: the newest that is whole" in shown
+    assert f"global_step_10 (verl, RLinf, step 10; {pointer}): not chosen: step 20 is newer" in shown
+    assert "no manifest" in shown and "not finished" not in shown
+    assert "not from step 30" not in shown and "not from step 30" in rerail("gpt").stdout
+    assert [row["layout"] for row in facts()["checkpoints"]] == ["verl, RLinf"] * 3
+
+
+def test_checkpoints_with_a_manifest_are_explained(s3):
+    save(s3, 20)
+    save(s3, 40)
+    shown = " ".join(rerail("gpt", "--explain").stdout.split())
+    assert "step-000000040 (manifest): chosen" in shown
+    assert "step-000000020 (manifest): not chosen: step 40 is newer" in shown
+
+
+def test_an_unfinished_checkpoint_is_listed_though_nothing_can_be_resumed_from(s3):
+    put(s3, "checkpoint-500/mm_projector.bin", "checkpoint-500/config.json")
+    shown = " ".join(rerail("gpt", "--explain").stdout.split())
+    assert "checkpoint-500 (diffusers, accelerate, step 500): not chosen: lacks the optimizer's state" in shown
+    assert "from the beginning" in shown
+
+
+def test_an_unknown_layout_is_said_to_be_unknown(s3):
+    """Not that its files are overwritten in place."""
+    put(s3, "weights-at-500/net.pt", "weights-at-1000/net.pt")
+    shown = " ".join(rerail("gpt").stdout.split())
+    assert "are of no layout that Rerail knows: weights-at-" in shown
+    assert "weights-at-500" in shown and "weights-at-1000" in shown and "save to names such as step_500/" in shown
+    assert "overwritten in place" not in shown
+
+
+def test_epochs_are_listed_with_their_number_but_give_no_step(s3, tmp_path):
+    put(s3, "epoch_1.pth", "epoch_2.pth", "last_checkpoint")
+    answer = rerail("gpt", "--explain")
+    shown = " ".join(answer.stdout.split())
+    assert "epoch 2" in shown and "count epochs or saves, not steps" in shown
+    assert "epoch_2.pth (file with an epoch, epoch 2): not chosen: its step is not known" in shown
+    printed = facts("--download", str(tmp_path))
+    assert printed["resume_from"] is None
+    assert [row["step"] for row in printed["checkpoints"]] == [None, None]
+    assert printed["downloaded"] == [str(tmp_path / "epoch_2.pth")]
+
+
+def test_a_checkpoint_of_several_files_is_downloaded(s3, tmp_path):
+    """Without those of other steps whose names begin alike."""
+    put(s3, *(f"model.ckpt-{step}.{part}" for step in (100, 1000) for part in ("index", "data-00000-of-00001")))
+    found = facts("--download", str(tmp_path), "--step", "100")
+    assert sorted(found["downloaded"]) == [
+        str(tmp_path / f"model.ckpt-100.{part}") for part in ("data-00000-of-00001", "index")
+    ]
+
+
 def test_copies_of_a_file_are_shown_with_time_and_step(s3):
     """And whether they may be restored: not those from after the onset of a rolled-back attempt."""
     s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}ckpt.pt", Body=b"weights")

@@ -17,9 +17,13 @@ from rerail.model.checkpoint_layouts import (
     find_single_files,
     find_undated,
     format_pointer,
+    list_unknown_names,
+    make_checkpoint,
     parse_pointer,
 )
 from rerail.model.checkpoints import find_newest_usable
+from tests.core.layout_listings import FILES as FILE_LISTINGS
+from tests.core.layout_listings import LISTINGS, Listing
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
 BIG = 1 << 20
@@ -296,3 +300,225 @@ def test_a_pointer_names_a_step(key, text, step):
     assert parse_pointer(key, text) == step
     if step is not None:
         assert parse_pointer(key, format_pointer(key, 300)) == 300
+
+
+# Listings of frameworks, and those that users reported
+
+
+def list_objects(*names: str, size: int = BIG) -> list[StoredObject]:
+    """Objects of these names, each written a second after the one before."""
+    return [StoredObject(name, size, START + timedelta(seconds=second)) for second, name in enumerate(names)]
+
+
+def list_saves(listing: Listing, *, killed: bool) -> tuple[list[StoredObject], dict[str, str]]:
+    """Return the objects of all saves, the last of which may have been killed, and the pointers."""
+    *earlier, last = listing.numbers
+    names = [name.format(n=number) for number in earlier for name in listing.files]
+    names += [name.format(n=last) for name in (listing.files[: listing.written] if killed else listing.files)]
+    names += [name.format(n=last) for name in (listing.marks if killed else ())]
+    pointer, text = listing.pointer
+    pointers = {pointer: text.replace("{n}", str(earlier[-1] if killed else last))} if pointer else {}
+    small = list_objects(*pointers, size=40)
+    return [*list_objects(*names, *listing.beside), *small], pointers
+
+
+@pytest.mark.parametrize("listing", LISTINGS, ids=lambda listing: f"{listing.layout}: {listing.source}")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_framework_s_newest_complete_checkpoint_is_found(listing: Listing, killed: bool):
+    stored, pointers = list_saves(listing, killed=killed)
+    found = find_checkpoints(stored, pointers)
+    assert {(save.name, save.counts) for save in found} == {(listing.layout, listing.counts)}
+    assert [(save.step, save.is_whole) for save in found] == [
+        (number, not (killed and number == listing.numbers[-1])) for number in sorted(listing.numbers, reverse=True)
+    ]
+    assert [item.key for item in find_pointers(stored)] == [name for name in pointers if listing.counts == "step"]
+
+
+@given(st.data(), st.sampled_from([listing for listing in LISTINGS if listing.counts == "step"]))
+def test_whatever_file_of_state_the_newest_lacks_it_is_not_complete(data, listing):
+    stored, _ = list_saves(listing, killed=False)
+    newest = [name.format(n=listing.numbers[-1]) for name in listing.files]
+    lost = data.draw(st.sampled_from([name for name in newest if not name.endswith((".json", ".yaml"))]))
+    found = find_checkpoints(data.draw(st.permutations([item for item in stored if item.key != lost])))
+    assert whole(found) == sorted(listing.numbers[:-1], reverse=True)
+
+
+@pytest.mark.parametrize(("layout", "counts", "source", "name"), FILE_LISTINGS, ids=lambda value: str(value))
+def test_a_file_with_a_number_is_a_checkpoint(layout, counts, source, name):
+    """The newest counts, unless it is smaller than those before it."""
+    numbers = (100, 200, 300) if counts == "step" else (1, 2, 3)
+    stored = list_objects(*(name.format(n=number) for number in numbers))
+    found = find_checkpoints(stored)
+    assert [(save.name, save.counts, save.step, save.is_whole) for save in found] == [
+        (layout, counts, number, True) for number in reversed(numbers)
+    ]
+    assert [save.place for save in found] == [item.key for item in reversed(stored)]
+    if not name.endswith((".h5", ".keras", ".zip")):
+        assert whole(find_checkpoints([*stored[:2], stored[2]._replace(bytes=BIG // 2)])) == [numbers[1], numbers[0]]
+
+
+def test_a_number_that_is_no_step_is_never_recorded_as_one():
+    """A rollback to before step 500 must not take epoch 3 for step 3, which may be from after the onset."""
+    stored = list_objects(
+        "epoch_3.pth", "epoch_4.pth", "checkpoint_1/optimizer.bin", "checkpoint_1/random_states_0.pkl"
+    )
+    for save in find_checkpoints(stored):
+        record = make_checkpoint(save, uri="s3://b/run/")
+        assert (record.step, record.layout, record.is_whole) == (0, Layout.FILE, False)
+    assert {item.key for item in stored} - {item.key for item in find_undated(stored)} == set()
+    single = find_single_files(stored, uri="s3://b/run/")
+    assert [save.uri.removeprefix("s3://b/run/") for save in single] == ["checkpoint_1/", "epoch_4.pth", "epoch_3.pth"]
+
+
+def test_numbers_close_together_count_saves():
+    assert [str(save.counts) for save in find_checkpoints(list_objects("model_1.pt", "model_2.pt"))] == ["save"] * 2
+    assert [str(save.counts) for save in find_checkpoints(list_objects("model_100.pt", "model_200.pt"))] == ["step"] * 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["rank_3.pt", "rank_4.pt"],
+        ["part-00001.bin", "part-00002.bin"],
+        ["model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"],
+        ["shard_12.bin", "shard_13.bin"],
+        ["events.out.tfevents.1700000000.host.1.0"],
+        ["tokenizer_model_32000.bin"],
+        ["wandb/run-20240131_101010-x1/step_5.pt"],
+        ["ckpt_20240131.pt", "model-2024-01-31.pt"],
+        ["model_0.95.pt", "checkpoint.best_loss_4.3200.pt"],
+        ["2024/01/31/model.pt", "2024/02/01/model.pt"],
+        ["0/model.pt", "0/optim.pt", "1/model.pt", "1/optim.pt", "2/model.pt", "2/optim.pt"],
+        ["1234567/ckpt.pt", "1234599/ckpt.pt"],
+        ["best_step_9000.pt", "eval/step_9000.pt", "best_model_epoch_7.pt"],
+        ["lr=0.1,max_step=1000/x.pt"],
+    ],
+)
+def test_a_number_that_counts_no_saves_is_not_taken_for_one(names):
+    assert find_checkpoints(list_objects(*names)) == []
+
+
+@pytest.mark.parametrize(
+    "extra", ["core.1234", "core", "core.python.88", "events.out.tfevents.1", "train.log", "eval.json"]
+)
+def test_what_only_one_folder_has_is_needed_in_no_other(extra):
+    stored = [*history("checkpoint-{step}/", HUGGING_FACE, 100, 200), *save("checkpoint-{step}/", 100, {extra: BIG})]
+    assert whole(find_checkpoints(stored)) == [200, 100]
+    shards = [*history("step-{step}/", SHARDS, 100, 200), *save("step-{step}/", 100, {extra: BIG})]
+    assert whole(find_checkpoints(shards)) == [200, 100]
+
+
+def test_an_export_is_not_complete_and_changes_nothing_for_others():
+    """torchtitan's `last_save_in_hf` (pytorch/torchtitan#2137): the last folder has weights only."""
+    export = {"model-00001-of-00002.safetensors": 4 * BIG, "model-00002-of-00002.safetensors": 4 * BIG}
+    for steps in ([500], [500, 1000], [500, 1000, 1500]):
+        stored = [*history("step-{step}/", SHARDS, *steps), *save("step-{step}/", 2000, export)]
+        assert whole(find_checkpoints(stored)) == steps[::-1]
+    both = [*history("step-{step}/", SHARDS, 500, 1000), *save("step-{step}/", 500, export)]
+    assert whole(find_checkpoints(both)) == [1000, 500]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "expected"),
+    [
+        ((2, 2, 4), (4, 4, 2), [300, 200, 100]),
+        ((4, 4, 2), (2, 2, 4), [300, 200, 100]),
+        ((4, 2, 2), (2, 4, 4), [300, 200, 100]),
+        ((4, 4, 2), (2, 2, 2), [200, 100]),
+        ((2, 2, 3), (4, 4, 2), [200, 100]),
+    ],
+    ids=["more ranks", "fewer ranks", "fewer for long", "half of the same ranks", "not all of more ranks"],
+)
+def test_shards_of_another_number_of_ranks_are_judged_by_their_set(ranks, sizes, expected):
+    """All of the state is there, in more or fewer files."""
+    stored = []
+    for step, count, size in zip((100, 200, 300), ranks, sizes, strict=True):
+        files = {f"__{rank}_0.distcp": size * BIG for rank in range(count)}
+        stored += save("step-{step}/", step, files | {".metadata": 90_000})
+    assert whole(find_checkpoints(stored)) == expected
+
+
+def test_a_set_that_names_its_number_of_ranks_is_complete_or_not_by_itself():
+    def list_verl(step: int, world: int, lost: int = -1) -> list[StoredObject]:
+        names = [
+            f"actor/{kind}_world_size_{world}_rank_{rank}.pt" for kind in ("model", "optim") for rank in range(world)
+        ]
+        return save("global_step_{step}/", step, dict.fromkeys(names[:lost] if lost > 0 else names, BIG))
+
+    assert whole(find_checkpoints([*list_verl(10, 4), *list_verl(20, 4), *list_verl(30, 2)])) == [30, 20, 10]
+    assert whole(find_checkpoints([*list_verl(10, 2), *list_verl(20, 2), *list_verl(30, 4, lost=7)])) == [20, 10]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["mm_projector.bin", "config.json"],
+        ["adapter_model.safetensors", "adapter_config.json"],
+        ["model.safetensors", "rng_state.pth", "scheduler.pt", "training_args.bin"],
+        ["pytorch_model.bin", "tokenizer.json"],
+    ],
+)
+def test_what_the_trainer_cannot_resume_from_is_not_complete(files):
+    """haotian-liu/LLaVA#1496: the Trainer fails on the missing trainer_state.json."""
+    stored = list_objects(*(f"checkpoint-{step}/{name}" for step in (500, 1000) for name in files))
+    assert whole(find_checkpoints(stored)) == []
+
+
+def test_an_actor_is_complete_only_with_its_critic():
+    """OpenRLHF/OpenRLHF:openrlhf/trainer/ray: both save the same step, one after the other."""
+    names = [f"{role}/global_step{step}/{name}" for role in ("_actor", "_critic") for step in (10, 20) for name in ZERO]
+    newest = [f"_actor/global_step30/{name}" for name in ZERO]
+    assert whole(find_checkpoints(list_objects(*names, *newest))) == [20, 20, 10, 10]
+    parts = [f"{rank}/gpt-step={step}.ckpt" for rank in ("mp_rank_00", "mp_rank_01") for step in (100, 200)]
+    assert whole(find_checkpoints(list_objects(*parts, "mp_rank_00/gpt-step=300.ckpt"))) == [200, 200, 100, 100]
+
+
+def test_what_is_written_under_another_name_first_is_not_read():
+    names = ["_CHECKPOINT_METADATA", "items/_METADATA", "items/manifest.ocdbt"]
+    stored = list_objects(
+        *(f"{step}/{name}" for step in (1000, 2000) for name in names),
+        *(f"3000.orbax-checkpoint-tmp-7/{name}" for name in names),
+    )
+    assert [save.place for save in find_checkpoints(stored)] == ["2000/", "1000/"]
+    assert find_undated(list_objects("tmp-checkpoint-500/model.safetensors")) == []
+
+
+@pytest.mark.parametrize(
+    ("pointer", "text", "names", "expected"),
+    [
+        ("latest.txt", "300", ["100"], "100"),
+        ("last_checkpoint", "/opt/ml/iter_300.pth", ["iter_100.pth"], "/opt/ml/iter_100.pth"),
+        ("last_checkpoint", "model_0009999.pth", ["model_0004999.pth"], "model_0004999.pth"),
+        (
+            "checkpoint",
+            'model_checkpoint_path: "model.ckpt-300"\nall_model',
+            ["model.ckpt-100"],
+            'model_checkpoint_path: "model.ckpt-100"',
+        ),
+        (
+            "latest-rank0.pt.symlink",
+            "run/ep1-ba300-rank0.pt",
+            ["ep0-ba100", "ep0-ba100-rank0.pt"],
+            "run/ep0-ba100-rank0.pt",
+        ),
+        ("last_checkpoint", "iter_300.pth", ["step_100"], ""),
+    ],
+)
+def test_a_pointer_is_rewritten_in_its_own_form(pointer, text, names, expected):
+    assert format_pointer(pointer, 100, text, names) == expected
+    assert parse_pointer(pointer, text) in (300, 9999)
+
+
+def test_a_pointer_to_an_epoch_names_no_step():
+    assert parse_pointer("last_checkpoint", "/opt/ml/epoch_3.pth") is None
+
+
+def test_copies_of_the_last_file_are_found_beside_files_only():
+    beside = list_objects("checkpoint_1_100.pt", "checkpoint_1_200.pt", "checkpoint_last.pt", "checkpoint_best.pt")
+    assert [item.key for item in find_copies(beside)] == ["checkpoint_last.pt"]
+    assert find_copies(list_objects("step-100/model.pt", "latest.pt")) == []
+
+
+def test_names_of_unknown_layouts_are_distinguished_from_those_without_a_step():
+    keys = ["weights-at-500/net.pt", "weights-at-500/a.pt", "ckpt.pt", "rank_03.pt", "best_acc_95.pt", "llama-7b/x.pt"]
+    assert list_unknown_names(keys) == ["weights-at-500"]

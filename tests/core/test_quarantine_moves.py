@@ -148,6 +148,47 @@ def test_a_copy_of_a_checkpoint_of_several_files_is_moved_and_replaced_by_nothin
     assert ("last.ckpt", "", "") in moved([*sharded, stored("last.ckpt")], action())
 
 
+def test_pointers_of_other_layouts_are_rewritten_in_their_own_form():
+    files = [stored(f"model.ckpt-{n}.{part}") for n in (100, 200) for part in ("index", "data-00000-of-00001")]
+    text = 'model_checkpoint_path: "model.ckpt-200"'
+    found = moved([*files, stored("checkpoint", size=40)], action(), checkpoint=text)
+    assert found[0] == ("checkpoint", 'model_checkpoint_path: "model.ckpt-100"', "")
+    assert [name for name, _, _ in found[1:]] == [item.key for item in files[2:]]
+    iterations = [stored(f"iter_{n}.pth") for n in (100, 200)]
+    found = moved([*iterations, stored("last_checkpoint", size=30)], action(), last_checkpoint="/ckpt/iter_200.pth")
+    assert found == [("last_checkpoint", "/ckpt/iter_100.pth", ""), ("iter_200.pth", "", "")]
+
+
+def test_a_copy_beside_files_with_a_step_becomes_one_of_that_to_resume_from():
+    files = [stored(f"checkpoint_1_{n}.pt") for n in (100, 200)]
+    found = moved([*files, stored("checkpoint_last.pt", etag='"new"')], action())
+    assert found == [("checkpoint_last.pt", "", f"{FOLDER}checkpoint_1_100.pt"), ("checkpoint_1_200.pt", "", "")]
+
+
+def test_epochs_beside_files_with_a_step_move_if_they_were_saved_later():
+    """fairseq saves at the end of each epoch and each so many updates."""
+    files = [stored("checkpoint_1_100.pt", START + SECOND), stored("checkpoint_2_200.pt", START + HOUR / 2)]
+    epochs = [stored("checkpoint1.pt", START), stored("checkpoint2.pt", START + HOUR / 2)]
+    assert moved([*files, *epochs], action()) == [("checkpoint_2_200.pt", "", ""), ("checkpoint2.pt", "", "")]
+    assert moved([*files, *epochs], action(strict=False)) == [("checkpoint_2_200.pt", "", "")]
+    assert len(moved([*files, *epochs], action(None))) == 4
+
+
+def test_each_rank_has_its_pointer():
+    files = [stored(f"ep0-ba{n}-rank{rank}.pt") for n in (100, 200) for rank in (0, 1)]
+    pointers = {f"latest-rank{rank}.pt.symlink": f"ep0-ba200-rank{rank}.pt" for rank in (0, 1)}
+    found = moved([*files, *(stored(name, size=20) for name in pointers)], action(), **pointers)
+    assert found[:2] == [(f"latest-rank{rank}.pt.symlink", f"ep0-ba100-rank{rank}.pt", "") for rank in (0, 1)]
+
+
+def test_checkpoints_without_a_step_are_refused_by_name():
+    """Epoch 4 may be from before the step to resume from, or after: nothing is moved."""
+    epochs = [stored("epoch_3.pth"), stored("epoch_4.pth"), stored("last_checkpoint", size=30)]
+    with pytest.raises(QuarantineFailed, match=r"are unknown \(epoch_3.pth, epoch_4.pth\)"):
+        plan_moves(epochs, {"last_checkpoint": "/ckpt/epoch_4.pth"}, action())
+    assert plan_moves(epochs, {"last_checkpoint": "/ckpt/epoch_4.pth"}, action(None, strict=False)) == []
+
+
 # What was saved before the run
 
 

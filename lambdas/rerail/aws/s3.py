@@ -122,13 +122,14 @@ class S3Checkpoints:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         stored = listing.objects
         if not has_manifests(stored):
-            found = find_checkpoints(stored)
+            found = [checkpoint for checkpoint in find_checkpoints(stored) if checkpoint.has_step]
             files = [] if found else _find_files(listing)
             saved = sorted(checkpoint.saved_at for checkpoint in found) or list_save_times(files)
             return ListedSaves(saved if listing.is_whole else saved[-BATCH:], files)
         manifests = [item for item in stored if item.key.rpartition("/")[2] == MANIFEST]
         times = [item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0])]
-        times += [found.saved_at for found in find_checkpoints(stored) if found.is_whole and not found.has_manifest]
+        others = (found for found in find_checkpoints(stored) if found.has_step and not found.has_manifest)
+        times += [found.saved_at for found in others if found.is_whole]
         return ListedSaves(sorted(times)[-BATCH:])
 
     def copy_file(self, action: CopyCheckpoint, authorize: Callable[[], None]) -> FileCopy | None:
@@ -188,7 +189,8 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
     count = BATCH
     while True:
         listed = find_checkpoints(listing.objects, _read_pointers(listing))
-        found = [make_checkpoint(item, uri=f"s3://{listing.bucket}/{listing.prefix}") for item in listed]
+        uri = f"s3://{listing.bucket}/{listing.prefix}"
+        found = [make_checkpoint(item, uri=uri) for item in listed if item.has_step]
         older = [checkpoint for checkpoint in found if upto is None or checkpoint.step <= upto]
         more = listing.newest(count, upto=upto)
         newest = find_newest_usable(older)
@@ -204,7 +206,7 @@ def _list_without_manifest(listing: FolderListing) -> list[Checkpoint]:
     """Return the checkpoints of a known layout, among the listed ones, that have no manifest."""
     found = find_checkpoints(listing.objects, _read_pointers(listing))
     uri = f"s3://{listing.bucket}/{listing.prefix}"
-    return [make_checkpoint(checkpoint, uri=uri) for checkpoint in found if not checkpoint.has_manifest]
+    return [make_checkpoint(item, uri=uri) for item in found if item.has_step and not item.has_manifest]
 
 
 def _find_files(listing: FolderListing) -> list[Checkpoint]:

@@ -14,6 +14,8 @@ from typing import Any
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
     LATEST,
+    LATEST_STEP,
+    TENSORFLOW,
     TRACKER,
     LayoutCheckpoint,
     StoredObject,
@@ -34,7 +36,7 @@ COPIES_PLACE = "rerail-versions/"
 # All keys that are ever written, as IAM patterns: quarantined objects, and what is replaced in the checkpoint folder.
 QUARANTINED, COPIES = f"{PLACE}*", f"{COPIES_PLACE}*"
 OVERWRITTEN = ("*.pt*", "*.ckpt")
-REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}")
+REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}", f"*{LATEST_STEP}", f"*{TENSORFLOW}", "*.symlink")
 MAX_NAMES = 3
 NOT_ALLOWED = "the deployment does not let Rerail move checkpoints"
 # The job's last upload may have finished this long after its end was observed.
@@ -77,12 +79,15 @@ def plan_moves(
             "folder of its own in the bucket",
         )
     # A script that writes a manifest for a checkpoint moves it away by itself.
-    found = find_checkpoints(stored, pointers)
+    all_found = find_checkpoints(stored, pointers)
+    found = [save for save in all_found if save.has_step]
     checkpoints = [save for save in found if not save.has_manifest and not save.is_unfinished]
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
     if action.strict and not found:
         moves += list_replaced_files(stored, action)
+    elif action.strict:
+        moves += _list_later(all_found, action)
     own = [move for move in moves if action.saved_after and move.source.at >= action.saved_after]
     if action.strict and len(own) < len(moves):
         kept = {move.source.key for move in moves} - {move.source.key for move in own}
@@ -130,6 +135,15 @@ def _list_rolled_back(
             yield from (QuarantineMove(file, file.key) for file in checkpoint.files.values())
 
 
+def _list_later(found: Sequence[LayoutCheckpoint], action: QuarantineCheckpoints) -> Iterator[QuarantineMove]:
+    """Yield the moves of checkpoints without a step, beside others, that were saved after the one to resume from."""
+    kept = [save.saved_at for save in found if save.has_step and save.is_whole and save.step == action.resume_step]
+    for save in found:
+        is_later = action.resume_step is None or (bool(kept) and save.saved_at > max(kept))
+        if not save.has_step and not save.has_manifest and is_later and save.saved_at <= action.saved_before:
+            yield from (QuarantineMove(file, file.key) for file in save.files.values())
+
+
 def _is_newer(step: int, action: QuarantineCheckpoints) -> bool:
     """Return whether the step is newer than the one to resume from."""
     return action.resume_step is None or step > action.resume_step
@@ -143,10 +157,12 @@ def _list_pointer_moves(
 ) -> Iterator[QuarantineMove]:
     """Yield the moves of pointers to, and copies of, the newest checkpoint: they would lead to a quarantined one."""
     for item in find_pointers(stored):
-        step = parse_pointer(item.key, pointers.get(item.key, ""))
+        content = pointers.get(item.key, "")
+        step = parse_pointer(item.key, content)
         if step is not None and _is_newer(step, action) and item.at <= action.saved_before:
             kept = _find_kept(checkpoints, item, action)
-            yield QuarantineMove(item, item.key, text=format_pointer(item.key, kept.step) if kept else "")
+            text = format_pointer(item.key, kept.step, content, kept.list_names()) if kept else ""
+            yield QuarantineMove(item, item.key, text=text)
     for item in find_copies(stored) if checkpoints else ():
         kept = _find_kept(checkpoints, item, action)
         copy_key = next(iter(kept.files.values())) if kept and len(kept.files) == 1 else None
