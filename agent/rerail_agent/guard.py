@@ -225,6 +225,13 @@ class Guard:
         return CLEAN if self._finite and self._detection.health == CLEAN else SUSPECT
 
     @property
+    def onset(self) -> int | None:
+        """Return the step at which the open problem with the loss began; None while there is none. Known to rank 0."""
+        if self.health == CLEAN:
+            return None
+        return self._progress.step if self._detection.onset is None else self._detection.onset
+
+    @property
     def should_stop(self) -> bool:
         """Return whether a rank got SIGTERM: save, leave the loop and exit with 0. The same on every rank."""
         return self._stops
