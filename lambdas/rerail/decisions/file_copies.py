@@ -27,6 +27,10 @@ MAX_FILES = 4
 # Files that are saved together reach S3 within this time.
 SAME_SAVE = timedelta(minutes=2)
 MAX_KEY_BYTES = 1024
+# The ladder's margin is in steps. Where a script counts epochs it would be more than the whole run, so it is at most
+# this fraction of the steps since the attempt began, and what is so much older than the onset keeps it.
+MARGIN_SHARE = 10
+MARGIN_TIME = timedelta(minutes=10)
 
 
 def with_copies(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
@@ -153,15 +157,24 @@ def with_onsets_dated(run: Run, *, margin_steps: int) -> Run:
 def with_onset_dated(run: Run, attempt: Attempt, *, margin_steps: int) -> Attempt:
     """Return the attempt with the time before which its files were sound; without copies it is not needed.
 
-    That is the time of its onset, or soon after the newest copy that keeps the margin before it. If neither is known,
-    nothing of the run is sound.
+    That is the time of its onset, or soon after the newest copy that keeps the margin before it; without such a copy,
+    after the newest one before the onset. If none is known, nothing of the run is sound.
     """
     if attempt.onset_step is None or not run.copies:
         return attempt
-    earlier = list_copies_before(run, attempt.onset_step - margin_steps)
-    times = [copy.saved_at + timedelta(seconds=1) for copy in earlier if copy.attempt <= attempt.number]
+    earlier = [copy for copy in list_copies_before(run, attempt.onset_step) if copy.attempt <= attempt.number]
+    margin = min(margin_steps, (attempt.onset_step - (run.find_start(attempt) or 0)) // MARGIN_SHARE)
+    sound = [copy for copy in earlier if _is_before_margin(copy, attempt, margin)]
+    times = [copy.saved_at + timedelta(seconds=1) for copy in sound or earlier]
     known = [time for time in (max(times, default=None), attempt.onset_at) if time]
     return replace(attempt, onset_at=min(known, default=run.created_at))
+
+
+def _is_before_margin(copy: FileCopy, attempt: Attempt, margin: int) -> bool:
+    """Return whether the copy keeps the margin before the attempt's onset, in steps or in time."""
+    assert attempt.onset_step is not None and copy.step is not None
+    is_old = attempt.onset_at is not None and copy.saved_at <= attempt.onset_at - MARGIN_TIME
+    return is_old or copy.step < attempt.onset_step - margin
 
 
 def list_copies_before(run: Run, step: int) -> list[FileCopy]:
