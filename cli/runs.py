@@ -27,6 +27,7 @@ from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.decision import HELD_RESOLUTION
 from rerail.decisions.emergency_checkpoint import format_deadline
+from rerail.decisions.start_check import format_ordered
 from rerail.incident_report.costs import format_length, has_goodput
 from rerail.incident_report.evidence import find_evidence
 from rerail.incident_report.facts import Facts
@@ -238,9 +239,9 @@ def make_attempts_table(run: Run) -> Table:
 
 def _start(attempt: Attempt) -> str:
     """Return the step it resumed from; of a script that resumes by itself, the one before its first reported step."""
-    if attempt.resumed_from_step is None and attempt.first_step is not None:
-        return f"{max(0, attempt.first_step - 1)} (by itself)"
-    return format_step(attempt.resumed_from_step)
+    if attempt.resumed_from_step is None and attempt.began_step is not None:
+        return f"{attempt.began_step} (by itself)"
+    return format_step(attempt.began_step) + format_ordered(attempt)
 
 
 def _reason_to_start(attempt: Attempt) -> str:
@@ -250,7 +251,8 @@ def _reason_to_start(attempt: Attempt) -> str:
 def _orders(attempt: Attempt) -> Iterator[str]:
     """Where each restart in place has begun, or was to begin."""
     for order in attempt.in_place_restarts:
-        start = "the newest save" if order.resume_step is None else format_step(order.resume_step)
+        start = "the newest save" if order.began_step is None else format_step(order.began_step)
+        start += format_ordered(order)
         yield f"in place: {start}" + ("" if order.restarted_at else ", failed" if order.failed else ", ordered")
 
 

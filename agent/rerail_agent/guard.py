@@ -122,7 +122,8 @@ class Guard:
         )
         self._closed = False
         self._asked_at_end = False
-        self._restarted = self._identity.restart > 0  # and no step since then is done yet
+        # Whether the supervisor has ordered this start, and no step since then is done yet.
+        self._restarted = self._identity.restart > 0 or self._identity.attempt > 1
         for part, start in (
             ("SIGTERM", self._install_handler),
             ("mailbox", self._open_mailbox),

@@ -154,7 +154,7 @@ class Monitor:
                 memory.cursor,
                 monitored.names,
                 stall_suspected=_is_stall_suspected(memory, monitored.policy, at),
-                start_unknown=bool(monitored.names.step) and monitored.run.find_start(monitored.run.current) is None,
+                start_unknown=bool(monitored.names.step) and _is_start_unknown(monitored.run),
             )
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
@@ -171,6 +171,15 @@ class Monitor:
     def keep(self, evaluations: Sequence[Evaluation]) -> None:
         """Store the states, after the findings were sent."""
         self.memories.keep([evaluation.memory for evaluation in evaluations])
+
+
+def _is_start_unknown(run: Run) -> bool:
+    """Return whether the first step of the current job is to be read: only an agent reports it by itself."""
+    attempt = run.current
+    if run.find_start(attempt) is None:
+        return True
+    is_ordered = attempt.number > 1 and attempt.resumed_from_step is not None
+    return is_ordered and attempt.first_step is None and not any(known.agent for known in run.attempts)
 
 
 def evaluate_run(

@@ -144,7 +144,7 @@ def _split_line(known: Facts, number: int, points: list[Point]) -> list[CurveLin
     """Split an attempt's curve at the step that a later attempt resumed from, if that lies behind its end."""
     following = [a for a in known.run.attempts if a.number > number and a.exists]
     resumed = [start for attempt in following if (start := find_first_step(known, attempt)) is not None]
-    restarts = [order.resume_step for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
+    restarts = [order.began_step for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
     split = min([*resumed, *(step for step in restarts if step is not None)], default=None)
     if split is None or restarts:
         return [CurveLine(number, tuple(points))]

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
+from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
@@ -53,7 +54,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
         "tone": tone,
         "headline": _headline(run, tone),
         "happened": (str(notice.get("body", "")) or _happened(run, incident))[:TEXT_LIMIT],
-        "did": "\n".join(part for part in (did, _format_relaunches(run, incident), resolution) if part),
+        "did": "\n".join(filter(None, (did, _format_relaunches(run, incident), *_list_gaps(run), resolution))),
         "todo": _list_todos(run),
         "commands": tuple(_commands(run)),
         "by": run.proposal.expires_at if run.proposal else None,
@@ -133,11 +134,19 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
     starts = (
-        f"{a.number} {format_start(run, run.find_start(a) or a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "")
+        f"{a.number} {format_start(run, run.find_start(a) or None)}{format_ordered(a)}"
+        + (f" ({a.rung})" if a.rung else "")
         for a in attempts
     )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
     return f"relaunched {len(attempts)} times: attempt {', then '.join(starts)}" if listed else ""
+
+
+def _list_gaps(run: Run) -> Iterator[str]:
+    """Yield the starts below the step that was ordered, and what the last incident has lost."""
+    if gaps := list(list_gaps(run)):
+        lost = run.incidents[-1].lost_steps if run.incidents else None
+        yield "; ".join(gaps[-LISTED_RELAUNCHES:]) + (f": {lost:,} steps lost" if lost else "")
 
 
 def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:
