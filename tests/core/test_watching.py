@@ -87,6 +87,18 @@ def test_a_silence_is_dated_to_before_the_last_loss(world, first_nan):
     assert (run.current.number, run.current.resumed_from_step) == (2, 900)
 
 
+def test_a_longer_minute_after_the_onset_does_not_date_it_back(world):
+    """A problem began after the row before its own, however many steps the row has in which it is confirmed."""
+    last = train(world, 95)
+    for step in (last + 10, last + 3_000, last + 6_000, last + 9_000):
+        world.series.print("gpt", world.clock(), step=float(step), nonfinite=1.0, count=10.0)
+        world.minutes(1)
+    world.minutes(5)
+    run = world.run()
+    assert (run.incidents[0].kind, run.incidents[0].onset_step) == ("non_finite", 951)
+    assert run.current.resumed_from_step == 900
+
+
 def test_after_a_rollback_the_same_steps_are_judged_again(world):
     """They are new steps with the same numbers; a NaN that comes back is found again."""
     last = train(world, 95)

@@ -63,6 +63,10 @@ RESOLUTION_TEXTS = {
 IDLE_BELOW = 5.0
 
 
+# Rows whose steps are remembered: a problem is seldom dated farther back.
+RECENT_ROWS = 60
+
+
 @dataclass(frozen=True, slots=True)
 class RunDetection:
     """The detection state of a run, kept across its jobs."""
@@ -87,6 +91,8 @@ class RunDetection:
     looked_at: datetime | None = None
     # From when on silence counts, while that clock is in doubt or after an outage.
     doubt: datetime | None = None
+    # The steps of the newest rows, oldest first.
+    recent_steps: tuple[int, ...] = ()
 
 
 class RunDetections(Protocol):
@@ -290,7 +296,7 @@ def _evaluate_row(
     watch, findings = evaluate_sample(memory.detectors, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     dated = [
-        replace(f, onset_step=max(0, f.onset_step - _onset_span(f, sample, span)))
+        replace(f, onset_step=_date_onset(f, f.onset_step, sample, memory.recent_steps, span))
         if f.kind in OF_THE_LOSS and f.onset_step is not None
         else f
         for f in findings
@@ -299,13 +305,21 @@ def _evaluate_row(
     onsets, reported = with_onsets(memory.onsets, dated, row=rows, detection=detection)
     troubles, over = follow_findings(memory.open_findings, reported, watch.detectors, sample)
     step = sample.step if sample.step is not None else memory.step
+    known = memory.recent_steps if sample.step is None else (*memory.recent_steps, sample.step)[-RECENT_ROWS:]
     memory = replace(memory, detectors=watch, rows=rows, step=step, onsets=onsets, open_findings=troubles)
-    return memory, (*reported, *over)
+    return replace(memory, recent_steps=known), (*reported, *over)
 
 
-def _onset_span(finding: Finding, sample: Sample, span: int) -> int:
-    """Return how many steps before its row a problem can have begun; 0 if the sample itself gives the step."""
-    return 0 if finding.kind is Kind.NON_FINITE and sample.complete_to is not None else span
+def _date_onset(finding: Finding, onset: int, sample: Sample, recent: Sequence[int], span: int) -> int:
+    """Return the earliest step at which a problem found at the row `onset` can have begun.
+
+    That is the step after the row before it, or `span` steps earlier if that row is not known any more. The sample
+    itself may give the step.
+    """
+    if finding.kind is Kind.NON_FINITE and sample.complete_to is not None:
+        return onset
+    before = max((step for step in recent if step < onset), default=None)
+    return max(0, onset - span) if before is None else before + 1
 
 
 def _with_activity(liveness: Liveness, cursor: Cursor) -> Liveness:
