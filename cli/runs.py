@@ -127,7 +127,7 @@ def make_incidents_table(run: Run, policy: Policy) -> Table:
     for incident in run.incidents:
         head = f"{format_moment(incident.happened_at)}  {incident.kind}: {incident.cause}, "
         facts = (
-            f"decided after {format_duration(incident.decided_at - incident.happened_at)}",
+            f"decided after {format_duration(max(timedelta(), incident.decided_at - incident.happened_at))}",
             f"recovered after {format_duration(incident.closed_at - incident.happened_at)}"
             if incident.recovered and incident.closed_at
             else "",
@@ -207,7 +207,7 @@ def _plain_incident(run: Run, incident: Incident, policy: Policy) -> dict[str, A
     ended = incident.closed_at if incident.recovered else None
     return {
         **to_plain(incident),
-        "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
+        "mttd_s": max(0.0, (incident.decided_at - incident.happened_at).total_seconds()),
         "mttr_s": (ended - incident.happened_at).total_seconds() if ended else None,
         "lost_steps": incident.lost_steps,
         "dollars": find_incident_dollars(run, incident, now(), policy.prices),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from rerail.detection import checkpoint_stall, stall
@@ -63,8 +63,8 @@ RESOLUTION_TEXTS = {
 IDLE_BELOW = 5.0
 
 
-# Rows whose steps are remembered: a problem is seldom dated farther back.
-RECENT_ROWS = 60
+# Rows that are remembered: a problem is seldom dated farther back.
+RECENT_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class RunDetection:
     looked_at: datetime | None = None
     # From when on silence counts, while that clock is in doubt or after an outage.
     doubt: datetime | None = None
-    # The steps of the newest rows, oldest first.
-    recent_steps: tuple[int, ...] = ()
+    # Step and time, in seconds since 1970, of the newest rows, oldest first.
+    recent_rows: tuple[tuple[int, int], ...] = ()
 
 
 class RunDetections(Protocol):
@@ -260,7 +260,13 @@ def _learn_from_heartbeat(memory: RunDetection, heartbeat: Heartbeat, detection:
     if step is None or (memory.step is not None and step <= memory.step):
         return memory
     row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
+    memory = _with_row(memory, step, heartbeat.at)
     return replace(memory, detectors=evaluate_sample(memory.detectors, row, detection)[0], step=step)
+
+
+def _with_row(memory: RunDetection, step: int, at: datetime) -> RunDetection:
+    """Return the state with one more row remembered."""
+    return replace(memory, recent_rows=(*memory.recent_rows, (step, int(at.timestamp())))[-RECENT_ROWS:])
 
 
 def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
@@ -296,7 +302,7 @@ def _evaluate_row(
     watch, findings = evaluate_sample(memory.detectors, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     dated = [
-        replace(f, onset_step=_date_onset(f, f.onset_step, sample, memory.recent_steps, span))
+        _with_onset_dated(f, f.onset_step, sample, memory.recent_rows, span)
         if f.kind in OF_THE_LOSS and f.onset_step is not None
         else f
         for f in findings
@@ -305,21 +311,27 @@ def _evaluate_row(
     onsets, reported = with_onsets(memory.onsets, dated, row=rows, detection=detection)
     troubles, over = follow_findings(memory.open_findings, reported, watch.detectors, sample)
     step = sample.step if sample.step is not None else memory.step
-    known = memory.recent_steps if sample.step is None else (*memory.recent_steps, sample.step)[-RECENT_ROWS:]
+    if sample.step is not None and sample.at is not None:
+        memory = _with_row(memory, sample.step, sample.at)
     memory = replace(memory, detectors=watch, rows=rows, step=step, onsets=onsets, open_findings=troubles)
-    return replace(memory, recent_steps=known), (*reported, *over)
+    return memory, (*reported, *over)
 
 
-def _date_onset(finding: Finding, onset: int, sample: Sample, recent: Sequence[int], span: int) -> int:
-    """Return the earliest step at which a problem found at the row `onset` can have begun.
+def _with_onset_dated(
+    finding: Finding, onset: int, sample: Sample, recent: Sequence[tuple[int, int]], span: int
+) -> Finding:
+    """Return a finding about the row `onset` with the earliest step and time at which the problem can have begun.
 
     That is the step after the row before it, or `span` steps earlier if that row is not known any more. The sample
     itself may give the step.
     """
-    if finding.kind is Kind.NON_FINITE and sample.complete_to is not None:
-        return onset
-    before = max((step for step in recent if step < onset), default=None)
-    return max(0, onset - span) if before is None else before + 1
+    is_given = finding.kind is Kind.NON_FINITE and sample.complete_to is not None
+    before = max(((step, at) for step, at in recent if step < onset), default=None)
+    if before is None:
+        return replace(finding, onset_step=onset if is_given else max(0, onset - span))
+    step, seconds = before
+    at = datetime.fromtimestamp(seconds, UTC)
+    return replace(finding, onset_step=onset if is_given else step + 1, onset_at=min(at, finding.at or at))
 
 
 def _with_activity(liveness: Liveness, cursor: Cursor) -> Liveness:
