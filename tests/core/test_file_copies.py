@@ -108,6 +108,26 @@ def test_what_must_not_be_copied_is_not(facts):
     assert len(recorded) == forbidden and all("quarantineFolders" in reason for reason in recorded)
 
 
+def test_a_cleared_obstacle_is_tried_again():
+    """The folder is listed by a later deployment: nobody has to hold or release the run."""
+    world = World()
+    folders, world.quarantine_folders = world.quarantine_folders, {}
+    world.sagemaker.defined_metrics = ("step", "loss")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(5)
+    world.checkpoints.save_file(etag="a")
+    world.minutes(90)
+    problem = world.run().current.copy_problem
+    assert "half an hour" in problem and "release" not in problem
+    world.quarantine_folders = folders
+    world.minutes(35)
+    run = world.run()
+    assert ([copy.etag for copy in run.copies], run.current.copy_problem) == (["a"], "")
+    recorded = [entry.reason for entry in world.runs.timeline if "copied" in entry.reason]
+    assert len(recorded) == 2 and recorded[1] == "ckpt.pt is copied again: nothing prevents it any more"
+
+
 def test_a_smaller_file_is_not_copied():
     """A kill has torn it: it must not replace a copy."""
     world = train("a", bytes=1 << 20)

@@ -27,6 +27,7 @@ MAX_FILES = 4
 # Files that are saved together reach S3 within this time.
 SAME_SAVE = timedelta(minutes=2)
 MAX_KEY_BYTES = 1024
+REFUSED_FOR = timedelta(minutes=20)
 # The ladder's margin is in steps. Where a script counts epochs it would be more than the whole run, so it is at most
 # this fraction of the steps since the attempt began, and what is so much older than the onset keeps it.
 MARGIN_SHARE = 10
@@ -55,7 +56,7 @@ def list_due_copies(
     files = [checkpoint for checkpoint in checkpoints if checkpoint.layout == Layout.FILE]
     if not files or len(files) > MAX_FILES or not policy.copies.keep or not may_act(run, policy) or has_agent(run):
         return ()
-    if run.state is not RunState.WATCHING or run.current.copy_problem or find_open_onset(run) is not None:
+    if run.state is not RunState.WATCHING or _was_just_refused(run.current, at) or find_open_onset(run) is not None:
         return ()
     bucket, folder = split_uri(run.checkpoint_uri)
     if (
@@ -70,6 +71,12 @@ def list_due_copies(
     copies = [_make_copy(run, file, file.uri.removeprefix(uri), step) for file in files]
     names = {copy.name for copy in copies}
     return tuple(_make_action(run, copy, policy, names) for copy in copies if _is_due(run, copy, policy, at))
+
+
+def _was_just_refused(attempt: Attempt, at: datetime) -> bool:
+    """Return whether it is too early to try again; a deployment may have removed the obstacle."""
+    refused_at = attempt.copy_refused_at
+    return bool(attempt.copy_problem) and refused_at is not None and at - refused_at < REFUSED_FOR
 
 
 def _make_copy(run: Run, file: Checkpoint, name: str, step: int | None) -> FileCopy:
@@ -106,18 +113,29 @@ def _make_action(run: Run, copy: FileCopy, policy: Policy, names: Collection[str
 
 
 def on_copied(run: Run, copied: FileCopied, policy: Policy) -> Decision:
-    """Record a copy, or once for each attempt why none can be made."""
+    """Record a copy, or why none can be made; that is said once for each attempt and obstacle."""
     if copied.action not in run.pending:
         return Decision(run)
     run = replace(run, pending=tuple(action for action in run.pending if action != copied.action))
     name = copied.action.copy.name
     if copied.problem:
-        run = with_attempt(run, replace(run.current, copy_problem=copied.problem))
+        is_known = run.current.copy_problem == copied.problem
+        run = with_attempt(run, replace(run.current, copy_problem=copied.problem, copy_refused_at=copied.at))
+        if is_known:
+            return Decision(run)
         return Decision(run, reason=f"{name} is not copied: {copied.problem}", finding="not_copied")
     if copied.copy is None:
         return Decision(run)
-    kept = tuple(copy for copy in run.copies if copy not in copied.action.expired and copy.key != copied.copy.key)
-    return Decision(replace(run, copies=(*kept, copied.copy)))
+    if run.current.copy_problem:
+        run = with_attempt(run, replace(run.current, copy_problem="", copy_refused_at=None))
+        run = replace(run, copies=_with_copy(run, copied.copy, copied.action))
+        return Decision(run, reason=f"{name} is copied again: nothing prevents it any more")
+    return Decision(replace(run, copies=_with_copy(run, copied.copy, copied.action)))
+
+
+def _with_copy(run: Run, copy: FileCopy, action: CopyCheckpoint) -> tuple[FileCopy, ...]:
+    """Return the run's copies after one was made and others were deleted."""
+    return (*(known for known in run.copies if known not in action.expired and known.key != copy.key), copy)
 
 
 def with_damaged_files(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Run, str]:

@@ -247,8 +247,9 @@ class Attempt(Record):
     # When the problem that the next attempt goes back before began: of files without a step, what was saved since then
     # is neither resumed from nor restored.
     onset_at: datetime | None = None
-    # Why its files cannot be copied.
+    # Why its files cannot be copied, and when that was last found.
     copy_problem: str = ""
+    copy_refused_at: datetime | None = None
     # Where the job's model is (ModelArtifacts.S3ModelArtifacts).
     artifacts: str = ""
     # When its launch was last recorded, or CreateTrainingJob last known to have succeeded.
