@@ -218,10 +218,12 @@ class RestartDrill:
         found = self._list(run)
         if (steps := [checkpoint.step for checkpoint in found if _is_clean(checkpoint)]) or run.current.agent:
             return max(steps, default=None)
-        saved_at = max((file.saved_at for file in found if file.layout == Layout.FILE), default=None)
-        losses = self._read(run.current.job_name)
+        files = [file for file in found if file.layout == Layout.FILE]
+        if not files:
+            return None
+        saved_at = max(file.saved_at for file in files)
+        logged = self._read(run.current.job_name).at.items()
         # S3 counts whole seconds.
-        logged = losses.at.items() if saved_at else ()
         return max((step for step, at in logged if at.replace(microsecond=0) <= saved_at), default=None)
 
     def _trained(self, run: Run, start: int) -> int:

@@ -317,11 +317,13 @@ def describe_utilization(where: Place, run: Run) -> Iterator[str]:
 
 def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
     """Yield what the run has cost, its cap, and the runtime that is left."""
-    spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
+    spent, cap = make_account(run, now(), policy).dollars, policy.limits.run_dollars
     if spent is None:
         yield f"cost so far: not known, the policy has no price for {find_unpriced_type(run, policy.prices)}"
     elif spent:
-        yield f"cost so far: {format_dollars(spent)}" + (f" of at most {format_dollars(cap)}" if cap else "")
+        counted = sum_run_dollars(run, now(), policy.prices) if run.ledger.forgiven else spent
+        since = "" if counted is None or counted == spent else f", {format_dollars(counted)} since its release"
+        yield f"cost so far: {format_dollars(spent)}{since}" + (f" of at most {format_dollars(cap)}" if cap else "")
     left = find_runtime_left(run, now(), policy)
     if left is not None:
         yield f"left of its MaxRuntimeInSeconds: {format_duration(timedelta(seconds=max(0.0, left)))}"

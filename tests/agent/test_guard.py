@@ -314,7 +314,7 @@ def test_a_script_without_torch_is_guarded_and_torch_is_not_imported_for_it(tmp_
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "steps"),
     [
         ({}, []),
         ({"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "TRAINING_JOB_NAME": "night-a002"}, [7]),
@@ -322,11 +322,11 @@ def test_a_script_without_torch_is_guarded_and_torch_is_not_imported_for_it(tmp_
     ],
     ids=["the run's first start", "a relaunch", "a restart in place"],
 )
-def test_the_first_step_of_an_ordered_start_is_reported_once(new_guard, bucket, variables, told):
+def test_the_first_step_of_an_ordered_start_is_reported_once(new_guard, bucket, variables, steps):
     """The supervisor compares it with the step that it has ordered."""
     guard = new_guard(bucket, **variables)
     for step in (7, 8, 9):
         guard.step(step=step, loss=2.0)
     guard.close()
     found = [report.step for report in bucket.reports().values() if report.kind is ReportKind.RESTARTED]
-    assert found == told
+    assert found == steps
