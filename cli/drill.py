@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from cli.operators import ask
 from cli.place import AsJson, Local, Place
 from rerail.accounting.costs import find_dollars_per_hour
 from rerail.decisions.decision import find_manifest_key, select_known
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Policy
@@ -133,6 +134,10 @@ def _confirm(run: Run, policy: Policy, steps: int) -> None:
         place.fail("not drilled", "--yes does not ask")
 
 
+def _is_clean(checkpoint: Checkpoint) -> bool:
+    return checkpoint.is_whole and checkpoint.health is Health.CLEAN
+
+
 @dataclass
 class RestartDrill:
     """One drill, from the save to the comparison."""
@@ -170,6 +175,8 @@ class RestartDrill:
             after = self._relaunched(run)
             job = after.current.job_name
             facts |= {"jobs": (before.job_name, job), "from_step": after.current.resumed_from_step or 0}
+            if not before.agent and after.current.resumed_from_step is None:  # of a file, only the new job tells
+                facts |= {"from_step": self._found_start(before.job_name, job)}
             return self._compared(before.job_name, after, stopped_at, facts)
         except Failed as error:
             return Proof(**facts, proven=False, why=str(error))
@@ -201,10 +208,23 @@ class RestartDrill:
                     return chosen.step, bool(forced)
             waited = format_duration(timedelta(seconds=patience))
             self.say(f"the agent saved no checkpoint within {waited}: the newest one is used")
-        newest = max((checkpoint.step for checkpoint in self._clean(run)), default=None)
+        newest = self._find_newest(run)
         if newest is None:
             raise Failed("it has saved nothing clean yet")
         return newest, False
+
+    def _find_newest(self, run: Run) -> int | None:
+        """The step of the newest save; of a file that is overwritten, the last one logged before it was seen."""
+        found = self._list(run)
+        if (steps := [checkpoint.step for checkpoint in found if _is_clean(checkpoint)]) or run.current.agent:
+            return max(steps, default=None)
+        files = [file for file in found if file.layout == Layout.FILE]
+        if not files:
+            return None
+        saved_at = max(file.saved_at for file in files)
+        logged = self._read(run.current.job_name).at.items()
+        # S3 counts whole seconds.
+        return max((step for step, at in logged if at.replace(microsecond=0) <= saved_at), default=None)
 
     def _trained(self, run: Run, start: int) -> int:
         """Wait until so many steps are trained since the save; a script that would not look back at it and saves again
@@ -215,7 +235,8 @@ class RestartDrill:
             self._still_trains(run)
             losses = self._read(job)
             if not run.current.agent and newer < MOST_NEWER:
-                newest = max((checkpoint.step for checkpoint in self._clean(run)), default=start)
+                found = self._find_newest(run)
+                newest = start if found is None else found
                 start, newer = (newest, newer + 1) if newest > start else (start, newer)
             beyond = [step for step in losses.by_step if step > start]
             if beyond and max(beyond) >= start + (self.steps if newer < MOST_NEWER else 1):
@@ -246,6 +267,16 @@ class RestartDrill:
             if run.state.is_end:
                 raise Failed(f"the run is {run.state}: {run.hold_text or run.current.failure_reason}")
         raise Failed("the next job was not launched in time")
+
+    def _found_start(self, before: str, job: str) -> int:
+        """The step that a script without a named checkpoint went on from, by the first line of its new job."""
+        first = self._read(before).first_step
+        for _ in self._looks():
+            if (step := self._read(job).first_step) is not None:
+                if first is not None and step <= first:
+                    raise Failed(f"it began again at step {step}")
+                return step - 1
+        raise Failed(f"{job} has logged no step in time")
 
     def _compared(self, before: str, run: Run, stopped_at: datetime, facts: dict[str, Any]) -> Proof:
         """Wait until the new job has trained the same steps, and lay the losses side by side."""
@@ -314,8 +345,10 @@ class RestartDrill:
 
     def _clean(self, run: Run) -> list[Checkpoint]:
         """Its saves, newest first, that the supervisor would resume from."""
-        found = select_known(run, self._saves.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run)))
-        return sorted((c for c in found if c.is_whole and c.health is Health.CLEAN), key=lambda c: c.step, reverse=True)
+        return sorted(filter(_is_clean, self._list(run)), key=lambda c: c.step, reverse=True)
+
+    def _list(self, run: Run) -> Sequence[Checkpoint]:
+        return select_known(run, self._saves.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run)))
 
     def _losses_of(self, job: str) -> Losses:
         if job not in self._losses:

@@ -232,7 +232,8 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
     if memory.cursor.job != run.current.job_name:
         return None
     liveness, cursor = memory.detectors.liveness, memory.cursor
-    step = max((s for s in (liveness.step, cursor.seen_step, memory.step) if s is not None), default=None)
+    # The detectors' last row may be an earlier attempt's.
+    step = max((s for s in (liveness.step, cursor.seen_step) if s is not None), default=None)
     return None if step is None else (step, liveness.moved_at or cursor.seen_at)
 
 

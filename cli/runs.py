@@ -27,6 +27,7 @@ from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.decision import HELD_RESOLUTION
 from rerail.decisions.emergency_checkpoint import format_deadline
+from rerail.decisions.start_check import format_ordered
 from rerail.incident_report.costs import format_length, has_goodput
 from rerail.incident_report.evidence import find_evidence
 from rerail.incident_report.facts import Facts
@@ -126,7 +127,7 @@ def make_incidents_table(run: Run, policy: Policy) -> Table:
     for incident in run.incidents:
         head = f"{format_moment(incident.happened_at)}  {incident.kind}: {incident.cause}, "
         facts = (
-            f"decided after {format_duration(incident.decided_at - incident.happened_at)}",
+            f"decided after {format_duration(max(timedelta(), incident.decided_at - incident.happened_at))}",
             f"recovered after {format_duration(incident.closed_at - incident.happened_at)}"
             if incident.recovered and incident.closed_at
             else "",
@@ -206,7 +207,7 @@ def _plain_incident(run: Run, incident: Incident, policy: Policy) -> dict[str, A
     ended = incident.closed_at if incident.recovered else None
     return {
         **to_plain(incident),
-        "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
+        "mttd_s": max(0.0, (incident.decided_at - incident.happened_at).total_seconds()),
         "mttr_s": (ended - incident.happened_at).total_seconds() if ended else None,
         "lost_steps": incident.lost_steps,
         "dollars": find_incident_dollars(run, incident, now(), policy.prices),
@@ -238,9 +239,9 @@ def make_attempts_table(run: Run) -> Table:
 
 def _start(attempt: Attempt) -> str:
     """Return the step it resumed from; of a script that resumes by itself, the one before its first reported step."""
-    if attempt.resumed_from_step is None and attempt.first_step is not None:
-        return f"{max(0, attempt.first_step - 1)} (by itself)"
-    return format_step(attempt.resumed_from_step)
+    if attempt.resumed_from_step is None and attempt.began_step is not None:
+        return f"{attempt.began_step} (by itself)"
+    return format_step(attempt.began_step) + format_ordered(attempt)
 
 
 def _reason_to_start(attempt: Attempt) -> str:
@@ -250,7 +251,8 @@ def _reason_to_start(attempt: Attempt) -> str:
 def _orders(attempt: Attempt) -> Iterator[str]:
     """Where each restart in place has begun, or was to begin."""
     for order in attempt.in_place_restarts:
-        start = "the newest save" if order.resume_step is None else format_step(order.resume_step)
+        start = "the newest save" if order.began_step is None else format_step(order.began_step)
+        start += format_ordered(order)
         yield f"in place: {start}" + ("" if order.restarted_at else ", failed" if order.failed else ", ordered")
 
 
@@ -315,11 +317,13 @@ def describe_utilization(where: Place, run: Run) -> Iterator[str]:
 
 def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
     """Yield what the run has cost, its cap, and the runtime that is left."""
-    spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
+    spent, cap = make_account(run, now(), policy).dollars, policy.limits.run_dollars
     if spent is None:
         yield f"cost so far: not known, the policy has no price for {find_unpriced_type(run, policy.prices)}"
     elif spent:
-        yield f"cost so far: {format_dollars(spent)}" + (f" of at most {format_dollars(cap)}" if cap else "")
+        counted = sum_run_dollars(run, now(), policy.prices) if run.ledger.forgiven else spent
+        since = "" if counted is None or counted == spent else f", {format_dollars(counted)} since its release"
+        yield f"cost so far: {format_dollars(spent)}{since}" + (f" of at most {format_dollars(cap)}" if cap else "")
     left = find_runtime_left(run, now(), policy)
     if left is not None:
         yield f"left of its MaxRuntimeInSeconds: {format_duration(timedelta(seconds=max(0.0, left)))}"

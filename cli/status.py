@@ -20,6 +20,7 @@ from cli.fleet import FleetReader, FleetRow, FleetStatus, select_rows
 from cli.names import complete_policies, complete_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, describe_saving
+from rerail.decisions.checkpoint_health import find_open_warning
 from rerail.decisions.emergency_checkpoint import format_deadline
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
@@ -190,7 +191,10 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     why = " (paused)" if waits is LaunchCheck.PAUSE else f" for {waits}" if waits else ""
     if run.state is RunState.SAVING and run.stop and is_wide:
         why = f" {format_deadline(run.stop)}"
-    yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
+    style = STYLES.get(run.state, "yellow")
+    if find_open_warning(run):
+        why, style = " (warning)", "yellow"
+    yield Text(run.state + why, style=style)
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
     yield Text("-" if row.step is None else f"{row.step:,}")
@@ -269,6 +273,7 @@ def _plain(row: FleetRow) -> dict[str, Any]:
         "goodput": None if row.share is None else round(row.share, 4),
         "dollars": row.dollars,
         "waits_for": run.proposal.awaits if run.proposal else run.blocked_by,
+        "warning": find_open_warning(run),
         "hold_reason": run.hold_text,
         "proposal": run.proposal.id if run.proposal else None,
         "todo": row.todo,

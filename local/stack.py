@@ -34,7 +34,8 @@ LOCAL_CHOICES: dict[str, Any] = {
     "sdkLayer": False,
     "quarantineFolders": {
         f"{_ROLE}DemoSageMakerRole": ["s3://sagemaker-rerail-demo/"],
-        f"{_ROLE}SageMakerRole": ["s3://sagemaker-deployed/", "s3://sagemaker-local/rerail-acceptance/"],
+        # The second is where `rerail submit --local` and `rerail acceptance --local` put their runs.
+        f"{_ROLE}SageMakerRole": ["s3://sagemaker-deployed/", "s3://sagemaker-local/"],
         f"{_ROLE}SoakSageMakerRole": ["s3://sagemaker-soak/"],
     },
 }

@@ -130,7 +130,7 @@ class CommandState:
         return replace(report, step=step, saved_by=saved_by)
 
     def report_restarted(self, step: int, *, at: datetime) -> Report:
-        """Return the report of the first step after a restart in place."""
+        """Return the report of the first step after a start that the supervisor has ordered."""
         return replace(self._report(ReportKind.RESTARTED, "step", at=at), step=step)
 
     def report_finding(self, finding: Finding, *, at: datetime, evidence: str = "") -> Report:

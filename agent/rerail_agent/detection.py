@@ -36,6 +36,11 @@ class StepDetection:
     def health(self) -> str:
         return SUSPECT if self._open_findings or not self._finite else CLEAN
 
+    @property
+    def onset(self) -> int | None:
+        """Return the first step of the problems with the loss that are open; None if none has a known one."""
+        return min((trouble.onset for trouble in self._open_findings if trouble.onset is not None), default=None)
+
     def evaluate(self, sample: Sample) -> list[Finding]:
         """Return the new findings of one step.
 

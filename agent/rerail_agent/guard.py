@@ -123,7 +123,8 @@ class Guard:
         )
         self._closed = False
         self._asked_at_end = False
-        self._restarted = self._identity.restart > 0  # and no step since then is done yet
+        # Whether the supervisor has ordered this start, and no step since then is done yet.
+        self._restarted = self._identity.restart > 0 or self._identity.attempt > 1
         for part, start in (
             ("SIGTERM", self._install_handler),
             ("mailbox", self._open_mailbox),
@@ -224,6 +225,13 @@ class Guard:
         """Return `suspect` while a finding about the loss is open, else `clean`; known to rank 0, which writes the
         manifest."""
         return CLEAN if self._finite and self._detection.health == CLEAN else SUSPECT
+
+    @property
+    def onset(self) -> int | None:
+        """Return the step at which the open problem with the loss began; None while there is none. Known to rank 0."""
+        if self.health == CLEAN:
+            return None
+        return self._progress.step if self._detection.onset is None else self._detection.onset
 
     @property
     def should_stop(self) -> bool:

@@ -4,8 +4,9 @@
     trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
 
 `output_dir` is the folder that SageMaker uploads (/opt/ml/checkpoints), or one on a shared file system. The Trainer
-saves to `checkpoint-<n>` and deletes by its own `save_total_limit`. The callback asks for further saves and adds the
-manifest to each. It has the loss only of the steps that the Trainer logs: with `logging_steps=1`, of all.
+saves to `checkpoint-<n>`. The callback asks for further saves and adds the manifest to each. It applies
+`save_total_limit` itself, because the Trainer would delete the checkpoint that a rollback needs. It has the loss only
+of the steps that the Trainer logs: with `logging_steps=1`, of all.
 
 It leaves out the samples in RERAIL_SKIP_SAMPLES and scales the learning rate by RERAIL_LR_SCALE. The Trainer makes as
 many steps as without a skip.
@@ -59,6 +60,7 @@ class RerailCallback(TrainerCallback):
         self._pending_reason = ""  # why a checkpoint is wanted that is not saved yet
         self._is_automatic = False  # whether nothing but the automatic interval wants it
         self._automatic: list[Path] = []
+        self._limit: int | None = None  # the save_total_limit that the Trainer no longer applies itself
         self._tokens = 0
         self._loss: float | None = None
         self._phase, self._is_within = ExitStack(), False
@@ -67,6 +69,7 @@ class RerailCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._leave()
+        self._take_over_deletion(args, state)
         self._tokens = int(state.num_input_tokens_seen)
         if state.global_step:
             self._read_detector_state(_folder(args, state))
@@ -115,6 +118,8 @@ class RerailCallback(TrainerCallback):
     ) -> TrainerControl:
         if self.guard.should_stop:  # saved already, and the time is short
             control.should_save = control.should_evaluate = False
+        if self._limit is not None and control.should_training_stop and manifests.gather(self.guard.onset)[0] is None:
+            args.save_total_limit = self._limit  # for what the Trainer deletes at the end
         self._start_phase(control)
         return control
 
@@ -152,7 +157,9 @@ class RerailCallback(TrainerCallback):
             loss=self._loss,
             consumed_samples=self._count_samples(args, state),
         )
-        if is_automatic and args.save_total_limit is None:
+        if self._limit is not None:
+            self._apply_limit(args, state, self._limit)
+        elif is_automatic and args.save_total_limit is None:
             self._delete_outdated(folder, is_clean=is_complete and self.guard.health == CLEAN)
         self._leave()
 
@@ -162,6 +169,30 @@ class RerailCallback(TrainerCallback):
         # The script makes no more steps from here on, which is not a hang.
         self._leave()
         self._enter("evaluation")
+        if self._limit is not None:
+            args.save_total_limit, self._limit = self._limit, None
+
+    def _take_over_deletion(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Keep the Trainer from deleting checkpoints: it does so before on_save, and knows no problem with the loss."""
+        limit = args.save_total_limit
+        if limit is not None and limit > 0 and not state.is_hyper_param_search:  # its trials have their own folders
+            args.save_total_limit, self._limit = None, limit
+
+    def _apply_limit(self, args: TrainingArguments, state: TrainerState, limit: int) -> None:
+        """Delete as the Trainer would, but while a problem with the loss is open nothing from before it."""
+        root, newest = Path(str(args.output_dir)), state.global_step
+        listed = {manifests.parse_step(path): path for path in manifests.list_folders(root)}  # the newest first
+        own = {step: path for step, path in listed.items() if step is not None and step <= newest}
+        best = None if state.best_model_checkpoint is None else manifests.parse_step(Path(state.best_model_checkpoint))
+        # Rank 0 alone writes the manifests, and knows the onset.
+        onset = self.guard.onset
+        onset, safe = manifests.gather((onset, manifests.find_safe(root, newest=newest, onset=onset)))[0]
+        spared = {newest, best} & {*own}
+        others = [step for step in own if step not in spared or step == newest]
+        keep = max(1, limit - len(spared - {newest}))
+        staying = manifests.choose_last(others, keep=keep, onset=onset) | spared | {safe}
+        for step in {*own} - staying if args.should_save else ():
+            manifests.delete_checkpoint(own[step])
 
     def _delete_outdated(self, newest: Path, *, is_clean: bool) -> None:
         """Delete automatic checkpoints of this process beyond the newest, where the Trainer would keep them all."""

@@ -9,6 +9,8 @@ SystemExit, as Lightning does, but after a save, and at a step that all ranks ha
 
 It leaves out the samples in RERAIL_SKIP_SAMPLES and scales the learning rate by RERAIL_LR_SCALE. Epochs have as many
 batches as without a skip. If a later attempt can repeat the data's order, it also resumes within an epoch.
+
+While a problem with the loss is open, a ModelCheckpoint deletes all but the newest checkpoint from before the problem.
 """
 
 import os
@@ -78,6 +80,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._ordered: OrderedBatches | None = None
         self._random: list[dict[str, Any]] = []  # of each rank, to be put back before the first batch
         self._phase = ExitStack()
+        self._deletion: DelayedDeletion | None = None
 
     # ------------------------------------------------------------------ hooks
 
@@ -92,6 +95,8 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._restore_handler()
         self._phase.close()
         self._step = self._saved = trainer.global_step
+        if self._deletion is None or self._deletion.strategy is not trainer.strategy:
+            self._deletion = DelayedDeletion(trainer.strategy, self.guard)
         can_scale, self._applied_rate = prepare_rate(trainer.optimizers)
         can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(trainer), False)
         self.guard.announce(*(("rate",) if can_scale else ()), *(("skip",) if can_skip else ()))
@@ -114,6 +119,8 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
             return  # gradients are being accumulated
         self._step = trainer.global_step
         self._report_step(trainer)
+        if self._deletion is not None:
+            self._deletion.finish()
         reason = self.guard.reason if self.guard.wants_checkpoint else ""
         if self._save_every and self._step // self._save_every > self._saved // self._save_every:
             reason = reason or "periodic"
@@ -217,6 +224,43 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
                 loss=self._loss,
                 consumed_samples=self._count_samples,
             )
+
+
+class DelayedDeletion:
+    """Delays the deletion of the newest checkpoint from before an open problem with the loss, until that is over.
+
+    Every rank deletes through its strategy, where only rank 0 does anything. It alone knows of the problem.
+    """
+
+    def __init__(self, strategy: Any, guard: Guard) -> None:
+        self.strategy, self._guard = strategy, guard
+        self._save, self._delete = strategy.save_checkpoint, strategy.remove_checkpoint
+        self._steps: dict[str, int] = {}  # of the files; those from before this fit() are older than all others
+        self._delayed: Any = None
+        strategy.save_checkpoint, strategy.remove_checkpoint = self.save, self.delete
+
+    def save(self, checkpoint: Mapping[str, Any], filepath: Any, **options: Any) -> None:
+        self._save(checkpoint, filepath, **options)
+        self._steps[str(filepath)] = int(checkpoint.get("global_step", 0))
+        if str(filepath) == str(self._delayed):
+            self._delayed = None
+
+    def delete(self, filepath: Any) -> None:
+        """Delete the checkpoint as Lightning asks, now or later."""
+        onset, step = self._guard.onset, self._steps.pop(str(filepath), 0)
+        if onset is None or step >= onset or any(step <= other < onset for other in self._steps.values()):
+            self._delete(filepath)
+            return
+        self.finish(now=True)
+        self._delayed, self._steps[str(filepath)] = filepath, step
+
+    def finish(self, *, now: bool = False) -> None:
+        """Delete what was delayed if the problem is over, or now."""
+        if self._delayed is None or not (now or self._guard.onset is None):
+            return
+        delayed, self._delayed = self._delayed, None
+        self._steps.pop(str(delayed), None)
+        self._delete(delayed)
 
 
 def _find_data_obstacle(trainer: Any) -> str:

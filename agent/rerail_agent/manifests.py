@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -289,13 +289,38 @@ def _get_attempt_if_tainted(tainted: Callable[[Manifest], bool], folder: Path) -
     return manifest.attempt if tainted(manifest) else None
 
 
-def choose_kept(root: Path, *, keep: int, newest: int) -> set[int]:
-    """Return the steps up to `newest` that stay: the last `keep` checkpoints, and the last clean one."""
-    there = [
-        manifest for folder in list_folders(root) if (manifest := _read_or_none(folder)) and manifest.step <= newest
-    ]
-    clean = [manifest.step for manifest in there if manifest.health == "clean"]
-    return {*(manifest.step for manifest in there[: max(1, keep)]), *clean[:1]}
+def choose_kept(root: Path, *, keep: int, newest: int, onset: int | None = None) -> set[int]:
+    """Return the steps up to `newest` that stay: those of choose_last(), and the one of find_safe()."""
+    there = [manifest.step for manifest in _list_manifests(root) if manifest.step <= newest]
+    safe = find_safe(root, newest=newest, onset=onset)
+    return choose_last(there, keep=keep, onset=onset) | ({safe} if safe is not None else set())
+
+
+def choose_last(steps: Sequence[int], *, keep: int, onset: int | None) -> set[int]:
+    """Return the last `keep` of the steps, which come newest first.
+
+    While a problem with the loss is open, return the newest and the last `keep` from before its onset: a relaunch may
+    go back to any of them.
+    """
+    if onset is None:
+        return {*steps[: max(1, keep)]}
+    return {*steps[:1], *[step for step in steps if step < onset][: max(1, keep)]}
+
+
+def find_safe(root: Path, *, newest: int, onset: int | None = None) -> int | None:
+    """Return the step of the last clean checkpoint up to `newest`, which must not be deleted.
+
+    While a problem with the loss is open, that is the last one from before its onset.
+    """
+    clean = [manifest.step for manifest in _list_manifests(root) if manifest.health == "clean"]
+    clean = [step for step in clean if step <= newest]
+    earlier = [step for step in clean if onset is not None and step < onset]
+    return next(iter(earlier or clean), None)
+
+
+def _list_manifests(root: Path) -> list[Manifest]:
+    """Return the manifests that can be read, the newest step first."""
+    return [manifest for folder in list_folders(root) if (manifest := _read_or_none(folder))]
 
 
 def _read_or_none(folder: Path) -> Manifest | None:
@@ -413,7 +438,12 @@ class FrameworkCheckpoints:
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:
-        staying = gather(choose_kept(self._root, keep=self._keep, newest=newest) if get_rank() == 0 else None)[0]
+        # Rank 0 alone knows the onset.
+        staying = gather(
+            choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset)
+            if get_rank() == 0
+            else None
+        )[0]
         if is_host_leader():
             for folder in list_folders(self._root):
                 if (step := parse_step(folder)) is not None and step < newest and step not in staying:

@@ -12,6 +12,8 @@ from rerail.model.prices import find_price
 INSTANCE_TYPE = "ml.m5.large"
 # A fast local clock leaves a process at least this much time for a step.
 LEAST_STEP_S, STEP_S = 0.1, 2.0
+# Without the agent an onset is dated to the minute, and the steps before the fault must take more than one.
+LEAST_ALONE_STEP_S = 1.0
 STEPS_AFTER = 60
 SAVE_EVERY = 10
 # No job lasts longer, whatever becomes of this command.
@@ -70,7 +72,7 @@ class AcceptanceTrial:
 
     def make_environment(self, scale: float) -> dict[str, str]:
         """Return the job's environment on a clock that runs `scale` times as fast as AWS's."""
-        step_s = max(LEAST_STEP_S, STEP_S / scale)
+        step_s = max(LEAST_STEP_S if self.agent else LEAST_ALONE_STEP_S, STEP_S / scale)
         facts = {
             "ACCEPTANCE_STEPS": self.scenario.steps,
             "ACCEPTANCE_STEP_SECONDS": round(step_s, 3),

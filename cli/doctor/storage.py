@@ -67,6 +67,18 @@ def checkpoint_versions(subject: Subject) -> Check | None:
     return ok("no versions are kept: what a script deletes in its folder is gone")
 
 
+def file_copies(subject: Subject) -> Check | None:
+    """A file that the script overwrites has no predecessor but Rerail's copies."""
+    if subject.run is None:
+        return None
+    if problem := subject.run.current.copy_problem:
+        what, _, todo = problem.partition(". To do: ")
+        return warn(f"the file that the script overwrites is not copied: {what}", todo)
+    if subject.run.copies:
+        return ok(f"{len(subject.run.copies)} copies of what the script overwrites: a rollback goes back to one")
+    return None
+
+
 def checkpoint_key(subject: Subject) -> Check | None:
     """The key that encrypts the bucket can be used."""
     if not subject.bucket:
@@ -130,6 +142,7 @@ QUESTIONS: tuple[Question[Subject], ...] = (
     checkpoint_bucket,
     checkpoint_expiry,
     checkpoint_versions,
+    file_copies,
     checkpoint_key,
     file_systems,
 )

@@ -19,7 +19,7 @@ from cli.submit.continuation import Continuation
 from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.docker_image import build_image, name_image
 from cli.submit.images import DEFAULTS, NEWEST, TENSORFLOW
-from cli.submit.packing import pack
+from cli.submit.packing import COMMAND_SCRIPT, pack
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from cli.submit.screen import SubmitScreen
@@ -126,6 +126,9 @@ def submit(
     try:
         folder = options.check_local_path("SCRIPT", script)
         usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
+        if continue_run and folder.is_dir() and not (command or entry):
+            where = where or place.find(local=False)
+            command = continuation.find_previous_job(where, continue_run).read_command()
         source = pack(
             script,
             entry=entry,
@@ -280,7 +283,10 @@ def _continue(
         wanted = replace(wanted, image=options.find_image(account, image, version, {}, machine, framework))
     source, change, arguments, named = continuation.make_change(previous, wanted)
     text = continuation.check_change(previous, change)
-    screen.say(f"the script's command line: {make_command_line(wanted.source.entry, arguments, named)}")
+    packed, _ = wanted.source.files.get(COMMAND_SCRIPT, (b"", False))
+    command_line = packed.decode().rstrip() if wanted.source.entry == COMMAND_SCRIPT else ""
+    command_line = command_line or make_command_line(wanted.source.entry, arguments, named)
+    screen.say(f"the script's command line: {command_line}")
     if dry_run:
         typer.echo(json.dumps(change, indent=2))
         raise typer.Exit

@@ -23,7 +23,7 @@ from cli.place import Place
 from cli.submit.account import SubmissionAccount, list_input_files, split
 from cli.submit.arguments import ENTRY, RESERVED, with_arguments
 from cli.submit.channels import make_s3_channel
-from cli.submit.packing import Source
+from cli.submit.packing import COMMAND_SCRIPT, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain
@@ -36,6 +36,8 @@ from rerail.requests.relaunch import rebuild
 
 ARCHIVE = "/sourcedir.tar.gz"
 ANSWER_S = 30.0
+# What reading a job's code may raise.
+UNREADABLE = (ClientError, BotoCoreError, tarfile.TarError, KeyError, ValueError, SyntaxError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +77,41 @@ class PreviousJob:
         """Return the arguments that the job was given, and its options by name."""
         given = self.description.get("HyperParameters", {})
         named = {name: _decode(value) for name, value in given.items() if not name.startswith(RESERVED)}
-        if json.loads(self.settings["sagemaker_program"]) != ENTRY:
+        if self._program != ENTRY:
             return [], named
-        bucket, key = split(self.code)
         try:
-            content = self.where.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-            with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-                packed = archive.extractfile(ENTRY)
-                return _read_entry(packed.read().decode() if packed else ""), named
-        except (ClientError, BotoCoreError, tarfile.TarError, KeyError, ValueError, SyntaxError) as error:
+            return _read_entry(self._read_packed(ENTRY))[1:], named
+        except UNREADABLE as error:
             raise Problem(
                 f"--continue {self.run}: cannot read the arguments of its job in {self.code}: {error}",
                 "give them again after --",
             ) from error
+
+    def read_command(self) -> str:
+        """Return the shell command that the job was started with; "" if it runs a script."""
+        if self._program not in (ENTRY, COMMAND_SCRIPT):
+            return ""
+        try:
+            if self._program == ENTRY and _read_entry(self._read_packed(ENTRY))[0] != COMMAND_SCRIPT:
+                return ""
+            return self._read_packed(COMMAND_SCRIPT).removesuffix("\n")
+        except UNREADABLE as error:
+            raise Problem(
+                f"--continue {self.run}: cannot read the command of its job in {self.code}: {error}",
+                "give it again with --command",
+            ) from error
+
+    @property
+    def _program(self) -> str:
+        return str(json.loads(self.settings["sagemaker_program"]))
+
+    def _read_packed(self, name: str) -> str:
+        """Return a file of the job's code."""
+        bucket, key = split(self.code)
+        content = self.where.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            packed = archive.extractfile(name)
+            return packed.read().decode() if packed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +244,7 @@ def upload(account: SubmissionAccount, previous: PreviousJob, source: Source, in
     for name, path in inputs.items():
         if not path.startswith("s3://"):
             local = Path(path).expanduser()
-            account.upload_input(local, list_input_files(local), f"{previous.folder}/input/{name}/")
+            account.upload_input(local, list_input_files(local), make_input_uri(previous, name, local))
 
 
 def make_code_uri(previous: PreviousJob, source: Source) -> str:
@@ -228,8 +252,15 @@ def make_code_uri(previous: PreviousJob, source: Source) -> str:
     return f"{previous.code.removesuffix(ARCHIVE).rpartition('/')[0]}/{source.digest}{ARCHIVE}"
 
 
+def make_input_uri(previous: PreviousJob, name: str, path: Path) -> str:
+    """Return where a channel's new files lie: in a folder of their own, apart from what earlier jobs have read."""
+    files = sorted((inner, file.stat()) for inner, file in list_input_files(path).items())
+    text = json.dumps([(inner, found.st_size, found.st_mtime_ns) for inner, found in files])
+    return f"{previous.folder}/input/{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}/"
+
+
 def _make_channel(previous: PreviousJob, name: str, path: str) -> dict[str, Any]:
-    uri = path if path.startswith("s3://") else f"{previous.folder}/input/{name}/"
+    uri = path if path.startswith("s3://") else make_input_uri(previous, name, Path(path).expanduser())
     return make_s3_channel(name, uri, is_sharded=name in previous.sharded)
 
 
@@ -248,8 +279,8 @@ def _decode(value: str) -> str:
 
 
 def _read_entry(text: str) -> list[str]:
-    """Return the arguments that the packed entry script passes; raise ValueError if it is not one of Rerail's."""
+    """Return the script that the packed entry script starts, and its arguments; raise ValueError if it starts none."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.List):
-            return [str(word) for word in ast.literal_eval(node.value)][1:]
+            return [str(word) for word in ast.literal_eval(node.value)]
     raise ValueError(f"{ENTRY} does not start a script")

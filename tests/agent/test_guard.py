@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import ReportKind
 from rerail_agent import Guard, agreement
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import environment_of
@@ -310,3 +311,22 @@ def test_a_script_without_torch_is_guarded_and_torch_is_not_imported_for_it(tmp_
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "rerail step=3" in done.stdout and done.stdout.splitlines()[-1] == "0 1 False"
+
+
+@pytest.mark.parametrize(
+    ("variables", "steps"),
+    [
+        ({}, []),
+        ({"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "TRAINING_JOB_NAME": "night-a002"}, [7]),
+        ({"RERAIL_RESTART": "1"}, [7]),
+    ],
+    ids=["the run's first start", "a relaunch", "a restart in place"],
+)
+def test_the_first_step_of_an_ordered_start_is_reported_once(new_guard, bucket, variables, steps):
+    """The supervisor compares it with the step that it has ordered."""
+    guard = new_guard(bucket, **variables)
+    for step in (7, 8, 9):
+        guard.step(step=step, loss=2.0)
+    guard.close()
+    found = [report.step for report in bucket.reports().values() if report.kind is ReportKind.RESTARTED]
+    assert found == steps

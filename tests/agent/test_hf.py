@@ -58,6 +58,10 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
+def names(folder: Path) -> list[str]:
+    return sorted((path.name for path in folder.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
+
+
 def rows_in_order(trainer: Trainer) -> list[torch.Tensor]:
     """The samples of two epochs, in the order in which the Trainer reads them."""
     loader, rows = trainer.get_train_dataloader(), []
@@ -102,7 +106,7 @@ def test_training_is_what_it_was_without_the_callback(undisturbed, new_guard, tm
 
 
 def test_every_save_of_the_trainer_becomes_a_checkpoint(new_guard, tmp_path, capsys):
-    """The manifest lists the Trainer's files and ours; deleting is left to save_total_limit. Tokens make a speed."""
+    """The manifest lists the Trainer's files and ours; save_total_limit deletes. Tokens make a speed."""
     trainer = trainer_in(
         tmp_path, RerailCallback(new_guard()), save_total_limit=2, include_num_input_tokens_seen="all", logging_steps=3
     )
@@ -118,6 +122,52 @@ def test_every_save_of_the_trainer_becomes_a_checkpoint(new_guard, tmp_path, cap
     lines = list(LINE.finditer(capsys.readouterr().out))
     assert [int(line[1]) for line in lines] == [3, 6, 9, 12]
     assert all(int(line[5]) > 0 for line in lines[1:])
+
+
+class Spoil(TrainerCallback):
+    """Has the Trainer log a loss of NaN in some steps."""
+
+    def __init__(self, steps: range) -> None:
+        self.steps = steps
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.global_step in self.steps and "loss" in logs:
+            logs["loss"] = float("nan")
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_checkpoints_from_before_a_problem_outlive_save_total_limit(new_guard, tmp_path, limit):
+    """NaN from step 5 on, a save at every step: one more than the limit stays, until the loss has recovered."""
+    seen: list[list[str]] = []
+    look = [Each(step, lambda: seen.append(names(tmp_path))) for step in (5, 11)]
+    settings = {"save_steps": 1, "save_total_limit": limit, "max_steps": 60}
+    trainer = trainer_in(tmp_path, Spoil(range(5, 11)), RerailCallback(new_guard()), *look, **settings)
+    trainer.train()
+    before = [f"checkpoint-{step}" for step in range(5 - limit, 5)]
+    assert seen == [before, [*before, "checkpoint-10"]]
+    assert manifest(tmp_path / "checkpoint-60")["health"] == "clean"
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(61 - limit, 61)]
+    assert trainer.args.save_total_limit == limit
+
+
+def test_a_training_that_ends_in_trouble_keeps_its_clean_checkpoint(new_guard, tmp_path):
+    """Also where the last save comes with the end of the epoch, after the last step."""
+    settings = {"save_strategy": "epoch", "save_total_limit": 1, "num_train_epochs": 3, "max_steps": -1}
+    trainer = trainer_in(tmp_path, Spoil(range(14, 100)), RerailCallback(new_guard()), **settings)
+    trainer.train()
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-30"]
+    assert trainer.args.save_total_limit == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_best_checkpoint_stays_as_the_trainer_keeps_it(new_guard, tmp_path, limit):
+    settings = {"save_total_limit": limit, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4}
+    settings |= {"metric_for_best_model": "eval_loss", "greater_is_better": True, "learning_rate": 1e-2}
+    left = []
+    for folder, callbacks in (("with", [RerailCallback(new_guard())]), ("without", [])):
+        trainer_in(tmp_path / folder, *callbacks, **settings).train()
+        left.append(names(tmp_path / folder))
+    assert left[0] == left[1]
 
 
 @pytest.mark.parametrize("logging_steps", [1, 5])

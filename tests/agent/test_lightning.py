@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -98,8 +99,8 @@ def fit(
     torch.manual_seed(0)
     model = model or Model(rate=changes.pop("rate", 1e-2))
     defaults = {"max_steps": STEPS, "max_epochs": -1, "limit_val_batches": 0, "devices": 1}
-    settings = {**defaults, "use_distributed_sampler": False, **changes}
-    settings |= {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    defaults |= {"use_distributed_sampler": False, "enable_checkpointing": False}
+    settings = {**defaults, **changes, "accelerator": "cpu", "logger": False}
     settings |= {"enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -132,6 +133,34 @@ def test_training_is_what_it_was_without_the_callback(undisturbed, new_guard, tm
     assert [float(line[2]) for line in lines] == pytest.approx(model.seen, rel=1e-8)
     assert float(lines[0][3]) == pytest.approx(1e-2 / 3, rel=1e-5)  # the rate of that very step
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_the_last_checkpoint_from_before_a_problem_outlives_save_top_k(new_guard, tmp_path, top):
+    """A NaN in steps 5 to 10, a save of Lightning's own at every step: one more stays until the loss has recovered."""
+
+    class Spoilt(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return {"loss": loss, "spoilt": True} if 5 <= self.global_step + 1 <= 10 else loss
+
+    def spoil(outputs: Any) -> Any:
+        return {"loss": torch.tensor(float("nan"))} if "spoilt" in outputs else outputs
+
+    class Spoiling(RerailCallback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            super().on_train_batch_end(trainer, pl_module, spoil(outputs), batch, batch_idx)
+
+    seen: list[list[str]] = []
+    look = [Each(step, lambda: seen.append(sorted(path.name for path in tmp_path.glob("*.ckpt")))) for step in (5, 11)]
+    own = ModelCheckpoint(tmp_path, "{step:02d}", monitor="step", mode="max", save_top_k=top, every_n_train_steps=1)
+    callback = Spoiling(tmp_path / "rerail", guard=new_guard())
+    fit(callback, own, *look, model=Spoilt(), max_steps=40, enable_checkpointing=True)
+    before = [f"step={step:02d}.ckpt" for step in range(5 - top, 5)]
+    within = [f"step={step:02d}.ckpt" for step in range(11 - top, 11)]
+    assert seen == [before, ["step=04.ckpt", *within]]
+    left = sorted(path.name for path in tmp_path.glob("*.ckpt"))
+    assert left == [f"step={step}.ckpt" for step in range(41 - top, 41)]
 
 
 def test_accumulated_gradients_make_one_step_with_their_mean_loss(new_guard, tmp_path, capsys):

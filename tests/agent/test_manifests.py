@@ -206,6 +206,16 @@ def test_the_last_clean_checkpoint_is_never_deleted(tmp_path):
     assert manifests.choose_kept(tmp_path, keep=1, newest=2) == {2}
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_last_checkpoints_from_before_an_open_problem_are_never_deleted(tmp_path, keep):
+    """Those saved between the onset and its detection call themselves clean; one more than `keep` stays."""
+    for step in range(1, 10):
+        saved(tmp_path, f"step-{step}", health="clean" if step < 6 else "suspect")
+    assert manifests.choose_kept(tmp_path, keep=keep, newest=9, onset=4) == {*range(4 - keep, 4), 9}
+    assert manifests.find_safe(tmp_path, newest=9) == 5
+    assert manifests.find_safe(tmp_path, newest=9, onset=1) == 5  # nothing is from before it
+
+
 def test_a_damaged_checkpoint_is_saved_again_and_a_whole_one_is_kept(tmp_path, new_guard):
     """A replayed step is the same state again."""
     checkpoints = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=3)

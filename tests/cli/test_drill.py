@@ -35,6 +35,7 @@ class Supervised:
         self.asked: list[tuple[str, int | None]] = []
         self.again = [(step, 1 / step) for step in range(61, 70)]
         self.refusal, self.reason = "", "emergency"
+        self.found_step: int | None = 50  # the step in the newest folder of a script without an agent
 
     def ask(self, where: Place, run: str, verb: OperatorVerb, why: str, *, quietly: bool = False, **more: int) -> str:
         self.asked.append((verb.value, more.get("step")))
@@ -46,7 +47,7 @@ class Supervised:
         else:
             before = self.run()
             first = replace(before.current, status=JobStatus.STOPPED)
-            start = more["step"] if before.current.agent else 50
+            start = more["step"] if before.current.agent else self.found_step
             second = replace(FIRST, number=2, job_name="gpt-a002", resumed_from_step=start, drill=True)
             self.keep(replace(before, attempts=(first, second)), "restart drill", {"type": "StopJob"})
             self.print("gpt-a002", self.again)
@@ -71,11 +72,11 @@ class Supervised:
         for name, body in (("a", b"1"), ("manifest.json", text)):
             client("s3").put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
 
-    def print(self, job: str, losses: list[tuple[int, float]]) -> None:
+    def print(self, job: str, losses: list[tuple[int, float]], *, later_s: float = 0.0) -> None:
         stream = f"{job}/algo-1-17"
         if not client("logs").describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=stream)["logStreams"]:
             client("logs").create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
-        at = int(place.now().timestamp() * 1000)
+        at = int((place.now().timestamp() + later_s) * 1000)
         lines = [{"timestamp": at, "message": f"rerail step={step} loss={loss!r}"} for step, loss in losses]
         client("logs").put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=lines)
 
@@ -182,6 +183,23 @@ def test_a_script_without_an_agent_starts_from_its_own_newest_save(supervised):
     supervised.again = [(step, 1 / step) for step in range(51, 57)]
     status, proof = drilled()
     assert (status, proof["from_step"], proof["forced"], supervised.asked) == (0, 50, False, [("drill", 50)])
+
+
+@pytest.mark.parametrize(("first", "status"), [(48, 0), (41, 1)], ids=["resumed", "began again"])
+def test_a_script_with_one_file_is_restarted_from_it(supervised, first, status):
+    """The file has no step: the step that was logged before it was saved, then the new job's own first one."""
+    run = supervised.run()
+    for name in ("a", "manifest.json"):
+        client("s3").delete_object(Bucket="bucket", Key=f"gpt/step-000000050/{name}")
+    client("s3").put_object(Bucket="bucket", Key="gpt/checkpoint.pth.tar", Body=b"x" * 100)
+    supervised.where.runs.save(replace(run, attempts=(replace(FIRST, agent=False),), version=run.version + 1), None)
+    supervised.found_step = None
+    supervised.print("gpt", [(step, 1 / step) for step in range(56, 70)], later_s=3.0)
+    supervised.again = [(step, 1 / step) for step in range(first, 70)]
+    code, proof = drilled()
+    assert (code, proof["proven"]) == (status, status == 0), proof
+    assert proof["from_step"] == (47 if status == 0 else 0)
+    assert ("began again at step 41" in proof["why"]) == bool(status)
 
 
 ASKED = Proposal("p7", ProposedAction.STOP, 1, "stop the job", "slow", NOW, NOW)

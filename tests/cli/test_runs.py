@@ -79,6 +79,12 @@ def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
     assert "left of its MaxRuntimeInSeconds: 14.0 h" in said
 
 
+def test_a_release_forgives_no_cost_that_is_shown(deployed):
+    """The whole cost, as in `rerail status`; the cap counts since the release."""
+    said = shown(replace(RUN, ledger=replace(RUN.ledger, forgiven=1)))
+    assert "cost so far: $1,266, $0.00 since its release of at most $2,000" in said
+
+
 def test_machines_without_a_price_are_named(deployed):
     said = shown(replace(RUN, attempts=(replace(TRAINED, instance_type="ml.x9.huge"), RUN.attempts[1])))
     assert "cost so far: not known, the policy has no price for ml.x9.huge" in said

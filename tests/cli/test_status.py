@@ -21,6 +21,7 @@ from rerail.aws.dynamodb import _run_item
 from rerail.detection.detectors import DetectorState
 from rerail.detection.evaluate import RunDetection
 from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
 from rerail.model.errors import StateUnknown
 from rerail.model.liveness import Liveness, Phase
 from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
@@ -28,6 +29,7 @@ from rerail.model.metrics import Cursor
 from rerail.model.run import (
     AfterStop,
     Attempt,
+    HealthLabel,
     Incident,
     JobStatus,
     LaunchCheck,
@@ -164,20 +166,33 @@ def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
 
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     """Whichever there is; a new attempt without either has none, whatever the one before has reached."""
-    beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
+    names = ("beats", "noted", "silent", "again")
+    beats, noted, silent, again = (a_run(name, RunState.WATCHING) for name in names)
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)), signing_key=KEY)
-    keep(where, beats, noted, silent)
+    keep(where, beats, noted, silent, again)
     heartbeat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
     name = make_heartbeat_key("beats")
     client("s3").put_object(Bucket="mailbox", Key=name, Body=sign(serialize(heartbeat), name=name, key=KEY))
     liveness = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
     stale = RunDetection("silent", Cursor("silent"), DetectorState(liveness=liveness))  # of the attempt before
-    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=liveness)), stale])
+    fresh = RunDetection("again", Cursor("again-a002"), DetectorState(), rows=600, step=1)  # its row is of another job
+    noted_memory = RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=liveness))
+    DynamoDetections(TABLE).keep([noted_memory, stale, fresh])
     rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
     assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (None, None)
+    assert rows["again"]["step"] is None
     assert "4,321" in print_status() and "1,234   90s" not in print_status()
+
+
+def test_an_open_warning_stands_beside_the_state(where):
+    label = HealthLabel(116, 2, Health.SUSPECT, "saved after the loss had gone wrong at step 116 (non_finite: nan)", "")
+    run = a_run("nan", RunState.WATCHING)
+    keep(where, replace(run, labels=(label,)), a_run("fine", RunState.WATCHING))
+    assert print_status().count("watching (warning)") == 1
+    warnings = {row["id"]: row["warning"] for row in json.loads(print_status("--json"))["runs"]}
+    assert warnings == {"nan": "warning: the loss had gone wrong at step 116 (non_finite: nan)", "fine": ""}
 
 
 def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):

@@ -15,6 +15,7 @@ def test_deferrals_come_before_pages_and_actions_are_recorded_last() -> None:
         "with_deferrals",
         "with_pages",
         "with_copies",
+        "with_save_steps_noted",
         "_with_actions_pending",
         "_with_state_change",
     ]

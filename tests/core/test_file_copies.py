@@ -108,6 +108,26 @@ def test_what_must_not_be_copied_is_not(facts):
     assert len(recorded) == forbidden and all("quarantineFolders" in reason for reason in recorded)
 
 
+def test_a_cleared_obstacle_is_tried_again():
+    """The folder is listed by a later deployment: nobody has to hold or release the run."""
+    world = World()
+    folders, world.quarantine_folders = world.quarantine_folders, {}
+    world.sagemaker.defined_metrics = ("step", "loss")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.minutes(5)
+    world.checkpoints.save_file(etag="a")
+    world.minutes(90)
+    problem = world.run().current.copy_problem
+    assert "half an hour" in problem and "release" not in problem
+    world.quarantine_folders = folders
+    world.minutes(35)
+    run = world.run()
+    assert ([copy.etag for copy in run.copies], run.current.copy_problem) == (["a"], "")
+    recorded = [entry.reason for entry in world.runs.timeline if "copied" in entry.reason]
+    assert len(recorded) == 2 and recorded[1] == "ckpt.pt is copied again: nothing prevents it any more"
+
+
 def test_a_smaller_file_is_not_copied():
     """A kill has torn it: it must not replace a copy."""
     world = train("a", bytes=1 << 20)
@@ -227,10 +247,52 @@ def test_a_rollback_restores_the_newest_copy_from_before_the_onset():
 
 
 def test_a_rollback_keeps_the_margin_of_the_ladder():
-    """The state of the newest copy before the onset may be bad already."""
+    """The state of the newest copy before the onset may be bad already; the margin is a tenth of 210 steps."""
     world = train("a", "b", "c", policy=Policy())
-    diverge(world, onset_step=250, minutes_ago=30)
+    diverge(world, onset_step=210, minutes_ago=30)
     assert now_there(world) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("onset", "restored"),
+    [(116, "95"), (104, "75"), (97, "75"), (80, "75")],
+    ids=["a tenth before", "less than a tenth", "just before", "none a tenth before"],
+)
+def test_a_run_that_counts_epochs_goes_back_to_a_copy_from_before_the_onset(onset, restored):
+    """The ladder's hundred steps are more than the run has; without an older copy the newest before the onset is taken.
+
+    An operator can go back to it too, as long as the run is held."""
+    world = train_epochs(75, 95, 120)
+    finding = Finding(Kind.NON_FINITE, Level.INTERVENE, onset + 2, onset, "nan", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
+    world.minutes(30)
+    run = world.run()
+    assert (run.state, run.current.number, now_there(world)) == (RunState.WATCHING, 2, [restored])
+
+
+def test_an_operator_goes_back_to_a_copy_of_a_run_that_counts_epochs():
+    """Also after the loss went wrong, and to a step beyond the onset."""
+    for to in (95, 96, 300):
+        world = train_epochs(75, 95, 120)
+        finding = Finding(Kind.NON_FINITE, Level.INTERVENE, 118, 116, "nan", world.clock())
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
+        world.minutes(1)
+        world.supervisor().handle(CommandReceived("h", "gpt", OperatorVerb.HOLD, "ada", ""))
+        world.minutes(5)
+        world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.ROLLBACK, "ada", "", step=to))
+        world.minutes(30)
+        assert now_there(world) == ["95"]
+
+
+def train_epochs(*epochs: int) -> World:
+    """Return a run whose script overwrites its file, and whose step metric is the epoch."""
+    world = train(policy=Policy())
+    for epoch in epochs:
+        world.minutes(5)
+        world.checkpoints.save_file("checkpoint.pth.tar", etag=str(epoch))
+        world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], metrics={"step": float(epoch)})
+        world.minutes(15)
+    return world
 
 
 def test_copies_of_names_that_are_gone_are_bounded():

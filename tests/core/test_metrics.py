@@ -305,6 +305,25 @@ def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
     assert [s.complete_to for s in found] == [None, None, 40]
 
 
+@pytest.mark.parametrize(
+    ("minutes", "complete_to"),
+    [
+        ({0: 50_000, 1: None, 2: None}, 50_000 - 20),  # supervised since then only
+        ({0: 10, 1: 20, 5: 60, 6: None, 7: None, 8: None, 9: None, 10: None}, 40),
+        ({0: 10, 1: 20, 5: 30, 6: None, 7: None, 8: None, 9: None, 10: None}, 20),  # a pause
+    ],
+    ids=["the first minute that was read", "minutes are missing", "no steps in the missing minutes"],
+)
+def test_a_missing_loss_is_dated_to_the_minute_before_its_last_value_at_most(minutes, complete_to):
+    """By the fastest minute, where the minute before was not read."""
+    series, step = PublishedSeries(), 0.0
+    for number, with_loss in minutes.items():
+        step = step + 10 if with_loss is None else float(with_loss)
+        series.minute(number, step=step, **({} if with_loss is None else {"loss": 3.0}))
+    _, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
+    assert found[-1].complete_to == complete_to
+
+
 def test_a_finite_flag_overrules_a_missing_loss():
     """The loss is late or logged more rarely: no NaN."""
     series = PublishedSeries()

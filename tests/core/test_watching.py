@@ -7,6 +7,8 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.checkpoint_health import with_health
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Health
@@ -85,6 +87,58 @@ def test_a_silence_is_dated_to_before_the_last_loss(world, first_nan):
     assert run.incidents[0].kind == "non_finite"
     assert first_nan - 2 * STEPS_A_MINUTE <= run.incidents[0].onset_step <= first_nan
     assert (run.current.number, run.current.resumed_from_step) == (2, 900)
+
+
+def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
+    """A NaN of the last minutes is a warning before it is believed; where it recovers, there is nothing to do."""
+
+    def summary() -> dict:
+        return make_summary(Facts(world.run(), world.clock(), timeline=tuple(world.runs.timeline)))
+
+    last = train(world, 50)
+    assert summary()["headline"] == "Training: nothing to do"
+    last = train(world, 3, first=last, loss=lambda step: 60.0)
+    assert summary()["headline"] == "Training, but its loss may have gone wrong"
+    assert summary()["happened"].startswith("warning: the loss had gone wrong at step 501 (loss_spike: ")
+    assert (summary()["tone"], summary()["todo"][0][:11]) == ("recovering", "Nothing yet")
+    train(world, 60, first=last)
+    assert summary()["headline"] == "Training: nothing to do"
+
+
+def test_steps_with_a_loss_in_trouble_refund_no_retry(world):
+    """Of a script without step folders the steps prove progress: only those before the onset."""
+    last = train(world, 60)
+    world.checkpoints.saved.clear()
+    world.checkpoints.save_file("last.pt")
+    train(world, 30, first=last, nonfinite=1.0)
+    world.minutes(5)
+    run = world.run()
+    assert run.ledger.progress_step is None or run.ledger.progress_step <= 600
+    assert not any("progress to step 6" in entry and "step 600" not in entry for entry in run.ledger.entries)
+    assert run.ledger.charges
+
+
+def test_a_decision_is_dated_from_the_onset(world):
+    """The problem began in the minute after the last good one, not when it was believed."""
+    last = train(world, 95)
+    began = world.clock()
+    train(world, 10, first=last, nonfinite=1.0)
+    world.minutes(5)
+    incident = world.run().incidents[0]
+    assert began - 2 * MINUTE <= incident.happened_at <= began
+    assert incident.decided_at > incident.happened_at
+
+
+def test_a_longer_minute_after_the_onset_does_not_date_it_back(world):
+    """A problem began after the row before its own, however many steps the row has in which it is confirmed."""
+    last = train(world, 95)
+    for step in (last + 10, last + 3_000, last + 6_000, last + 9_000):
+        world.series.print("gpt", world.clock(), step=float(step), nonfinite=1.0, count=10.0)
+        world.minutes(1)
+    world.minutes(5)
+    run = world.run()
+    assert (run.incidents[0].kind, run.incidents[0].onset_step) == ("non_finite", 951)
+    assert run.current.resumed_from_step == 900
 
 
 def test_after_a_rollback_the_same_steps_are_judged_again(world):

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report_page.page import render_page
-from rerail.incident_report.curves import CHART_POINT_LIMIT, LINE_POINT_LIMIT, draw_loss, thin_points
+from rerail.incident_report.curves import (
+    CHART_POINT_LIMIT,
+    LINE_POINT_LIMIT,
+    draw_loss,
+    draw_progress,
+    draw_speed,
+    thin_points,
+)
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import MarkKind, list_marks
 from rerail.incident_report.report import INCIDENT_LIMIT, IncidentReport, make_report
@@ -149,6 +156,33 @@ def test_rolled_back_steps_are_distinguished_from_kept_ones(recorded: Facts):
     lines = draw_loss(recorded).lines
     assert [(line.attempt, line.kept) for line in lines] == [(1, True), (1, False), (2, True)]
     assert lines[0].points[-1][0] == lines[1].points[0][0] == back
+
+
+def test_only_the_steps_that_are_trained_again_are_rolled_back():
+    """Points by the minute are far apart: of a line to step 60 the part beyond step 59 is dashed."""
+    known = held()
+    again = attempt(2, first_step=60)
+    run = replace(known.run, attempts=(known.run.current, again))
+    series = {1: (*rows(1, 27, 27), *rows(1, 60, 60)), 2: rows(2, 60, 80)}
+    first, lost, second = draw_loss(replace(known, run=run, series=series)).lines
+    assert [(line.attempt, line.kept) for line in (first, lost, second)] == [(1, True), (1, False), (2, True)]
+    assert [x for x, _ in first.points] == [27, 59] and [x for x, _ in lost.points] == [59, 60]
+
+
+@pytest.mark.parametrize(("began", "split"), [(401, 400), (1, 0), (None, 410)])
+def test_a_curve_is_split_where_its_step_falls(began, split):
+    """After a restart in place no line leads back, and what was trained again is dashed from where it really began."""
+    known, first = held(), 410 if began is None else began
+    order = InPlaceRestart(1, "c", "nan", BEGAN, BEGAN, resume_step=400, restarted_at=BEGAN, first_step=began)
+    order = replace(order, resume_step=None) if began is None else order
+    run = replace(known.run, attempts=(replace(known.run.current, in_place_restarts=(order,)),))
+    known = replace(known, run=run, series={1: (*rows(1, 10, 600), *rows(1, first, 700))})
+    lines = draw_loss(known).lines
+    assert all(a[0] <= b[0] for line in lines for a, b in pairwise(line.points))
+    assert [line.kept for line in lines] == ([False, True] if not split else [True, False, True])
+    assert lines[0].points[-1][0] == (split or 600)
+    assert len(draw_progress(known).lines) == 2
+    assert all(line.kept for line in draw_speed(known)[0].lines[-1:])
 
 
 def test_a_loss_that_is_not_a_number_is_a_gap_and_no_point():

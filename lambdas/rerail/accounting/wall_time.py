@@ -240,7 +240,7 @@ def _find_last_step(attempt: Attempt, incidents: Iterable[Incident]) -> int | No
 
 def _find_resume_step(order: InPlaceRestart, incidents: Iterable[Incident]) -> int:
     """Return the step that an in-place restart resumed from: its own, or the newest checkpoint known at that time."""
-    if order.resume_step is not None:
-        return order.resume_step
+    if order.began_step is not None:
+        return order.began_step
     known = [i.resume_step or 0 for i in incidents if i.decided_at <= order.asked_at]
     return known[-1] if known else 0

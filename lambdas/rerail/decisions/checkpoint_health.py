@@ -14,7 +14,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
 from rerail.model.finding import Finding, Level
 from rerail.model.mailbox import Report, ReportKind
-from rerail.model.run import HealthLabel, Run
+from rerail.model.run import HealthLabel, Run, RunState
 
 MAX_LABELS = 60
 # For each rollback: the attempt and in-place restart that were rolled back, and the step of the onset.
@@ -22,6 +22,7 @@ Onsets = list[tuple[tuple[int, int], int]]
 MAX_WHY_CHARS = 200
 ALL_RESTARTS = 1_000_000
 RESOLVED_LEVELS = (Level.RECOVERED, Level.ACCEPTED)
+SAVED_AFTER = "saved after "
 ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
 SUSPECT_MANIFEST = "its health is suspect: there was trouble with the loss when it was saved"
 
@@ -128,9 +129,22 @@ def with_damage(run: Run, checkpoints: Sequence[Checkpoint], *, why: str, at: da
 
 def find_open_onset(run: Run) -> int | None:
     """Return the first step of open trouble with the current attempt's loss, or None."""
+    return min((label.step for label in _list_open_trouble(run)), default=None)
+
+
+def find_open_warning(run: Run) -> str:
+    """Return the trouble with the loss of the job that runs, in words; "" if there is none."""
+    if run.state is not RunState.WATCHING or not run.current.may_be_live:
+        return ""
+    labels = [label for label in _list_open_trouble(run) if label.why.startswith(SAVED_AFTER)]
+    label = min(labels, key=lambda label: label.step, default=None)
+    return "" if label is None else f"warning: {label.why.removeprefix(SAVED_AFTER)}"
+
+
+def _list_open_trouble(run: Run) -> list[HealthLabel]:
     current = (run.current.number, run.current.restart)
     open_labels = [label for label in run.labels if label.health is not Health.CLEAN and _is_open(label)]
-    return min((label.step for label in open_labels if (label.attempt, label.restart) == current), default=None)
+    return [label for label in open_labels if (label.attempt, label.restart) == current]
 
 
 def with_sagemaker_restart(run: Run, at: datetime) -> Run:
@@ -185,7 +199,7 @@ def _with_trouble(run: Run, finding: Finding, health: Health) -> Run:
     attempt, onset = run.current, finding.onset_step
     if onset is None:
         return run
-    why = f"saved after the loss had gone wrong at step {onset} ({finding.kind}: {finding.evidence})"
+    why = f"{SAVED_AFTER}the loss had gone wrong at step {onset} ({finding.kind}: {finding.evidence})"
     label = HealthLabel(onset, attempt.number, health, why[:MAX_WHY_CHARS], finding.kind, restart=attempt.restart)
     known = (other for other in run.labels if _is_open(other) and other.health is health)
     if any(_includes(other, label) and other.source == label.source for other in known):

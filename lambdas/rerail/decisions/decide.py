@@ -18,6 +18,7 @@ from rerail.decisions.on_report import on_invalid_report, on_report
 from rerail.decisions.on_tick import on_tick
 from rerail.decisions.open_pages import with_pages
 from rerail.decisions.reconcile import on_outdated_record
+from rerail.decisions.start_check import with_save_steps_noted
 from rerail.model.actions import Notify
 from rerail.model.policy import Policy
 from rerail.model.run import Run, make_state_change
@@ -106,11 +107,13 @@ def _with_state_change(before: Run, decision: Decision, signal: Signal, policy: 
 
 
 # Applied to every decision, in this order: what must wait is deferred, pages are repeated or cleared, files that were
-# saved are copied, and the actions and the change of state that remain are recorded.
+# saved are copied, the interval of checkpoints is noted, and the actions and the change of state that remain are
+# recorded.
 PASSES: tuple[Callable[[Run, Decision, Signal, Policy], Decision], ...] = (
     with_deferrals,
     with_pages,
     with_copies,
+    with_save_steps_noted,
     _with_actions_pending,
     _with_state_change,
 )

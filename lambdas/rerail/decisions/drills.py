@@ -17,6 +17,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import PostCommand
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Health
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import CommandKind
@@ -101,6 +102,8 @@ def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> s
     ]
     if run.current.agent and command.step is not None and command.step not in clean_steps:
         return f"no clean checkpoint of step {command.step} is there: `rerail checkpoints {run.id}` lists what there is"
-    if choose_resume_step(command.checkpoints) is None:
+    # A file that the script overwrites has no step, and the script resumes from it by itself.
+    has_file = not run.current.agent and any(saved.layout == Layout.FILE for saved in command.checkpoints or ())
+    if choose_resume_step(command.checkpoints) is None and not has_file:
         return "nothing is saved that it could be relaunched from"
     return ""

@@ -27,6 +27,11 @@ MAX_FILES = 4
 # Files that are saved together reach S3 within this time.
 SAME_SAVE = timedelta(minutes=2)
 MAX_KEY_BYTES = 1024
+REFUSED_FOR = timedelta(minutes=20)
+# The ladder's margin is in steps. Where a script counts epochs it would be more than the whole run, so it is at most
+# this fraction of the steps since the attempt began, and what is so much older than the onset keeps it.
+MARGIN_SHARE = 10
+MARGIN_TIME = timedelta(minutes=10)
 
 
 def with_copies(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
@@ -51,7 +56,7 @@ def list_due_copies(
     files = [checkpoint for checkpoint in checkpoints if checkpoint.layout == Layout.FILE]
     if not files or len(files) > MAX_FILES or not policy.copies.keep or not may_act(run, policy) or has_agent(run):
         return ()
-    if run.state is not RunState.WATCHING or run.current.copy_problem or find_open_onset(run) is not None:
+    if run.state is not RunState.WATCHING or _was_just_refused(run.current, at) or find_open_onset(run) is not None:
         return ()
     bucket, folder = split_uri(run.checkpoint_uri)
     if (
@@ -66,6 +71,12 @@ def list_due_copies(
     copies = [_make_copy(run, file, file.uri.removeprefix(uri), step) for file in files]
     names = {copy.name for copy in copies}
     return tuple(_make_action(run, copy, policy, names) for copy in copies if _is_due(run, copy, policy, at))
+
+
+def _was_just_refused(attempt: Attempt, at: datetime) -> bool:
+    """Return whether it is too early to try again; a deployment may have removed the obstacle."""
+    refused_at = attempt.copy_refused_at
+    return bool(attempt.copy_problem) and refused_at is not None and at - refused_at < REFUSED_FOR
 
 
 def _make_copy(run: Run, file: Checkpoint, name: str, step: int | None) -> FileCopy:
@@ -102,18 +113,29 @@ def _make_action(run: Run, copy: FileCopy, policy: Policy, names: Collection[str
 
 
 def on_copied(run: Run, copied: FileCopied, policy: Policy) -> Decision:
-    """Record a copy, or once for each attempt why none can be made."""
+    """Record a copy, or why none can be made; that is said once for each attempt and obstacle."""
     if copied.action not in run.pending:
         return Decision(run)
     run = replace(run, pending=tuple(action for action in run.pending if action != copied.action))
     name = copied.action.copy.name
     if copied.problem:
-        run = with_attempt(run, replace(run.current, copy_problem=copied.problem))
+        is_known = run.current.copy_problem == copied.problem
+        run = with_attempt(run, replace(run.current, copy_problem=copied.problem, copy_refused_at=copied.at))
+        if is_known:
+            return Decision(run)
         return Decision(run, reason=f"{name} is not copied: {copied.problem}", finding="not_copied")
     if copied.copy is None:
         return Decision(run)
-    kept = tuple(copy for copy in run.copies if copy not in copied.action.expired and copy.key != copied.copy.key)
-    return Decision(replace(run, copies=(*kept, copied.copy)))
+    if run.current.copy_problem:
+        run = with_attempt(run, replace(run.current, copy_problem="", copy_refused_at=None))
+        run = replace(run, copies=_with_copy(run, copied.copy, copied.action))
+        return Decision(run, reason=f"{name} is copied again: nothing prevents it any more")
+    return Decision(replace(run, copies=_with_copy(run, copied.copy, copied.action)))
+
+
+def _with_copy(run: Run, copy: FileCopy, action: CopyCheckpoint) -> tuple[FileCopy, ...]:
+    """Return the run's copies after one was made and others were deleted."""
+    return (*(known for known in run.copies if known not in action.expired and known.key != copy.key), copy)
 
 
 def with_damaged_files(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Run, str]:
@@ -153,15 +175,24 @@ def with_onsets_dated(run: Run, *, margin_steps: int) -> Run:
 def with_onset_dated(run: Run, attempt: Attempt, *, margin_steps: int) -> Attempt:
     """Return the attempt with the time before which its files were sound; without copies it is not needed.
 
-    That is the time of its onset, or soon after the newest copy that keeps the margin before it. If neither is known,
-    nothing of the run is sound.
+    That is the time of its onset, or soon after the newest copy that keeps the margin before it; without such a copy,
+    after the newest one before the onset. If none is known, nothing of the run is sound.
     """
     if attempt.onset_step is None or not run.copies:
         return attempt
-    earlier = list_copies_before(run, attempt.onset_step - margin_steps)
-    times = [copy.saved_at + timedelta(seconds=1) for copy in earlier if copy.attempt <= attempt.number]
+    earlier = [copy for copy in list_copies_before(run, attempt.onset_step) if copy.attempt <= attempt.number]
+    margin = min(margin_steps, (attempt.onset_step - (run.find_start(attempt) or 0)) // MARGIN_SHARE)
+    sound = [copy for copy in earlier if _is_before_margin(copy, attempt, margin)]
+    times = [copy.saved_at + timedelta(seconds=1) for copy in sound or earlier]
     known = [time for time in (max(times, default=None), attempt.onset_at) if time]
     return replace(attempt, onset_at=min(known, default=run.created_at))
+
+
+def _is_before_margin(copy: FileCopy, attempt: Attempt, margin: int) -> bool:
+    """Return whether the copy keeps the margin before the attempt's onset, in steps or in time."""
+    assert attempt.onset_step is not None and copy.step is not None
+    is_old = attempt.onset_at is not None and copy.saved_at <= attempt.onset_at - MARGIN_TIME
+    return is_old or copy.step < attempt.onset_step - margin
 
 
 def list_copies_before(run: Run, step: int) -> list[FileCopy]:

@@ -196,6 +196,7 @@ def on_processes_restarted(run: Run, report: Report, *, at: datetime) -> Decisio
         order,
         restarted_at=order.restarted_at or at,
         stepped_at=order.stepped_at or (at if has_stepped else None),
+        first_step=report.step if has_stepped and order.first_step is None else order.first_step,
     )
     if updated == order:
         return Decision(run)

@@ -132,7 +132,7 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
     A script without manifests proves progress by getting farther than any attempt before it.
     """
     previous = run.ledger
-    ledger = with_refund(previous, newest_step=_find_proven_step(run, failure) or 0, at=failure.at)
+    ledger = with_refund(previous, newest_step=_find_sound_step(run, failure), at=failure.at)
     return replace(
         run,
         ledger=with_charge(
@@ -147,6 +147,14 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
             at=failure.at,
         ),
     )
+
+
+def _find_sound_step(run: Run, failure: Failure) -> int:
+    """Return the farthest step that is proven; what was trained with a loss in trouble is no progress."""
+    proven, onset = _find_proven_step(run, failure) or 0, checkpoint_health.find_open_onset(run)
+    if onset is None or proven < onset:
+        return proven
+    return 0 if failure.resume_step is not None else max(0, onset - 1)
 
 
 def _find_proven_step(run: Run, failure: Failure) -> int | None:
@@ -257,7 +265,8 @@ def with_incident(
         cause=failure.diagnosis.cause,
         reason=reason,
         evidence=failure.diagnosis.evidence,
-        happened_at=began or run.current.ended_at or failure.at,
+        # By the clock of the job, which may be ahead of ours.
+        happened_at=min(began or run.current.ended_at or failure.at, failure.at),
         decided_at=failure.at,
         step=failure.last_step,
         # A script that resumes by itself may start anywhere.

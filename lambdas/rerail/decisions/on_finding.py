@@ -33,6 +33,7 @@ from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_remedy
 from rerail.decisions.rollback_ladder import with_rung_taken
+from rerail.decisions.start_check import with_seen_step
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout, list_save_times
@@ -96,6 +97,8 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
 
 def _with_first_step(run: Run, step: int | None) -> Run:
     """Return the run with the first step of an attempt that resumed by itself, and the lost steps of its incidents."""
+    if run.current.resumed_from_step is not None:
+        return with_seen_step(run, step)
     if step is None or run.find_start(run.current) is not None:
         return run
     run = with_attempt(run, replace(run.current, first_step=step))

@@ -28,6 +28,8 @@ from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_
 from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
+from rerail.decisions.open_pages import clear_pages
+from rerail.decisions.start_check import SUBJECT, with_start_confirmed
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import find_newest_step
@@ -76,7 +78,7 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         case JobStatus.STOPPED:
             return _on_stopped(updated, seen, policy)
         case JobStatus.IN_PROGRESS:
-            return _on_progress(updated, attempt, seen, policy)
+            return with_start_confirmed(_on_progress(updated, attempt, seen, policy), seen.checkpoints or ())
         case JobStatus.STOPPING | JobStatus.DELETING | JobStatus.UNKNOWN:
             return Decision(updated)
         case _ as unreachable:
@@ -190,8 +192,9 @@ def _recover(run: Run, incident: Incident, seen: JobObserved, progress: str) -> 
     reason = f"recovered: attempt {run.current.number} {progress}"
     key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
     notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
+    run, clears = clear_pages(run, [SUBJECT], reason)
     return Decision(
-        with_incident_closed(run, reason, seen.at, is_recovered=True), (notice,), reason, finding="recovered"
+        with_incident_closed(run, reason, seen.at, is_recovered=True), (notice, *clears), reason, finding="recovered"
     )
 
 

@@ -13,6 +13,7 @@ from rerail.decisions.decision import Decision, make_notice, with_attempt
 from rerail.decisions.emergency_checkpoint import on_agent_answer
 from rerail.decisions.in_place_restart import is_about_newest_restart, on_crash, on_processes_restarted, on_refused
 from rerail.decisions.on_finding import on_findings
+from rerail.decisions.start_check import with_first_step
 from rerail.model.actions import Severity
 from rerail.model.mailbox import QUOTED, Report, ReportKind
 from rerail.model.policy import Policy
@@ -44,7 +45,8 @@ def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
         return Decision(run)
     restarted = on_processes_restarted(run, report, at=reported.at)
     decision = _on_report_kind(restarted.run, reported, policy)
-    return decision if decision.reason else replace(decision, reason=restarted.reason)
+    decision = decision if decision.reason else replace(decision, reason=restarted.reason)
+    return with_first_step(run, decision, report)
 
 
 def _on_unsigned(run: Run, report: Report) -> Decision:

@@ -204,10 +204,13 @@ def check_folder(
         )
     if not _is_listed(action.uri, request, folders):
         role = request.get("RoleArn", "")
+        then = f", and release the run; or {BY_HAND}"
+        if isinstance(action, CopyCheckpoint):  # the run is not held
+            then = "; within half an hour of training the file is copied"
         raise QuarantineFailed(
             f"{NOT_ALLOWED} of the role {role} in {action.uri}",
             advice=f"deploy with that folder, or one that contains it, listed for {role} in the context value "
-            f"quarantineFolders, and release the run; or {BY_HAND}",
+            f"quarantineFolders{then}",
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from rerail.detection import checkpoint_stall, stall
@@ -66,6 +66,10 @@ IDLE_BELOW = 5.0
 IDLE = "the machine is idle"
 
 
+# Rows that are remembered: a problem is seldom dated farther back.
+RECENT_ROWS = 20
+
+
 @dataclass(frozen=True, slots=True)
 class RunDetection:
     """The detection state of a run, kept across its jobs."""
@@ -90,6 +94,8 @@ class RunDetection:
     looked_at: datetime | None = None
     # From when on silence counts, while that clock is in doubt or after an outage.
     doubt: datetime | None = None
+    # Step and time, in seconds since 1970, of the newest rows, oldest first.
+    recent_rows: tuple[tuple[int, int], ...] = ()
 
 
 class RunDetections(Protocol):
@@ -157,7 +163,7 @@ class Monitor:
                 memory.cursor,
                 monitored.names,
                 stall_suspected=_is_stall_suspected(memory, monitored.policy, at),
-                start_unknown=bool(monitored.names.step) and monitored.run.find_start(monitored.run.current) is None,
+                start_unknown=bool(monitored.names.step) and _is_start_unknown(monitored.run),
             )
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
@@ -174,6 +180,15 @@ class Monitor:
     def keep(self, evaluations: Sequence[Evaluation]) -> None:
         """Store the states, after the findings were sent."""
         self.memories.keep([evaluation.memory for evaluation in evaluations])
+
+
+def _is_start_unknown(run: Run) -> bool:
+    """Return whether the first step of the current job is to be read: only an agent reports it by itself."""
+    attempt = run.current
+    if run.find_start(attempt) is None:
+        return True
+    is_ordered = attempt.number > 1 and attempt.resumed_from_step is not None
+    return is_ordered and attempt.first_step is None and not any(known.agent for known in run.attempts)
 
 
 def evaluate_run(
@@ -249,7 +264,13 @@ def _learn_from_heartbeat(memory: RunDetection, heartbeat: Heartbeat, detection:
     if step is None or (memory.step is not None and step <= memory.step):
         return memory
     row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
+    memory = _with_row(memory, step, heartbeat.at)
     return replace(memory, detectors=evaluate_sample(memory.detectors, row, detection)[0], step=step)
+
+
+def _with_row(memory: RunDetection, step: int, at: datetime) -> RunDetection:
+    """Return the state with one more row remembered."""
+    return replace(memory, recent_rows=(*memory.recent_rows, (step, int(at.timestamp())))[-RECENT_ROWS:])
 
 
 def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
@@ -285,7 +306,7 @@ def _evaluate_row(
     watch, findings = evaluate_sample(memory.detectors, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     dated = [
-        replace(f, onset_step=max(0, f.onset_step - _onset_span(f, sample, span)))
+        _with_onset_dated(f, f.onset_step, sample, memory.recent_rows, span)
         if f.kind in OF_THE_LOSS and f.onset_step is not None
         else f
         for f in findings
@@ -294,13 +315,27 @@ def _evaluate_row(
     onsets, reported = with_onsets(memory.onsets, dated, row=rows, detection=detection)
     troubles, over = follow_findings(memory.open_findings, reported, watch.detectors, sample)
     step = sample.step if sample.step is not None else memory.step
+    if sample.step is not None and sample.at is not None:
+        memory = _with_row(memory, sample.step, sample.at)
     memory = replace(memory, detectors=watch, rows=rows, step=step, onsets=onsets, open_findings=troubles)
     return memory, (*reported, *over)
 
 
-def _onset_span(finding: Finding, sample: Sample, span: int) -> int:
-    """Return how many steps before its row a problem can have begun; 0 if the sample itself gives the step."""
-    return 0 if finding.kind is Kind.NON_FINITE and sample.complete_to is not None else span
+def _with_onset_dated(
+    finding: Finding, onset: int, sample: Sample, recent: Sequence[tuple[int, int]], span: int
+) -> Finding:
+    """Return a finding about the row `onset` with the earliest step and time at which the problem can have begun.
+
+    That is the step after the row before it, or `span` steps earlier if that row is not known any more. The sample
+    itself may give the step.
+    """
+    is_given = finding.kind is Kind.NON_FINITE and sample.complete_to is not None
+    before = max(((step, at) for step, at in recent if step < onset), default=None)
+    if before is None:
+        return replace(finding, onset_step=onset if is_given else max(0, onset - span))
+    step, seconds = before
+    at = datetime.fromtimestamp(seconds, UTC)
+    return replace(finding, onset_step=onset if is_given else step + 1, onset_at=min(at, finding.at or at))
 
 
 def _with_activity(liveness: Liveness, cursor: Cursor) -> Liveness:

@@ -65,7 +65,8 @@ def _mean_time_to_decision(known: Facts, recorded_s: float | None) -> float | No
     for incident in known.run.incidents:
         step = incident.onset_step
         onset = find_time_of_step(known, incident.attempt, step) if step is not None else None
-        times.append((incident.decided_at - min(onset or incident.happened_at, incident.happened_at)).total_seconds())
+        since = min(onset or incident.happened_at, incident.happened_at)
+        times.append(max(0.0, (incident.decided_at - since).total_seconds()))
     return max(recorded_s, sum(times) / len(times)) if times else recorded_s
 
 

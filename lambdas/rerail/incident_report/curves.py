@@ -1,6 +1,6 @@
 """Make the curves of a report, reduced to a bounded number of points with their extremes kept."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil, inf, isfinite
@@ -15,6 +15,8 @@ LINE_POINT_LIMIT, CHART_POINT_LIMIT = 600, 4_000
 GAP_LIMIT = 60
 # The window around an incident spans at least so many steps, and less than this share of the run.
 MIN_WINDOW_STEPS, MAX_WINDOW_SHARE = 20, 0.4
+# Lines of several ranks arrive out of order by so many steps; a greater fall is a new start.
+DISORDER_STEPS = 2
 
 Point = tuple[float, float]
 
@@ -70,7 +72,7 @@ def draw_progress(known: Facts) -> Curve:
     lines, start = [], began(known)
     for number, rows in known.series.items():
         points = [(elapsed(start, r.at), float(r.step)) for r in rows if r.step is not None and r.at is not None]
-        lines.append(CurveLine(number, tuple(points)))
+        lines += [CurveLine(number, tuple(passed)) for passed in _split_passes(points, lambda point: point[1])]
     return Curve(_limit_points(lines))
 
 
@@ -141,16 +143,43 @@ def find_first_step(known: Facts, attempt: Attempt) -> int | None:
 
 
 def _split_line(known: Facts, number: int, points: list[Point]) -> list[CurveLine]:
-    """Split an attempt's curve at the step that a later attempt resumed from, if that lies behind its end."""
+    """Split an attempt's curve where its step falls, and where what followed resumed behind its end."""
     following = [a for a in known.run.attempts if a.number > number and a.exists]
-    resumed = [start for attempt in following if (start := find_first_step(known, attempt)) is not None]
-    restarts = [order.resume_step for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
-    split = min([*resumed, *(step for step in restarts if step is not None)], default=None)
-    if split is None or restarts:
-        return [CurveLine(number, tuple(points))]
-    kept = [point for point in points if point[0] <= split]
-    rolled_back = [point for point in points if point[0] > split]
-    joint = kept[-1:] if rolled_back else []
+    starts = [find_first_step(known, attempt) for attempt in following]
+    resumed = [float(start) for start in starts if start is not None]
+    passes = _split_passes(points, lambda point: point[0])
+    orders = [order for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
+    known_starts = [order.began_step for order in orders] if len(orders) == len(passes) - 1 else []
+    lines: list[CurveLine] = []
+    for count, passed in reversed(list(enumerate(passes))):  # the last first: those before it end where it began
+        lines = [*_split_rolled_back(number, passed, min(resumed, default=None)), *lines]
+        began = known_starts[count - 1] if count and known_starts else None
+        resumed.append(passed[0][0] if began is None else float(began))
+    return lines
+
+
+def _split_passes(points: Sequence[Point], step_of: Callable[[Point], float]) -> list[list[Point]]:
+    """Return the stretches of points between which the step falls."""
+    passes: list[list[Point]] = []
+    for point in points:
+        if passes and step_of(point) >= step_of(passes[-1][-1]) - DISORDER_STEPS:
+            passes[-1].append(point)
+        else:
+            passes.append([point])
+    return passes
+
+
+def _split_rolled_back(number: int, points: list[Point], split: float | None) -> list[CurveLine]:
+    """Return the part up to the step that was resumed from, and the part beyond it, which was rolled back."""
+    kept = [point for point in points if split is None or point[0] <= split]
+    rolled_back = points[len(kept) :]
+    if split is None or not rolled_back:
+        return [CurveLine(number, tuple(kept))]
+    joint = kept[-1:]
+    if kept and kept[-1][0] < split:  # points by the minute are far apart
+        (x, y), (next_x, next_y) = kept[-1], rolled_back[0]
+        joint = [(float(split), y + (next_y - y) * (split - x) / (next_x - x))]
+        kept = [*kept, *joint]
     return [CurveLine(number, tuple(kept)), CurveLine(number, tuple(joint + rolled_back), kept=False)]
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rerail.decisions.decision import HELD_RESOLUTION, format_start
+from rerail.decisions.start_check import format_ordered
 from rerail.incident_report.curves import find_first_step
 from rerail.incident_report.facts import Facts
 from rerail.model.finding import Kind
@@ -114,7 +115,8 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
         text = f"checkpoint of step {start}{reason}, from which the run resumed"
         saved_at = checkpoint.saved_at if checkpoint else _find_first_time_of_step(known, before, start)
         yield CurveMark(MarkKind.SAVED, text, start, saved_at)
-    begins = format_start(known.run, known.run.find_start(following) or start)
+    began = known.run.find_start(following)
+    begins = format_start(known.run, start if began is None else began) + format_ordered(following)
     rung = f", rung {following.rung}" if following.rung else ""
     yield CurveMark(
         MarkKind.RELAUNCH,
@@ -131,9 +133,9 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
 
 def _list_restart_marks(order: InPlaceRestart, incident: Incident) -> Iterator[CurveMark]:
     if order.restarted_at and order.asked_at >= incident.happened_at:
-        start = "the newest checkpoint" if order.resume_step is None else f"step {order.resume_step}"
-        text = f"the training processes restarted from {start}, in the same job"
-        yield CurveMark(MarkKind.RESTART, text, order.resume_step, order.restarted_at)
+        start = "the newest checkpoint" if order.began_step is None else f"step {order.began_step}"
+        text = f"the training processes restarted from {start}{format_ordered(order)}, in the same job"
+        yield CurveMark(MarkKind.RESTART, text, order.began_step, order.restarted_at)
 
 
 def _was_asked_to_stop(known: Facts, attempt: Attempt) -> bool:

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from rerail.decisions.checkpoint_health import find_open_warning
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
+from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
@@ -44,7 +46,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
             "since": page.since or run.pages[-1].notified_at,
             "runbook": page.runbook,
         }
-    tone = _urgency(run)
+    tone, warning = _urgency(run), find_open_warning(run)
     incident = run.incidents[-1] if run.incidents else None
     notice = _find_notice(known.timeline, incident) if incident else {}
     did = str(notice.get("did", ""))
@@ -52,8 +54,8 @@ def make_summary(known: Facts) -> dict[str, Any]:
     return {
         "tone": tone,
         "headline": _headline(run, tone),
-        "happened": (str(notice.get("body", "")) or _happened(run, incident))[:TEXT_LIMIT],
-        "did": "\n".join(part for part in (did, _format_relaunches(run, incident), resolution) if part),
+        "happened": (warning or str(notice.get("body", "")) or _happened(run, incident))[:TEXT_LIMIT],
+        "did": "\n".join(filter(None, (did, _format_relaunches(run, incident), *_list_gaps(run), resolution))),
         "todo": _list_todos(run),
         "commands": tuple(_commands(run)),
         "by": run.proposal.expires_at if run.proposal else None,
@@ -65,7 +67,8 @@ def make_summary(known: Facts) -> dict[str, Any]:
 def _urgency(run: Run) -> Urgency:
     if run.state is RunState.HELD or (run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL):
         return Urgency.NEEDED
-    return Urgency.RECOVERING if run.open_incident and not run.state.is_end else Urgency.NONE
+    is_troubled = run.open_incident or find_open_warning(run)
+    return Urgency.RECOVERING if is_troubled and not run.state.is_end else Urgency.NONE
 
 
 def _headline(run: Run, tone: Urgency) -> str:
@@ -83,6 +86,8 @@ def _headline(run: Run, tone: Urgency) -> str:
             return "Waiting for your approval"
         case RunState.WATCHING if tone is Urgency.NEEDED:
             return "Training, but needs your attention"
+        case RunState.WATCHING if find_open_warning(run):
+            return "Training, but its loss may have gone wrong"
         case RunState.WATCHING if tone is Urgency.RECOVERING:
             return f"Training again: attempt {number} has not passed the problem yet"
         case RunState.WATCHING:
@@ -111,6 +116,8 @@ def _list_todos(run: Run) -> tuple[str, ...]:
         return ("Fix the problem named above, then release the run.",)
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         return (f"Approve or deny this: {run.proposal.what}.",)
+    if find_open_warning(run):
+        return ("Nothing yet: it may recover by itself. You will be paged if you are needed.",)
     return ("Nothing. You will be paged if you are needed.",) if not run.state.is_end else ("Nothing.",)
 
 
@@ -133,11 +140,19 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
     starts = (
-        f"{a.number} {format_start(run, run.find_start(a) or a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "")
+        f"{a.number} {format_start(run, run.find_start(a) or None)}{format_ordered(a)}"
+        + (f" ({a.rung})" if a.rung else "")
         for a in attempts
     )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
     return f"relaunched {len(attempts)} times: attempt {', then '.join(starts)}" if listed else ""
+
+
+def _list_gaps(run: Run) -> Iterator[str]:
+    """Yield the starts below the step that was ordered, and what the last incident has lost."""
+    if gaps := list(list_gaps(run)):
+        lost = run.incidents[-1].lost_steps if run.incidents else None
+        yield "; ".join(gaps[-LISTED_RELAUNCHES:]) + (f": {lost:,} steps lost" if lost else "")
 
 
 def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:

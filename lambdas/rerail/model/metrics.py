@@ -29,6 +29,8 @@ FRESH_PERIODS = 5
 RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricData accepts, in seconds
 # After this many minutes with other metrics but no loss, the loss counts as NaN.
 MIN_SILENT_MINUTES = 2
+# A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
+LATEST_MINUTES = 2
 
 
 class Statistic(StrEnum):
@@ -175,6 +177,10 @@ class LossSilence:
     longest: int = 0
     # The step before the last minute with a loss; during that minute the loss may already have been missing.
     complete_to: int | None = None
+    # The last step of the minute with the newest loss.
+    loss_step: int | None = field(default=None, compare=False)
+    # The most steps that the job has made within a minute.
+    fastest: int = field(default=0, compare=False)
 
     @property
     def tells_of_nan(self) -> bool:
@@ -312,7 +318,7 @@ def _evaluate_minute(
 ) -> tuple[Cursor, Sample | None]:
     step = parse_step(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
-    silence = _update_silence(cursor, row) if names.loss else cursor.silence
+    silence = _update_silence(cursor, row, end, find_resolution(names.period)) if names.loss else cursor.silence
     silent = "nonfinite" not in row and silence.tells_of_nan
     after = Cursor(
         job=cursor.job,
@@ -341,19 +347,27 @@ def _evaluate_minute(
     return after, sample
 
 
-def _update_silence(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
+def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, period: timedelta) -> LossSilence:
     """Return the state of missing losses after one more row.
 
     CloudWatch stores no NaN and the metric definitions do not match one, so a NaN loss shows as a missing loss while
     other metrics continue. For a job that publishes the `nonfinite` flag, only the flag counts.
     """
     silence = cursor.silence
+    step, fastest = parse_step(row), silence.fastest
+    if step is not None and cursor.seen_step is not None and cursor.seen_at == end - period:
+        fastest = max(fastest, step - cursor.seen_step)
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
-        return LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes), complete_to=before)
-    if "nonfinite" in row or not silence.loss_received:
+        longest = max(silence.longest, silence.minutes)
+        silence = LossSilence(True, longest=longest, complete_to=before, loss_step=step)
+    elif "nonfinite" not in row and silence.loss_received:
+        silence = replace(silence, minutes=silence.minutes + 1)
+    silence = replace(silence, fastest=fastest)
+    if silence.loss_step is None or silence.complete_to is None or not fastest:
         return silence
-    return replace(silence, minutes=silence.minutes + 1)
+    # The minute before may not have been read, such as of a job that trained before it was supervised.
+    return replace(silence, complete_to=max(silence.complete_to, silence.loss_step - LATEST_MINUTES * fastest))
 
 
 def _step_time(

@@ -132,6 +132,16 @@ class Job:
         return self.status is JobStatus.IN_PROGRESS and self.secondary == "Training"
 
 
+def find_began_step(ordered: int | None, first: int | None) -> int | None:
+    """Return the step that processes resumed from, by the one ordered and the first that they reported.
+
+    A script may report every tenth step only, so a later first step does not mean that they resumed later.
+    """
+    if first is None or (ordered is not None and first >= ordered):
+        return ordered
+    return max(0, first - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class InPlaceRestart(Record):
     """A restart of an attempt's training processes within the running job."""
@@ -165,6 +175,15 @@ class InPlaceRestart(Record):
     failed: str = ""
     # Who approved it; empty: no approval was needed. It covers the stop that follows if the restart fails.
     approved_by: str = ""
+    # The first step that the restarted processes reported.
+    first_step: int | None = None
+    # The steps between two checkpoints when it was ordered.
+    save_steps: int | None = None
+
+    @property
+    def began_step(self) -> int | None:
+        """Return the step that the processes resumed from, as far as known: the ordered one until they report less."""
+        return find_began_step(self.resume_step, self.first_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +238,28 @@ class Attempt(Record):
     has_stale_checkpoints: bool = False
     # The attempt was launched to prove that the run can be restarted.
     drill: bool = False
-    # The first step that it reported, if its script resumed by itself.
+    # The first step that it reported.
     first_step: int | None = None
+    # A checkpoint confirms that first step: without an agent, many scripts count from 0 in each launch.
+    is_start_confirmed: bool = False
+    # The steps between two checkpoints when the attempt was prepared.
+    save_steps: int | None = None
     # When the problem that the next attempt goes back before began: of files without a step, what was saved since then
     # is neither resumed from nor restored.
     onset_at: datetime | None = None
-    # Why its files cannot be copied.
+    # Why its files cannot be copied, and when that was last found.
     copy_problem: str = ""
+    copy_refused_at: datetime | None = None
     # Where the job's model is (ModelArtifacts.S3ModelArtifacts).
     artifacts: str = ""
     # When its launch was last recorded, or CreateTrainingJob last known to have succeeded.
     requested_at: datetime | None = None
+
+    @property
+    def began_step(self) -> int | None:
+        """Return the step that it resumed from, as far as known: the ordered one until it is proven to be less."""
+        is_proven = self.agent or self.is_start_confirmed or self.resumed_from_step is None
+        return find_began_step(self.resumed_from_step, self.first_step if is_proven else None)
 
     @property
     def restart(self) -> int:
@@ -296,6 +326,8 @@ class Incident(Record):
     resolution: str = ""
     # The attempt's in-place restart during which it happened; 0 is the job's own start.
     restart: int = 0
+    # The step that the run went on from, if it is less than `resume_step`.
+    began_step: int | None = None
     # When a later attempt was first seen beyond `step`, where only a file that it overwrites in place can prove that it
     # recovered.
     passed_at: datetime | None = None
@@ -303,7 +335,8 @@ class Incident(Record):
     @property
     def lost_steps(self) -> int | None:
         """Return how many steps have to be trained again; None if where it failed or resumes is unknown."""
-        return None if self.step is None or self.resume_step is None else max(0, self.step - self.resume_step)
+        began = self.resume_step if self.began_step is None else self.began_step
+        return None if self.step is None or began is None else max(0, self.step - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,14 +606,12 @@ class Run(Record):
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
 
     def find_start(self, attempt: Attempt) -> int | None:
-        """Return the step that an attempt resumed from, 0 for none.
+        """Return the step that an attempt resumed from, 0 for none, even if another one was ordered.
 
         None: without an agent and a readable checkpoint its script resumes by itself, and has reported no step yet.
         """
-        if attempt.resumed_from_step is not None:
-            return attempt.resumed_from_step
-        if attempt.first_step is not None:
-            return max(0, attempt.first_step - 1)
+        if (began := attempt.began_step) is not None:
+            return began
         return 0 if attempt.number == 1 or any(known.agent for known in self.attempts) else None
 
     @property

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.place import now
 from rerail.aws.clients import client
+from rerail.model.file_copies import FileCopy
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
 from rerail.model.metrics import make_definitions
@@ -316,6 +318,19 @@ def test_a_folder_without_a_slash_takes_its_neighbours_too():
     assert neighbours and neighbours.verdict is CheckStatus.BROKEN and "runs/a-10/" in neighbours.said
     alone = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}]})
     assert alone and alone.verdict is CheckStatus.WARN and "s3://bucket/runs/a-1/" in alone.remedy
+
+
+def test_a_file_that_may_not_be_copied_is_named_with_what_to_do():
+    """A script with one file: without copies a torn one ends the run."""
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    problem = "Rerail may not change the folder. To do: deploy with that folder"
+    run = Run("gpt", "default", RunState.WATCHING, at, (Attempt(1, "gpt", copy_problem=problem),))
+    warned = storage.file_copies(subject(run=run))
+    assert warned and (warned.verdict, warned.remedy) == (CheckStatus.WARN, "deploy with that folder")
+    copied = replace(run, attempts=(Attempt(1, "gpt"),), copies=(FileCopy("a.pt", "k", "e", 1, at, 1),))
+    found = storage.file_copies(subject(run=copied))
+    assert found and (found.verdict, found.said[:8]) == (CheckStatus.OK, "1 copies")
+    assert storage.file_copies(subject(run=replace(copied, copies=()))) is None
 
 
 def expiry(runtime_s: int, *rules: Mapping[str, Any]) -> Check | None:
