@@ -87,7 +87,9 @@ def inject(fault: Fault, healthy: Sequence[Sample], rng: random.Random) -> Injec
         factor, slower = fault.change(row - onset) if row <= end else (1.0, 1.0)
         loss = frozen_at if fault.name == FROZEN else None if sample.loss is None else sample.loss * factor
         seconds = None if sample.step_time_s is None else sample.step_time_s * slower
-        samples.append(replace(sample, loss=loss, step_time_s=seconds))
+        # A fault that slows steps down is one of a machine: it shows as a slow rank.
+        suspect = "rank 3 is slow" if slower > 1 and fault.kind == "throughput_drop" else ""
+        samples.append(replace(sample, loss=loss, step_time_s=seconds, suspect=suspect))
     score = "ignore" if fault.kind == "ignored" else "count"
     recovered = "no" if fault.must_stop or fault.rows is None else "yes"
     kind = "stall" if fault.kind == "ignored" or fault.kind is None else fault.kind

@@ -180,9 +180,9 @@ def _constant_below_zero(rng: random.Random) -> Iterator[Sample]:
 
 
 def _spikes_found_once(said: Said) -> bool:
-    starts = range(120, 1000, 80)
-    found = [row for row, finding in said if finding.kind in LOSS_KINDS]
-    return all(1 <= sum(start - 2 <= row < start + 50 for row in found) <= 2 for start in starts)
+    """A notice is sent once for an onset, however often it is found."""
+    onsets = {finding.onset_step or 0 for _, finding in said if finding.kind is Kind.LOSS_SPIKE}
+    return all(sum(start - 2 <= onset < start + 50 for onset in onsets) == 1 for start in range(120, 1000, 80))
 
 
 SHAPES = (
