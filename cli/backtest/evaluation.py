@@ -106,7 +106,7 @@ def _find_limits(samples: Sequence[Sample], detectors: Detectors, detection: Thr
     if rise and not rise.is_reported and rise.rows < patience:
         left = patience - rise.rows
         yield f"the loss is too high since step {rise.onset}; the log ends {left} rows before the patience is over"
-    drop, patience = detectors.throughput_drop, detection.throughput_patience_rows // factor
+    drop, patience = detectors.throughput_drop, detection.throughput_patience_rows
     if drop.reported == 1 and 0 < drop.lasting < patience:
-        left = patience - drop.lasting
+        left = (patience - drop.lasting) // factor
         yield f"steps are slow since step {drop.onset}; the log ends {left} rows before the patience is over"

@@ -46,7 +46,7 @@ class ThroughputDrop:
     # The step time with which the drop in progress is compared, and its mean, which includes pauses.
     usual: float = 0.0
     usual_mean: float = 0.0
-    # Rows of the drop in progress, 0: none; rows in which it was grave, and its last sizes, oldest first.
+    # Rows of the drop in progress, 0: none; the weight of those in which it was grave; its last sizes, oldest first.
     slow: int = 0
     lasting: int = 0
     sizes: list[float] = field(default_factory=list)
@@ -165,11 +165,13 @@ class ThroughputDrop:
             self.known_rows, self.slow = max(self.known_rows, self.slow), 0
             return None
         grave = detection.throughput_grave if sample.suspect else max(GRAVE_ALONE, detection.throughput_grave)
-        self.lasting = self.lasting + 1 if size > grave else 0
+        # Each row counts for as many as it stands for; one that is only far from the next does so with a suspect alone.
+        weight = fewer if sample.suspect else sample.patience_factor
+        self.lasting = self.lasting + weight if size > grave else 0
         if not self._is_news(size) or not self._costs_enough(sample, detection):
             return None
         if (
-            self.lasting * fewer >= detection.throughput_patience_rows
+            self.lasting >= detection.throughput_patience_rows
             and self.reported < 2
             and self._stays(size, detection)
             and self._is_confirmed(size)
