@@ -95,6 +95,7 @@ def _aggregate(rows: Sequence[Sample], minute: int) -> Sample:
         count=len(rows),
         loss_min=min(losses, default=None),
         loss_max=max(losses, default=None),
+        suspect=next((row.suspect for row in rows if row.suspect), ""),
     )
 
 

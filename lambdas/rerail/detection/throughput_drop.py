@@ -27,8 +27,8 @@ GROWS_AT = 1.1
 # Sequence length, batch size, resolution and unfrozen layers change the step time for good. Unless a slow rank or an
 # idle machine shows a fault, a drop is acted on only if the steps take this much longer.
 GRAVE_ALONE = 1.5
-# In a short window only a larger drop, and one far above the noise, is clear.
-SHORT_WINDOW_DROP, SHORT_WINDOW_NOISE = 0.5, 5.0
+# In a window of fewer rows, because they are far apart, only a larger drop, and one far above the noise, is clear.
+SHORT_WINDOW, SHORT_WINDOW_DROP, SHORT_WINDOW_NOISE = 12, 0.2, 8.0
 # The drop must exceed what the steps had slowed down before it, without being reported, by this factor.
 EARLIER_GROWTH = 3.0
 
@@ -96,7 +96,7 @@ class ThroughputDrop:
             self.total += seconds
             return self._follow_drop(row.sample, detection, fewer=fewer)
         usual = self._find_earlier_step_time(detection)
-        is_short = fewer > row.sample.patience_factor
+        is_short = self.recent.size < SHORT_WINDOW
         if usual is not None and not (is_short and self.recent.median() < usual * (1 + self._find_clear_drop(usual))):
             self._start(usual, row.sample)
         return None
