@@ -89,7 +89,8 @@ FORMATS = (
         _TRAINER_LOSS,
         BAR,
         grad_norm=rf"{_QUOTE}grad_norm{_QUOTE}: {_QUOTE}?<n>",
-        note="the Trainer prints no step beside the loss: it is that of the progress bar, so keep `disable_tqdm` off",
+        note="the step is that of the progress bar and of its total: keep `disable_tqdm` off, and propose again if the total"
+        " changes",
     ),
     LogFormat(
         "PaddleNLP",
