@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 NAME = "digits"
 SUBMIT = ["submit", "local/examples/mnist", "--local", "--json", "--name", NAME]
-WATCH = ["--metric", "step=Step: ([0-9]+)", "--metric", "loss=Loss: ([0-9.]+)"]
+WATCH = ["--metric", "step=Step: ([0-9]+)", "--metric", r"loss=\bLoss: ([-+.0-9eE]+)"]
 SCRIPT = ["--epochs", "4", "--save-interval", "10", "--nesterov"]
 STEP_SECONDS, KILLED_AT = 0.06, 20
 STEPS = 4 * (2000 // 64)
@@ -50,7 +50,7 @@ def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
 
 def test_a_held_run_is_continued_with_other_arguments(account: Account, environment: dict[str, str]):
     """Its configurator takes `--key=value` alone, so the words arrive as typed, in every attempt."""
-    watch = ["--metric", "step=iter ([0-9]+)", "--metric", "loss=loss ([0-9.]+)"]
+    watch = ["--metric", "step=iter ([0-9]+)", "--metric", r"loss=\bloss ([-+.0-9eE]+)"]
     pace = f"--step_seconds={account.pace.real(0.05)}"
     typed = ["--out_dir=/opt/ml/checkpoints", "auto.py", pace]
     first = rerail(

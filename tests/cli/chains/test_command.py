@@ -88,7 +88,9 @@ def test_what_changes_a_task_is_named_and_what_does_not_is_not(folder):
     assert [item["Key"] for item in client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]] == ["raw/a.csv"]
     run_prepare()
     assert plan()["prepare"]["does"] == "skip"
-    write(folder, 'tags = { a = "x" }\nspot = true\nmax_runtime = "2h"\nvolume = 50\nmetrics = { loss = "l ([0-9])" }')
+    write(
+        folder, 'tags = { a = "x" }\nspot = true\nmax_runtime = "2h"\nvolume = 50\nmetrics = { loss = "l ([-0-9.e]+)" }'
+    )
     assert plan()["prepare"]["does"] == "skip", "none of these changes a result"
 
     write(folder, 'env = { A = "1" }\ncount = 2')
