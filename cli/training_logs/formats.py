@@ -89,7 +89,7 @@ FORMATS = (
         _TRAINER_LOSS,
         BAR,
         grad_norm=rf"{_QUOTE}grad_norm{_QUOTE}: {_QUOTE}?<n>",
-        note="the step is that of the progress bar and its total: keep `disable_tqdm` off; propose again for another total",
+        note="the step is that of the progress bar: keep `disable_tqdm` off, and propose again for another total",
     ),
     LogFormat(
         "PaddleNLP",
