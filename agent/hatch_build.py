@@ -20,8 +20,9 @@ class CoreHook(BuildHookInterface):  # type: ignore[type-arg]
         """Include the core from the repository, or from the source distribution that this builds from."""
         root = Path(self.root)
         repository = root.parent / "lambdas" / "rerail"
-        core = repository if repository.is_dir() else root / FOLDER / "rerail"
-        build_data["force_include"].update({str(core / name): f"{FOLDER}/rerail/{name}" for name in CORE})
+        # A source distribution has the core within the package already.
+        core = {str(repository / name): f"{FOLDER}/rerail/{name}" for name in CORE}
+        build_data["force_include"].update(core if repository.is_dir() else {})
         build_data["force_include"][str(root / PATH_FILE)] = PATH_FILE
         texts = root.parent if repository.is_dir() else root / "rerail_agent"
         build_data["force_include"].update({str(texts / name): f"rerail_agent/{name}" for name in LICENCE})

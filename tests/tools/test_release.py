@@ -64,10 +64,10 @@ def test_each_distribution_has_packages_of_its_own(files: Path) -> None:
     """Installing both overwrites nothing, and a common name such as `cli` stays free."""
     names = [set(zipfile.ZipFile(wheel).namelist()) for wheel in sorted(files.glob("*.whl"))]
     packages = [{name.split("/")[0] for name in part if ".dist-info" not in name} for part in names]
-    assert packages == [{"rerail_cli"}, {"rerail", "rerail_agent"}]
+    assert packages == [{"rerail_cli"}, {"rerail_agent", "rerail_agent_core.pth"}]
     assert not [name for part in names for name in part if "__pycache__" in name or "/tests/" in name]
     sources = sorted(files.glob("*.tar.gz"))
-    for source, package in zip(sources, ("app.py", "rerail/model/mailbox.py"), strict=True):
+    for source, package in zip(sources, ("app.py", "rerail_agent/core/rerail/model/mailbox.py"), strict=True):
         with tarfile.open(source) as archive:
             assert f"{source.name.removesuffix('.tar.gz')}/{package}" in archive.getnames()
 
