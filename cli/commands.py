@@ -50,7 +50,9 @@ COMMANDS: Mapping[str, ListedCommand] = {
         "Say what killed a training job, and whether the same job may get further when relaunched.",
     ),
     "metrics": ListedCommand(
-        "cli.metrics", "metrics", "Print the MetricDefinitions for jobs that log Rerail's metric line."
+        "cli.metrics",
+        "metrics",
+        "Print the MetricDefinitions for jobs that log Rerail's metric line, or for the lines of a log.",
     ),
     "backtest": ListedCommand(
         "cli.backtest.command",

@@ -150,11 +150,9 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
 
 
 def _find_sound_step(run: Run, failure: Failure) -> int:
-    """Return the farthest step that is proven; what was trained with a loss in trouble is no progress."""
+    """Return the farthest step that is proven; one that was trained with a loss in trouble proves nothing."""
     proven, onset = _find_proven_step(run, failure) or 0, checkpoint_health.find_open_onset(run)
-    if onset is None or proven < onset:
-        return proven
-    return 0 if failure.resume_step is not None else max(0, onset - 1)
+    return proven if onset is None or proven < onset else 0
 
 
 def _find_proven_step(run: Run, failure: Failure) -> int | None:
