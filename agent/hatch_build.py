@@ -6,8 +6,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LICENCE = ("LICENSE", "NOTICE")
-# Below the agent's own package, because a checkout brings the whole core as `rerail`. The path file puts this copy
-# last, where it counts only if there is no other. The agent does the same, where no path files are read.
+# The core is copied into the agent's own package, because a checkout has the whole core as the package `rerail`. The
+# path file adds this copy at the end of sys.path, so that Python imports it only if there is no other. The agent adds
+# it too, for installations whose path files Python does not read.
 FOLDER = "rerail_agent/core"
 PATH_FILE = "rerail_agent_core.pth"
 CORE = ("__init__.py", "model", "detection", "accounting", "requests")

@@ -5,12 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from cli.logbook import JobLogLine
+from cli.training_logs.numbers import LONGEST, read_number
 
-# Characters of a line that are looked at, its last: of a quarter of a megabyte an expression may make an hour's work.
-LONGEST = 8_000
 OURS = re.compile(r"\brerail step=(\d{1,18}) (?:.*?\s)?loss=(\S+)")
 
 
@@ -38,9 +36,9 @@ class Losses:
             self._stepped(int(ours[1]), line)
             self._lost(ours[2])
             return
-        if (step := _last(self.step, text)) is not None and math.isfinite(step):
+        if self.step and (step := read_number(self.step, text)) is not None and math.isfinite(step):
             self._stepped(int(step), line)
-        if (loss := _last(self.loss, text)) is not None and self.last_step is not None:
+        if self.loss and (loss := read_number(self.loss, text)) is not None and self.last_step is not None:
             self.by_step.setdefault(self.last_step, loss)
 
     def _stepped(self, step: int, line: JobLogLine) -> None:
@@ -76,14 +74,3 @@ def _pattern(text: str) -> re.Pattern[str] | None:
         return re.compile(text)
     except re.error:
         return None  # SageMaker's dialect is Java's; such a metric is read by CloudWatch alone
-
-
-def _last(pattern: re.Pattern[str] | None, text: str) -> float | None:
-    """The last number that the expression finds in a line, as CloudWatch takes it."""
-    found: list[Any] = pattern.findall(text) if pattern else []
-    if not found:
-        return None
-    try:
-        return float(found[-1] if isinstance(found[-1], str) else found[-1][0])
-    except ValueError:
-        return None

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# The wheel's copy of the core, after all other places: see agent/hatch_build.py. A folder without it does no harm.
+# The wheel's copy of the core, at the end of the path: see agent/hatch_build.py. A checkout has no such folder.
 _CORE = os.path.join(os.path.dirname(__file__), "core")
 if _CORE not in sys.path:
     sys.path.append(_CORE)

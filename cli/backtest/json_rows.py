@@ -1,4 +1,4 @@
-"""Reads a log in JSON: an object a line, a list of objects, or one list of values for each name."""
+"""Read a log in JSON: an object a line, a list of objects, or one list of values for each name."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,11 @@ _DEEPEST = 4
 
 def is_lines(file: Path) -> bool:
     """Return whether the first line of a file is an object in JSON."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        first = next((line for line in lines if line.strip()), "")
+    try:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            first = next((line for line in lines if line.strip()), "")
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error}", "give a file that can be read") from error
     return first.lstrip().startswith("{") and isinstance(_parse(first), dict)
 
 

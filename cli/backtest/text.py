@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, make_sample
-from cli.training_logs.find import find_metrics, read_lines, read_number
-from cli.training_logs.numbers import compile_reader
+from cli.training_logs.find import find_metrics, read_lines
+from cli.training_logs.numbers import compile_reader, read_number
 from rerail.model.metrics import LossSilence
 from rerail.model.sample import Sample
 
-COLUMNS = tuple(name for name in (*NAMES, "epoch") if name != "at")
+COLUMNS = tuple(name for name in NAMES if name != "at")
 # The step stands in the line of the loss if it does in this share of them.
 _ONE_LINE = 0.9
 EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"

@@ -1,4 +1,4 @@
-"""What a metric's regular expression makes of numbers and names as training scripts print them."""
+"""Find what a metric's regular expression makes of numbers and names as training scripts print them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ REMEDY = "`rerail metrics --log FILE` proposes expressions for your log"
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """What is wrong with an expression; `is_certain`: whatever the log prints, some of its numbers are misread."""
+    """A fault of an expression; `is_certain`: it misreads some numbers whatever program prints them."""
 
     text: str
     is_certain: bool

@@ -11,18 +11,17 @@ from typing import NamedTuple
 
 from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, normalize_name
 from cli.training_logs.formats import BAR, FORMATS, LogFormat
-from cli.training_logs.numbers import INTEGER, NUMBER, compile_reader, parse
+from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPED, compile_reader, parse, read_number
 
 # What decides is read in so many stretches of so many lines, spread over the log.
 _STRETCHES, _STRETCH = 20, 200
-# Characters of a line that are looked at, its last.
-LONGEST = 8_000
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
 _FIELD = re.compile(
     r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)[\"']?(?: ?[:=] ?| +| ?[:=]?\t|(?=\[))[\[(\"']?"
-    r"(?:tensor\(|np\.float[0-9]+\()?(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
-    r"(?![0-9A-Za-z_]|[.,][0-9])"
+    + WRAPPED
+    + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
+    + READ_END
 )
 _LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
 _VALIDATION = re.compile(
@@ -105,12 +104,6 @@ def _compile(expression: str) -> re.Pattern[str]:
     return compile_reader(expression)
 
 
-def read_number(pattern: re.Pattern[str], line: str) -> float | None:
-    """Return the number of the last match in a line, as CloudWatch is taken to read it; None if there is none."""
-    matches = pattern.findall(line)
-    return parse(matches[-1]) if matches else None
-
-
 def _find_format(lines: Sequence[str]) -> FoundMetrics | None:
     """Return what the known format reads that has the most losses and then the most steps; None if none has any."""
     best: tuple[int, int, int] = (0, 0, 0)
@@ -143,14 +136,10 @@ def _find_total(lines: Sequence[str], losses: Sequence[int]) -> str:
 def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:
     metrics = {name: text for name, text in log_format._asdict().items() if name not in ("name", "note") and text}
     found = {name: text for name, text in metrics.items() if any(_compile(text).search(line) for line in lines)}
-    notes = [log_format.note] if log_format.note else []
-    if (
-        "epoch" in found
-        and len({_compile(found["epoch"]).findall(line)[-1] for line in lines if _compile(found["epoch"]).search(line)})
-        < 2
-    ):
+    epochs = {read_number(_compile(found["epoch"]), line) for line in lines} - {None} if "epoch" in found else set()
+    if len(epochs) == 1:
         del found["epoch"]  # one epoch so far: its steps are the run's
-    return FoundMetrics(log_format.name, found, tuple(notes))
+    return FoundMetrics(log_format.name, found, (log_format.note,) if log_format.note else ())
 
 
 def _prints_steps(lines: Sequence[str]) -> bool:
@@ -252,19 +241,20 @@ def _count_falls(name: str, rows: _Rows) -> int:
 
 def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str, str]:
     """Return the shortest expression that reads this name and nothing else, and a note if there is none such."""
-    mine = [next((field for field in reversed(found) if field.name == name), None) for _, found in rows]
-    shapes = Counter(
-        _NUMBERS.sub("0", line[: field.number_start]) for (line, _), field in zip(rows, mine, strict=True) if field
-    )
+    shapes: Counter[str] = Counter()
+    examples: dict[str, tuple[str, _Field]] = {}
+    # By line: its shape before the number, and the number; "" and None without this name.
+    printed: list[tuple[str, str, float | None]] = []
+    for line, found in rows:
+        field = next((field for field in reversed(found) if field.name == name), None)
+        shape = _NUMBERS.sub("0", line[: field.number_start]) if field else ""
+        printed.append((line, shape, parse(field.number) if field else None))
+        if field:
+            shapes[shape] += 1
+            examples.setdefault(shape, (line, field))
     common = shapes.most_common(_MOST_SHAPES)
     is_alone = len(shapes) > 1 and common[0][1] >= _MAIN_SHAPE * shapes.total()
-    wanted: list[tuple[str, float | None]] = []
-    examples: dict[str, tuple[str, _Field]] = {}
-    for (line, _), field in zip(rows, mine, strict=True):
-        shape = _NUMBERS.sub("0", line[: field.number_start]) if field else ""
-        wanted.append((line, parse(field.number) if field and (shape == common[0][0] or not is_alone) else None))
-        if field:
-            examples.setdefault(shape, (line, field))
+    wanted = [(line, value if shape == common[0][0] or not is_alone else None) for line, shape, value in printed]
     place = INTEGER if metric in ("step", "epoch") else NUMBER
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
     best = (len(wanted) + 1, 0, 0, "")

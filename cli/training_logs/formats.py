@@ -106,7 +106,7 @@ FORMATS = (
         r"steps: <i> loss: ",
         step_time_s=r"iter time \(s\): <n>",
     ),
-    LogFormat("verl, SFT", r" - train/loss:<n>", r"\bstep:<i> - ", note=""),
+    LogFormat("verl, SFT", r" - train/loss:<n>", r"\bstep:<i> - "),
     LogFormat(
         "verl",
         r" - actor/pg_loss:<n>",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cli.training_logs.find import FoundMetrics, find_metrics, read_number, read_raw_lines, strip
-from cli.training_logs.numbers import NOT_FINITE, compile_reader, parse, write_definition
+from cli.training_logs.find import FoundMetrics, find_metrics, read_raw_lines, strip
+from cli.training_logs.numbers import NOT_FINITE, compile_reader, parse, read_number, write_definition
 from rerail.model.metrics import MetricNames
 
 # SageMaker's limit for the expression of a metric definition.

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -133,6 +134,12 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name, content, 
         (tmp_path / name).write_bytes(content)
     line = refused(tmp_path / name)
     assert problem in line and name in line
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path):
+    """Nobody may ever write to it."""
+    os.mkfifo(tmp_path / "train.log")
+    assert "is not a log that can be read" in refused(tmp_path / "train.log")
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ class Monitor:
             MetricsReading(
                 memory.cursor,
                 monitored.names,
-                stall_suspected=_is_stall_suspected(memory, monitored.policy, at),
+                stall_suspected=_is_load_needed(memory, monitored.policy, at),
                 start_unknown=bool(monitored.names.step) and _is_start_unknown(monitored.run),
             )
             for memory, monitored in remembered
@@ -353,7 +353,7 @@ def _is_older(read_to: datetime, liveness: Liveness) -> bool:
     return starts and liveness.since is not None and read_to <= liveness.since
 
 
-def _is_stall_suspected(memory: RunDetection, policy: Policy, at: datetime) -> bool:
+def _is_load_needed(memory: RunDetection, policy: Policy, at: datetime) -> bool:
     """Return whether a stall is suspected, or slow steps may be a fault.
 
     Only then the machines' load is read, because its series cost money.

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from rerail.detection.copying import copy_state
 from rerail.detection.row import Row
+from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 # A restarted run (concatenated launches, new folds) gets more patience; it is recognized after 8 rows.
@@ -70,15 +71,17 @@ class LossRise:
         turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
         self.turned = self.turned + 1 if turns else 0
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // (2 * factor) else 0.0
-        return not self.is_reported and self._patience_is_over(row, detection) and self._lasts(rise, before)
+        return (
+            not self.is_reported
+            and self._patience_is_over(row.sample, detection.patience_rows // factor, detection)
+            and self._lasts(rise, before)
+        )
 
-    def _patience_is_over(self, row: Row, detection: Thresholds) -> bool:
+    def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds) -> bool:
         """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
-        sample = row.sample
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
         waited = sample.at - self.since if sample.at and self.since else None
-        rows = detection.patience_rows // row.find_patience_factor(detection.patience_rows)
         return (
             self.rows >= times * rows
             and (steps is None or steps >= times * detection.patience_steps - 1)

@@ -75,8 +75,6 @@ class RowReader:
     step: int | None = None
     spacing: int = 0
     length: int = 0
-    # How often step numbers have begun again.
-    restarts: int = 0
     # The first losses of the launch, and its present level.
     first_losses: list[float] = field(default_factory=list)
     level: float | None = None
@@ -131,7 +129,7 @@ class RowReader:
         if step >= before // 2 or before < 2:
             return False, before - step > OUT_OF_ORDER * self.spacing
         is_regular = abs(before - self.length) <= SAME_LENGTH * before
-        self.length, self.restarts = before, self.restarts + 1
+        self.length = before
         if is_regular and not self._is_back(loss):
             return False, False
         self.first_losses, self.level = [], None

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.backtest.series import BadInput
-from cli.training_logs.find import find_metrics, read_number, strip
+from cli.training_logs.find import find_metrics, strip
 from cli.training_logs.formats import FORMATS
-from cli.training_logs.numbers import compile_reader, parse, write_definition
+from cli.training_logs.numbers import compile_reader, parse, read_number, write_definition
 
 PRINTED = json.loads((Path(__file__).parent / "lines.json").read_text(encoding="utf-8"))
 
