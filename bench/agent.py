@@ -19,13 +19,20 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
 
 from rerail.model.mailbox import Command, CommandKind, serialize
 
-AGENT = Path(__file__).resolve().parents[1] / "agent"
+sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
+
+from rerail_agent import agreement
+from rerail_agent.detection import StepDetection
+from rerail_agent.guard import Guard
+from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject
+
 WARM_UP = 600  # steps until the detectors' windows are full
 STEP_GOAL_US = 50
 SKEW_S = 2.0
@@ -35,8 +42,6 @@ SCALE = 1000  # skew and step are a thousandth of what they stand for
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit status: 1 if ranks ever disagreed."""
     options = _options(argv)
-    if str(AGENT) not in sys.path:
-        sys.path.insert(0, str(AGENT))
     console = Console()
     parts: tuple[tuple[str, Callable[[], dict[str, float]]], ...] = (
         ("a step", lambda: step_cost(options.steps)),
@@ -96,8 +101,6 @@ def step_cost(steps: int) -> dict[str, float]:
     """Rank 0 with detectors and a metric line in each step; and the detectors alone on the same rows."""
     from rerail.model.sample import Sample
     from rerail.model.thresholds import Thresholds
-    from rerail_agent.detection import StepDetection
-    from rerail_agent.guard import Guard
 
     chance = random.Random(1)
     rows = [(2 * math.exp(chance.gauss(0, 0.01)), 1 + chance.random()) for _ in range(WARM_UP + steps)]
@@ -151,8 +154,6 @@ def _reducing(rank: int, said: Connection, steps: int) -> tuple[list[float], lis
     import torch
     from torch import distributed as dist
 
-    from rerail_agent.guard import Guard
-
     guard, loss = Guard(environment={"RANK": str(rank), "WORLD_SIZE": "2"}), torch.tensor(2.0 + rank)
 
     def plain() -> None:
@@ -192,8 +193,6 @@ def agreement_trial(agreements: int, console: Console) -> dict[str, float]:
 def _agreeing(rank: int, said: Connection, agreements: int, seen: Any) -> tuple[list[list[int]], list[int]]:
     """Return, for each flag, the steps at which this rank saved, and the step at whose end it first saw the flag
     itself."""
-    from rerail_agent.guard import Guard
-
     guard = Guard(log_every=10**9, environment={"RANK": str(rank), "WORLD_SIZE": "3"})
     chance, common = random.Random(rank), random.Random(99)
     saves: list[list[int]] = [[] for _ in range(agreements)]
@@ -222,8 +221,6 @@ def _agreeing(rank: int, said: Connection, agreements: int, seen: Any) -> tuple[
 
 def _flag(trial: int) -> int:
     """Return a command and a warning in turns, because SIGTERM comes only once."""
-    from rerail_agent import agreement
-
     return agreement.WARNING if trial % 2 else agreement.COMMAND
 
 
@@ -274,44 +271,35 @@ def _become(
 # ---------------------------------------------------------------------------------------------------- a command
 
 
-class Shelf:
+class MemoryBucket(MailboxBucket):
     """A mailbox in memory, in place of the bucket: the network's own time is left out."""
 
-    letter: tuple[bytes, str] | None = None
+    content: MailboxObject | None = None
 
-    def __init__(self, bucket: str, region: str) -> None:
-        self.bucket = bucket
+    def read(self, key: str, *, unless: str = "") -> MailboxObject | None:
+        content = MemoryBucket.content
+        return content if content and content.tag != unless else None
 
-    def read(self, key: str, *, unless: str = "") -> Any:
-        from rerail_agent.mailbox_objects import MailboxObject
-
-        letter = Shelf.letter
-        return MailboxObject(*letter) if letter and letter[1] != unless else None
-
-    def write(self, key: str, text: bytes) -> None:
-        """Taken, and forgotten."""
+    def write(self, key: str, text: bytes, *, once: bool = False) -> None:
+        """Drop what is written: nobody reads it."""
 
 
 def command_latency(commands: int, poll_s: float) -> dict[str, float]:
     """From a command's arrival in the mailbox to the step that wants the checkpoint, with steps of 2 ms."""
-    from rerail_agent import guard as module
-
     job = {
         "TRAINING_JOB_NAME": "bench",
         "TRAINING_JOB_ARN": "arn:aws:sagemaker:us-east-1:000000000000:training-job/bench",
         "RERAIL_POLL_SECONDS": str(poll_s),
     }
-    kept = vars(module)["Post"]
-    vars(module)["Post"] = Shelf
     chance, step, times = random.Random(5), 0, []
-    try:
-        guard = module.Guard(log_every=10**9, environment=job)
+    with patch("rerail_agent.guard.MailboxBucket", MemoryBucket):
+        guard = Guard(log_every=10**9, environment=job)
         for number in range(commands):
             time.sleep(chance.random() * poll_s)
             at = datetime.now(UTC)
             asked = Command(f"c{number}", "bench", 1, CommandKind.CHECKPOINT, at, at + timedelta(minutes=5))
             began = time.perf_counter()
-            Shelf.letter = serialize(asked), str(number)
+            MemoryBucket.content = MailboxObject(serialize(asked), str(number))
             while not guard.wants_checkpoint:
                 step += 1
                 time.sleep(0.002)
@@ -320,8 +308,6 @@ def command_latency(commands: int, poll_s: float) -> dict[str, float]:
             guard.committed("/nowhere", step)
             guard.step(step=step + 1, loss=2.0, log=False)
         guard.close()
-    finally:
-        vars(module)["Post"] = kept
     return {"latency_p50_s": _quantile(times, 0.5), "latency_max_s": max(times), "poll_s": poll_s}
 
 

@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadCorpus as error:
         print(f"bench.generalization: {error}", file=sys.stderr)
         return 2
+    if len({calls.run.group for calls in judged}) < 2:
+        print(f"bench.generalization: {options.corpus}: needs logs of two sources, one to leave out", file=sys.stderr)
+        return 2
     scores = compare(judged)
     console = Console()
     console.print(make_table(scores))

@@ -146,6 +146,8 @@ def choose_trials(corpus: LogCorpus, *, most: int, loggers: Sequence[str] | None
         if per_group[source] < RUNS_PER_GROUP:
             per_group[source] += 1
             chosen.append(run)
+    if not chosen:
+        raise BadCorpus(f"no log has {LEAST_ROWS} rows and no label", "the bench injects faults into healthy logs: add one")
     return [
         Trial(corpus.file(run), run.id, logger)
         for run in chosen[:most]

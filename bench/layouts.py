@@ -139,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest number of checkpoints")
     parser.add_argument("--evidence", type=Path, help="write the figures to this file as JSON")
     options = parser.parse_args(arguments)
-    for name in ("rounds", "most"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name}: must be at least 1")
+    for name, least in (("rounds", 1), ("most", SIZES[0] + 1)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name}: must be at least {least}")
     sizes = [size for size in SIZES if size < options.most] + [options.most]
     return finish(collect(sizes, options.rounds), options.evidence, Console())
 
