@@ -147,7 +147,9 @@ def choose_trials(corpus: LogCorpus, *, most: int, loggers: Sequence[str] | None
             per_group[source] += 1
             chosen.append(run)
     if not chosen:
-        raise BadCorpus(f"no log has {LEAST_ROWS} rows and no label", "the bench injects faults into healthy logs: add one")
+        raise BadCorpus(
+            f"no log has {LEAST_ROWS} rows and no label", "the bench injects faults into healthy logs: add one"
+        )
     return [
         Trial(corpus.file(run), run.id, logger)
         for run in chosen[:most]

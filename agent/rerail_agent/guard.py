@@ -105,6 +105,8 @@ class Guard:
         self._agreement.rank, self._agreement.expected = self._identity.rank or 0, self._identity.size
         self._progress, self._meter = Progress(), TokenMeter()
         self._rank_timer, self._comparison = RankTimer(), RankComparison()
+        # The script has announced a change since the last row.
+        self._is_changed = False
         # The slowest rank whose result is open, in words.
         self._slowest = ""
         self._schedule = self._isolation.run("save schedule", self._make_schedule, None)
@@ -297,6 +299,17 @@ class Guard:
         if self._is_first():
             self._isolation.once("reports", lambda: self._report_finding(finding), None)
 
+    def expect_change(self, what: str) -> None:
+        """Compare loss and speed from the next step on among themselves: the script changes them on purpose.
+
+        `what` is a few words for the log, such as "sequence length 8192". A loss that is not finite is still a fault.
+        """
+        self._is_changed = True
+        if self._agreement.rank == 0:
+            print_line(
+                f"planned change after step {self._progress.step}: {what}; earlier rows are no measure from here on"
+            )
+
     def announce(self, *abilities: str) -> None:
         """Report abilities of the script that are known only after the start, such as `skip` or `rate`."""
         new = tuple(ability for ability in abilities if ability not in self._abilities)
@@ -461,7 +474,16 @@ class Guard:
 
     def _detect(self, step: int, loss: float, grad_norm: float | None, lr: float | None) -> None:
         seconds, slowest = self._progress.step_s, self._slowest
-        sample = Sample(step=step, loss=loss, grad_norm=grad_norm, step_time_s=seconds, lr=lr, suspect=slowest)
+        is_changed, self._is_changed = self._is_changed, False
+        sample = Sample(
+            step=step,
+            loss=loss,
+            grad_norm=grad_norm,
+            step_time_s=seconds,
+            lr=lr,
+            suspect=slowest,
+            is_changed=is_changed,
+        )
         for finding in self._detection.evaluate(sample):
             self._report_finding(finding)
             if finding.level is Level.INTERVENE:

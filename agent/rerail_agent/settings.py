@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.skipped_samples import Ranges, parse_ranges
-from rerail.model.thresholds import Thresholds
+from rerail.model.thresholds import RETIRED_THRESHOLDS, Thresholds, read_planned
 
 Log = Callable[[str], None]
 S = TypeVar("S", Thresholds, SaveInterval)
@@ -121,13 +121,19 @@ def _read_object(defaults: S, text: str, example: str) -> S:
     table = json.loads(text) if text else {}
     if not isinstance(table, dict):
         raise ValueError(f"must be a JSON object such as {example}")
-    return replace(defaults, **{name: _convert_field(defaults, name, value) for name, value in table.items()})
+    known = {name: value for name, value in table.items() if name not in RETIRED_THRESHOLDS}
+    return replace(defaults, **{name: _convert_field(defaults, name, value) for name, value in known.items()})
 
 
 def _convert_field(defaults: Thresholds | SaveInterval, name: str, value: Any) -> Any:
     known = {f.name: getattr(defaults, f.name) for f in fields(defaults)}
     if name not in known:
         raise ValueError(f"there is no field {name!r}")
+    if name == "planned":
+        try:
+            return read_planned(value)
+        except ValueError as error:
+            raise ValueError(f"field 'planned' is {value!r:.60}; {error}") from error
     default = known[name]
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if isinstance(default, bool):

@@ -232,6 +232,18 @@ def test_the_time_of_a_save_is_not_taken_for_a_slow_step(new_guard):
     assert guard._progress.longest["save"] >= 0.1
 
 
+def test_a_loss_that_the_script_changes_on_purpose_is_no_finding(new_guard, capsys):
+    """Four times as high from step 101 on; without a word it is a spike."""
+    for is_expected, health in ((False, "suspect"), (True, "clean")):
+        guard = new_guard()
+        for step in range(1, 106):
+            if is_expected and step == 101:
+                guard.expect_change("loss weight 4")
+            guard.step(step=step, loss=(8.0 if step > 100 else 2.0) + 0.001 * (step % 7))
+        assert guard.health == health
+    assert "planned change after step 100: loss weight 4" in capsys.readouterr().err
+
+
 def test_an_error_in_a_phase_is_the_scripts(new_guard):
     guard = new_guard()
     guard.step(step=1, loss=2.0)

@@ -97,6 +97,7 @@ def test_settings_have_defaults_and_can_be_overridden():
         ('{"patience_rows": -1}', "field 'patience_rows'"),
         ('{"patience_rows": true}', "field 'patience_rows'"),
         ('{"spike_gate": NaN}', "field 'spike_gate'"),
+        ('{"planned": [20000]}', "field 'planned'"),
     ],
 )
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):

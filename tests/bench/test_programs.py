@@ -15,7 +15,6 @@ SMALLEST = {
     "agent": "--steps 1 --agreements 1 --commands 1 --poll 0.01",
     "cost": "",
     "detection": f"--corpus {CORPUS}",
-    "generalization": f"--corpus {CORPUS}",
     "goodput": "--days 0.1 --seeds 1 --no-sweeps",
     "invariance": "--logs 1 --logger plain",
     "layouts": "--rounds 1 --most 101",

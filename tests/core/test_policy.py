@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
+from rerail.model.thresholds import PlannedChange
 from tests.core.strategies import policies
 
 SHIPPED = sorted((Path(__file__).parents[2] / "policies").glob("*.toml"))
@@ -103,6 +104,22 @@ def test_a_choice_lists_what_it_may_be():
 )
 def test_an_unknown_field_is_answered_with_a_known_one(text, hint):
     assert refusal(text) == f"policy 'night': {hint}"
+
+
+def test_planned_changes_are_steps_with_a_word_each():
+    text = '[detection]\nplanned = [{step = 2000000, what = "say \\"8k\\""}, {step = 5}]'
+    policy = parse_policy(text, name="p")
+    assert policy.detection.planned == (PlannedChange(2_000_000, 'say "8k"'), PlannedChange(5))
+    assert parse_policy(to_toml(policy), name="p") == policy
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["5", "[5]", "[{}]", "[{step = 0}]", "[{step = true}]", '[{step = 5, why = "x"}]', "[{step = 5, what = 3}]"],
+)
+def test_a_planned_change_that_is_none_is_named(value):
+    with pytest.raises(PolicyError, match=r"'detection\.planned' is .*; it must be a list of at most 20 changes"):
+        parse_policy(f"[detection]\nplanned = {value}", name="p")
 
 
 def test_a_section_is_a_table():

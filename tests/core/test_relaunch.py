@@ -13,7 +13,7 @@ from botocore.validate import ParamValidator
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.errors import RequestRefused
-from rerail.model.thresholds import Thresholds
+from rerail.model.thresholds import PlannedChange, Thresholds
 from rerail.requests.relaunch import find_refusal, make_request, read_checkpoint_uri, rebuild
 from rerail_agent.settings import AgentSettings
 
@@ -143,7 +143,8 @@ def test_a_job_with_a_tracking_run_gets_the_cause_of_its_restart():
 
 def test_the_agent_gets_the_thresholds_of_the_policy():
     """Only those that differ from the defaults; what the job itself sets comes first."""
-    changed = Thresholds(patience_rows=40, stall_floor=timedelta(minutes=2))
+    planned = (PlannedChange(20_000, "sequence length 8192"),)
+    changed = Thresholds(patience_rows=40, stall_floor=timedelta(minutes=2), planned=planned)
     given = make_request(rebuilt(), SECOND, run="gpt-7b", detection=changed)["Environment"]["RERAIL_DETECTION"]
     assert AgentSettings.from_environment({"RERAIL_DETECTION": given}, pytest.fail).detection == changed
     own = {**rebuilt(), "Environment": {"RERAIL_DETECTION": "{}"}}

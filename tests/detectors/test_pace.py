@@ -1,5 +1,6 @@
 """The detectors that read the clock: slower steps, long steps, and silence."""
 
+import math
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +12,7 @@ from rerail.detection.detectors import OVERDUE_DETECTORS, DetectorState, evaluat
 from rerail.model.finding import Kind, Level
 from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch, with_row
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Thresholds
+from rerail.model.thresholds import PlannedChange, Thresholds
 from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow
 
 DICE = random.Random(5)
@@ -59,6 +60,24 @@ def test_a_launch_that_begins_again_is_not_compared_with_the_one_before() -> Non
     assert said([*first, *resumed], Kind.THROUGHPUT_DROP) == []
 
 
+def test_a_planned_change_is_no_finding_and_what_follows_is_judged_by_itself() -> None:
+    """Steps take five times as long and the loss doubles, by the policy or by the script's word."""
+    losses = [4 / math.sqrt(row + 10) * (2 if row >= 600 else 1) * (1 + DICE.gauss(0, 0.01)) for row in range(1600)]
+    seconds = steps(600) + steps(1000, 2.5)
+    rows = [
+        Sample(step=10 * row, loss=loss, step_time_s=s)
+        for row, (loss, s) in enumerate(zip(losses, seconds, strict=True))
+    ]
+    assert {found.kind for _, found in said(rows)} >= {Kind.DIVERGENCE, Kind.THROUGHPUT_DROP}
+    planned = replace(DETECTION, planned=(PlannedChange(5995, "longer sequences"),))
+    assert said(rows, detection=planned) == []
+    assert said([replace(row, is_changed=number == 600) for number, row in enumerate(rows)]) == []
+    slower = [*rows, *(Sample(step=16_000 + 10 * row, step_time_s=s) for row, s in enumerate(steps(600, 8.0)))]
+    assert {found.kind for _, found in said(slower, detection=planned)} == {Kind.THROUGHPUT_DROP}
+    broken = [replace(row, loss=math.nan) if number > 600 else row for number, row in enumerate(rows)]
+    assert Level.INTERVENE in levels(said(broken, Kind.NON_FINITE, detection=planned))
+
+
 def test_rows_far_apart_are_not_waited_for_by_the_day() -> None:
     """A row each five minutes, then twice as slow: acted on within three hours if a rank is slow."""
     seconds = [300 * value / 0.5 for value in (*steps(120), *steps(60, 1.0))]
@@ -71,10 +90,11 @@ def test_a_small_drop_is_a_warning_only() -> None:
     assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
 
 
-def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough() -> None:
+def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough(monkeypatch) -> None:
     """Steps of 2 ms instead of 1: five seconds are lost after five thousand of them, and not before."""
     rows = slow(steps(600, 0.001) + steps(7000, 0.002))
-    patient = replace(DETECTION, throughput_cap_rows=10_000, throughput_floor=timedelta(seconds=5))
+    monkeypatch.setattr(Thresholds, "throughput_cap_rows", 10_000)
+    patient = replace(DETECTION, throughput_floor=timedelta(seconds=5))
     (warned, warning), *_ = found = said(rows, Kind.THROUGHPUT_DROP, detection=patient)
     assert (warning.level, 5400 < warned < 5900) == (Level.INTERVENE, True), found
     at_once = said(rows, Kind.THROUGHPUT_DROP, detection=replace(patient, throughput_floor=timedelta(0)))

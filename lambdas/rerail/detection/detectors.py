@@ -49,7 +49,7 @@ class Detectors:
 
     def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
         """Update the state with one more sample, and return the findings."""
-        row = self.rows.read(sample)
+        row = self.rows.read(sample, detection.planned)
         detectors: Iterator[Detector] = (getattr(self, name) for name in _DETECTOR_NAMES)
         findings = (detector.see(row, detection) for detector in detectors)
         return [finding for finding in findings if finding is not None]

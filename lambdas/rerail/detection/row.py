@@ -1,6 +1,7 @@
 """Prepare a sample for the detectors: its loss on a comparable scale, and whether earlier rows are comparable."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -10,6 +11,7 @@ from rerail.detection.repetition import Repetition
 from rerail.detection.resolution import Resolution
 from rerail.detection.running_mean import LARGEST, RunningMean
 from rerail.model.sample import Sample
+from rerail.model.thresholds import PlannedChange
 
 # Step numbers that begin again after as many steps as before, within this share, may count those of an epoch.
 SAME_LENGTH = 0.02
@@ -43,9 +45,9 @@ class Row:
     quantum: float
     # The loss was recovered from a running mean: it varies more than what the log prints.
     is_recovered: bool
-    # Losses of earlier rows are not comparable: another logging interval, another scale or another launch.
+    # Losses of earlier rows are not comparable: another logging interval, scale or launch, or a planned change.
     is_new_series: bool
-    # Another launch of the script, so that its step times are not comparable; its losses may be.
+    # Another launch of the script or a planned change, so that step times are not comparable; losses may be.
     is_new_launch: bool
     # Seconds per step; None: unknown.
     step_seconds: float | None
@@ -88,11 +90,17 @@ class RowReader:
         self.step_resolution, self.repetition = self.step_resolution.copy(), self.repetition.copy()
         self.loss_mean, self.step_mean = self.loss_mean.copy(), self.step_mean.copy()
 
-    def read(self, sample: Sample) -> Row:
+    def read(self, sample: Sample, planned: Sequence[PlannedChange] = ()) -> Row:
         """Return the sample as a row."""
-        loss, step = sample.loss, sample.step
+        loss, step, before = sample.loss, sample.step, self.step
+        is_changed = sample.is_changed or (
+            step is not None and before is not None and any(before < change.step <= step for change in planned)
+        )
         is_new, value, quantum, resolution = False, None, 0.0, 0.0
         has_begun, is_launch = self._read_step(step, loss)
+        if is_changed:
+            has_begun = is_launch = True
+            self.first_losses, self.level = [], None
         if loss is not None and -math.inf < loss < math.inf:
             # Rows without a loss do not show its logging interval.
             is_new = self.cadence.changed(step)

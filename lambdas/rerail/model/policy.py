@@ -15,7 +15,7 @@ from rerail.model.checkpoint_intervals import MACHINE_MTBF, SaveInterval
 from rerail.model.errors import PolicyError
 from rerail.model.machines import read_fallback
 from rerail.model.metrics import MetricNames
-from rerail.model.thresholds import Thresholds
+from rerail.model.thresholds import RETIRED_THRESHOLDS, PlannedChange, Thresholds, read_planned
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 FALLBACKS_LIMIT = 10
@@ -23,12 +23,17 @@ TYPE_DESCRIPTIONS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Fields of policies that earlier versions accepted: under another name, or without effect now.
 FORMER_FIELDS = {
-    "detection.rise_mended": "rise_recovered",
-    "detection.spike_mended": "spike_recovered",
     "hyperpod.tell": "notify_for",
     "mailbox.sealed_only": "signed_only",
 }
-RETIRED_FIELDS = ("weighing",)
+RETIRED_FIELDS = frozenset(
+    (
+        "weighing",
+        "detection.rise_mended",
+        "detection.spike_mended",
+        *(f"detection.{name}" for name in RETIRED_THRESHOLDS),
+    )
+)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 PRICES_LIMIT = 20
@@ -364,7 +369,11 @@ def _format_literal(value: Any) -> str:
         return f'"{value.total_seconds():.6f}'.rstrip("0").rstrip(".") + 's"'
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, str | tuple) else repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_format_literal, value))}]"
+    if isinstance(value, PlannedChange):
+        return f"{{step = {value.step}, what = {json.dumps(value.what)}}}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) -> Any:
@@ -397,6 +406,8 @@ def _read_value(kind: Any, value: Any, *, where: str, path: str) -> Any:
         return _read_duration(value, where=where, path=path)
     if kind == tuple[str, ...]:
         return (_read_names if path == "alarms" else _read_fallbacks)(value, where=where, path=path)
+    if kind == tuple[PlannedChange, ...]:
+        return _read_planned(value, where=where, path=path)
     if kind == Mapping[str, float]:
         return _read_prices(value, where=where, path=path)
     if kind in (bool, str):
@@ -433,6 +444,13 @@ def _read_names(value: Any, *, where: str, path: str) -> tuple[str, ...]:
         what = f"it must be a list of at most {NAMES_LIMIT} names of alarms"
         raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; {what}")
     return tuple(value)
+
+
+def _read_planned(value: Any, *, where: str, path: str) -> tuple[PlannedChange, ...]:
+    try:
+        return read_planned(value)
+    except ValueError as error:
+        raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; {error}") from error
 
 
 def _read_prices(value: Any, *, where: str, path: str) -> dict[str, float]:

@@ -31,6 +31,8 @@ class Sample:
     loss_max: float | None = None
     # What shows that slow steps are a fault and were not planned: a slow rank, or an idle machine; "" if nothing does.
     suspect: str = ""
+    # The script has announced a change of loss or speed: this row and earlier ones are not comparable.
+    is_changed: bool = False
     # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
     complete_to: int | None = None
 

@@ -4,7 +4,7 @@ import hmac
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from rerail.model.actions import CreateJob, Machines
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import KEY, VARIABLE
-from rerail.model.thresholds import Thresholds
+from rerail.model.thresholds import PlannedChange, Thresholds
 
 POLICY_TAG = "rerail:policy"
 CLUSTER_TAG = "rerail:cluster"
@@ -171,12 +171,12 @@ def _variables_for_interval(interval: SaveInterval | None, mtbf_s: float | None)
 
 def _format_differences(values: Thresholds | SaveInterval) -> str:
     """Return the fields that differ from the defaults as a JSON object, durations in seconds; "" if none does."""
-    different = {
-        f.name: value.total_seconds() if isinstance(value, timedelta) else value
-        for f in fields(values)
-        if (value := getattr(values, f.name)) != f.default
-    }
-    return json.dumps(different, separators=(",", ":")) if different else ""
+    different = {f.name: value for f in fields(values) if (value := getattr(values, f.name)) != f.default}
+    return json.dumps(different, separators=(",", ":"), default=_to_json) if different else ""
+
+
+def _to_json(value: timedelta | PlannedChange) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else asdict(value)
 
 
 def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:

@@ -53,7 +53,7 @@ SETTINGS = {
     "RERAIL_MAILBOX": "s3://mailbox",
     "RERAIL_POLL_SECONDS": "5",
     "RERAIL_HANG_SECONDS": "300",
-    "RERAIL_DETECTION": '{"patience_rows": 40}',
+    "RERAIL_DETECTION": '{"patience_rows": 40, "planned": [{"step": 20000, "what": "longer"}]}',
     "RANK": "0",
     "WORLD_SIZE": "8",
     "MASTER_PORT": "29500",
