@@ -109,14 +109,11 @@ bench: $(VENV)/test.ready ## our detectors beside published rules, on real train
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
 	$(BIN)/python -m bench.layouts
 
-bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals, kills, layouts, as ratios measured in one run (half an hour)
+bench-training: $(VENV)/test.ready ## saves, snapshots, agent, stragglers, layouts, as ratios measured in one run (half an hour)
 	$(BIN)/python -m bench.saving
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
 	$(BIN)/python -m bench.stragglers
-	$(BIN)/python -m bench.exactness
-	$(BIN)/python -m bench.signals
-	$(BIN)/python -m bench.killing
 	$(BIN)/python -m bench.bubbles
 	$(BIN)/python -m bench.layout_times
 

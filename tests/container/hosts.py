@@ -36,6 +36,12 @@ def agree(one: dict[int, str], other: dict[int, str]) -> bool:
     return bool(common) and all(one[step] == other[step] for step in common)
 
 
+def weights(err: str) -> str:
+    """Return the fingerprint of the final weights, as logged; empty without one."""
+    found = re.search(r"finished after step \d+, weights (\S+)", err)
+    return found[1] if found else ""
+
+
 def saved(root: Path) -> dict[int, Manifest]:
     """Step to manifest of every checkpoint in a folder; all of their files are verified."""
     place = open_store(root)

@@ -3,26 +3,29 @@
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import signals
-from bench.signals import INIT, Namespace, SignalOutcome, await_files
 from local.pace import measure_pace
 from rerail_agent import init, processes
 from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_training_processes
+from tests.container.namespaces import AGENT, Namespace, find_refusal
 
 pytestmark = pytest.mark.slow
-AGENT = signals.ROOT / "agent"
 PYTHON = sys.executable
+INIT = (PYTHON, "-m", "rerail_agent.init", "--")
 HANG_S = 120  # ends a wait for what never comes
 SAVE_S = 1.0
 STOP_S = 10.0  # at reference speed; init leaves the ranks all but five seconds of it
@@ -30,7 +33,7 @@ STOP_S = 10.0  # at reference speed; init leaves the ranks all but five seconds 
 # A rank that saves for a while on SIGTERM; `note` leaves a file for the test.
 RANK = """
 import os, signal, sys, time
-folder, rank = os.environ["FOLDER"], os.environ.get("RANK", "0")
+folder, rank = os.environ["FOLDER"], os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
 def note(what, value=""):
     with open(f"{folder}/.{what}-{rank}", "w") as file: file.write(str(value))
     os.rename(f"{folder}/.{what}-{rank}", f"{folder}/{what}-{rank}")
@@ -133,13 +136,72 @@ NewJob = Callable[..., Job]
 
 # ---- As PID 1.
 
-needs_namespaces = pytest.mark.skipif(bool(signals.refusal()), reason=signals.refusal() or "-")
+needs_namespaces = pytest.mark.skipif(bool(find_refusal()), reason=find_refusal() or "-")
+DRIVER = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait())"
+
+
+@dataclass(frozen=True)
+class SignalOutcome:
+    """The result of a stop in one process layout."""
+
+    reached: bool
+    saved: bool
+    # 137 is SageMaker's SIGKILL.
+    exit_code: int
+
+
+def list_layouts(rank: Path) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Return commands by the launcher between PID 1 and the ranks, with the number of ranks."""
+    one = (PYTHON, str(rank))
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=PORT", str(rank))
+    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *one)
+    # Two commands, so that bash stays: a single one it would replace itself with.
+    in_bash = ("bash", "-c", '"$@"; exit $?', "bash")
+    layouts = {
+        "bash": ((*in_bash, *one), 1),
+        "python Popen": ((PYTHON, "-c", DRIVER, *one), 1),  # AWS's toolkit
+        "torchrun": (torchrun, 2),
+        "bash -c torchrun": ((*in_bash, *torchrun), 2),
+    }
+    return layouts | ({"mpirun": (mpirun, 2)} if shutil.which("mpirun") else {})
+
+
+def stop_layout(command: Sequence[str], ranks: int, folder: Path, stop_s: float) -> SignalOutcome:
+    """Start a layout, wait for its ranks, send SIGTERM and observe what becomes of their saves."""
+    folder.mkdir()
+    port = f"--master-port={free_port()}"
+    words = [port if word == "--master-port=PORT" else word for word in command]
+    place = Namespace(words, folder, RERAIL_GRACE_SECONDS=str(stop_s - 5))
+    place.await_files("ready", ranks)
+    time.sleep(0.3)  # launchers write a little more before they wait
+    place.send(signal.SIGTERM)
+    code = place.wait(stop_s)
+    reached, saved = (len(list(folder.glob(f"{what}-*"))) == ranks for what in ("heard15", "saved"))
+    return SignalOutcome(reached, saved, code)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], SignalOutcome]:
-    found = signals.run_all(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
-    return {(each.layout.partition(" (")[0], each.init): each for each in found}
+    """The outcomes by layout, without init and with it as PID 1; all run at once, since they mostly sleep."""
+    folder = tmp_path_factory.mktemp("matrix")
+    rank = folder / "rank.py"
+    rank.write_text(f"{RANK}\nlisten(); run({SAVE_S})")
+    stop_s = measure_pace().real(STOP_S)
+    cases = [(name, has_init, *layout) for name, layout in list_layouts(rank).items() for has_init in (False, True)]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        runs = {
+            (name, has_init): threads.submit(
+                stop_layout, [*INIT, *command] if has_init else command, ranks, folder / str(number), stop_s
+            )
+            for number, (name, has_init, command, ranks) in enumerate(cases)
+        }
+        return {layout: run.result() for layout, run in runs.items()}
 
 
 @needs_namespaces
@@ -149,8 +211,7 @@ def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], SignalOut
     if (layout, True) not in outcomes:
         pytest.skip("no mpirun here")
     outcome = outcomes[layout, True]
-    assert (outcome.saved, outcome.exit_code) == (True, 0)
-    assert outcome.reached_ms is not None
+    assert (outcome.reached, outcome.saved, outcome.exit_code) == (True, True, 0)
 
 
 @needs_namespaces
@@ -158,7 +219,7 @@ def test_without_init_the_usual_layouts_ignore_sigterm(outcomes: dict[tuple[str,
     """What init is for: a PID 1 without a handler never gets SIGTERM, nor do the processes below it."""
     for layout in ("bash", "python Popen", "bash -c torchrun"):
         outcome = outcomes[layout, False]
-        assert (outcome.reached_ms, outcome.saved, outcome.exit_code) == (None, False, 137)
+        assert (outcome.reached, outcome.saved, outcome.exit_code) == (False, False, 137)
     assert outcomes["torchrun", False].exit_code == 1  # although both of its ranks have saved and left with 0
 
 
@@ -172,7 +233,7 @@ time.sleep(0.5)
 stats = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
 print(os.getppid(), len(stats), sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats))
 """
-    place = Namespace([*INIT, PYTHON, "-c", script], tmp_path, {})
+    place = Namespace([*INIT, PYTHON, "-c", script], tmp_path)
     assert place.wait(HANG_S) == 0
     assert (tmp_path / "out.txt").read_text().split() == ["1", "2", "0"]
 
@@ -182,8 +243,8 @@ def test_as_pid_1_it_keeps_a_signal_that_comes_while_it_starts(tmp_path: Path) -
     """From its first handler on; the rank is asked when it has one of its own, and not killed before."""
     rank = tmp_path / "rank.py"
     rank.write_text(f"{RANK}\nnote('starting'); time.sleep(1); listen(); run()")
-    place = Namespace([*INIT, PYTHON, str(rank)], tmp_path, {"FOLDER": str(tmp_path)})
-    await_files(place, tmp_path, "starting", 1)
+    place = Namespace([*INIT, PYTHON, str(rank)], tmp_path)
+    place.await_files("starting", 1)
     place.send(signal.SIGTERM)
     assert place.wait(HANG_S) == 0
     assert (tmp_path / "saved-0").exists()

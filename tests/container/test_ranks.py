@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.exactness import weights
 from tests.agent.fake_s3 import Bucket, serving
 from tests.agent.jobs import command, environment_of
-from tests.container.hosts import LIMIT_S, Host, agree, saved
+from tests.container.hosts import LIMIT_S, Host, agree, saved, weights
 
 NewHost = Callable[..., Host]
 RunForked = Callable[..., list[int]]

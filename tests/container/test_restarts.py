@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import launch
-from bench import signals
 from job import TrainingCluster
 from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, make_command_key
 from rerail.model.signatures import sign
@@ -25,9 +24,10 @@ from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving
 from tests.agent.jobs import RUN, command, environment_of
 from tests.container.hosts import Here, Host
+from tests.container.namespaces import AGENT
 
 pytestmark = pytest.mark.slow
-CODE = [str(signals.ROOT / folder) for folder in ("agent", "container", "lambdas")]
+CODE = [str(AGENT.parent / folder) for folder in ("agent", "container", "lambdas")]
 PYTHON = sys.executable
 KEY = "ab" * 32
 FOREVER = "3600"  # what lasts so long ends the test by its deadline

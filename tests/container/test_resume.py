@@ -14,7 +14,6 @@ import torch
 
 import random_state
 import train
-from bench.exactness import FORGETFUL, forget
 from replay import fingerprint
 from rerail.model.finding import Kind, Level
 from tests.container.hosts import Here, Listening, agree, saved
@@ -46,14 +45,41 @@ def test_an_interrupted_run_has_the_same_losses_and_weights(train_here: Here, tm
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("piece", [None, *FORGETFUL])
+def forget(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have train.py leave a piece of state out of every resume."""
+    resume, schedule = train.resume, train.compute_learning_rate
+
+    def forgetful(run: train.TrainingRun) -> None:
+        resume(run)
+        if not run.step:
+            return
+        match piece:
+            case "random numbers":
+                random_state.seed_everything(run.options.seed + 1 + run.layout.data_rank)
+            case "data position":
+                run.consumed_samples = 0
+            case "optimizer":
+                for moments in run.optimizer.state.values():
+                    for tensor in moments.values():
+                        tensor.zero_()
+            case "schedule":
+                monkeypatch.setattr(
+                    train,
+                    "compute_learning_rate",
+                    lambda step, options, begun=run.step: schedule(step - begun, options),
+                )
+
+    monkeypatch.setattr(train, "resume", forgetful)
+
+
+@pytest.mark.parametrize("piece", [None, "random numbers", "data position", "optimizer", "schedule"])
 def test_a_resume_that_forgets_something_is_reported_within_three_steps(
     train_here: Here, monkeypatch: pytest.MonkeyPatch, piece: str | None
 ) -> None:
     """One line and one finding, and training goes on; a resume that forgets nothing is not reported."""
     train_here(drill="bug:step=25")
     if piece:
-        forget(piece, lambda name, changed: monkeypatch.setattr(train, name, changed))
+        forget(piece, monkeypatch)
     guard = Listening()
     resumed = train_here(guard=guard)
     logged = re.findall(r"the resume has forgotten something: loss \S+ at step (\d+), but .* before", train_here.err)

@@ -1,21 +1,14 @@
-"""Kills and damages at random, a few of the thousand that `python -m bench.killing` counts."""
+"""SIGKILL at random moments of a save."""
+
+from pathlib import Path
 
 import pytest
 
-from bench import killing
+from tests.agent.checkpoints.kills import kill_runs
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint() -> None:
-    """Whatever was reported as committed is restored, or something newer, bit for bit."""
-    tally = killing.kill(12, seed=7)
-    assert tally.wrong == []
-    assert tally.count == 12
-
-
-def test_no_damage_is_ever_restored() -> None:
-    """One file changed anywhere: the checkpoint before is taken, or the very state that was saved."""
-    tally = killing.damage(36, seed=7)
-    assert tally.wrong == []
-    assert tally.outcomes.keys() >= {"flipped bit: fell back", "truncated: fell back", "missing: fell back"}
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """What was reported as committed is restored, or something newer, bit for bit."""
+    assert kill_runs(tmp_path, 12, seed=7) == []

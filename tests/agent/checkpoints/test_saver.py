@@ -122,6 +122,11 @@ def cut(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
 
 
+def zero(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(bytes(min(512, len(content))) + content[512:])
+
+
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     table = json.loads((folder / "manifest.json").read_text())
     change(table)
@@ -131,6 +136,8 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a flipped bit in the tensors": lambda folder: flip(folder, "__0_0.distcp"),
     "a flipped bit in the index": lambda folder: flip(folder, ".metadata"),
+    "a flipped bit in the manifest": lambda folder: flip(folder, "manifest.json"),
+    "a block of zeros": lambda folder: zero(folder, "__0_0.distcp"),
     "a truncated file": lambda folder: cut(folder, "__0_0.distcp"),
     "a missing file": lambda folder: (folder / "__0_0.distcp").unlink(),
     "a missing index": lambda folder: (folder / ".metadata").unlink(),
