@@ -125,11 +125,11 @@ def find_obstacle(
     return ""
 
 
-def make_order(loader: DataLoader[Any], *, ranks: int, skipped: Ranges, epoch_batches: int | None = None) -> DataOrder:
+def make_order(loader: DataLoader[Any], *, ranks: int, skipped: Ranges, epoch_batches: int) -> DataOrder:
     """Return the order of a loader in which find_obstacle() finds none, limited to some batches of each epoch."""
     batches: Any = loader.batch_sampler
     whole = len(batches)
-    count = whole if epoch_batches is None else min(whole, epoch_batches)
+    count = min(whole, epoch_batches)
     samples = count * batches.batch_size if count < whole or batches.drop_last else len(batches.sampler)
     return DataOrder(count, samples * ranks, batches.batch_size * ranks, skipped)
 

@@ -24,7 +24,7 @@ REQUIRED = dict(
 # In the base image, or part of another requirement, or the build's.
 GIVEN = {"torch", "smdistributed", "botocore", "s3torchconnectorclient", "setuptools"}
 # A script that uses one of these has it.
-FRAMEWORKS = {"transformers", "lightning", "pytorch_lightning", "composer"}
+FRAMEWORKS = {"transformers", "lightning", "pytorch_lightning"}
 
 
 def test_every_target_starts_launch_py_without_a_shell() -> None:
