@@ -89,7 +89,7 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 	$(BIN)/cyclonedx-py environment $(BIN)/python --output-file .local/sbom/development.cdx.json
 
 # The long proofs, of which `make test` plays small versions; docs/proof.md has what they measured.
-proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, speed and the soak (two hours)
+proof: $(VENV)/test.ready ## roles, a million bad inputs, scale, speed and the soak (over an hour)
 	$(BIN)/python -m pytest tests/deployed -m rehearsal -s
 	$(BIN)/python -m pytest tests/demo -m "load and rehearsal"
 	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto

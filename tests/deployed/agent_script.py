@@ -1,4 +1,7 @@
-"""A training script without training, and an agent in a few lines: says hello, finds its job slow, saves when asked."""
+"""A training script without training, and an agent in a few lines: says hello, finds its job slow, saves when asked.
+
+It goes on until the file UNTIL exists, if one is named.
+"""
 
 import os
 import signal
@@ -28,6 +31,7 @@ from rerail.model.signatures import VARIABLE, sign
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
 SLOW_AT, STEPS, SECONDS = 20, int(os.environ["STEPS"]), 0.1 * SLOWDOWN
 DURABILITY = Durability(os.environ.get("DURABILITY", "local"))
+UNTIL = Path(os.environ.get("UNTIL", "/"))
 s3, mailbox = boto3.client("s3"), os.environ["MAILBOX"]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 known: set[str] = set()
@@ -74,5 +78,5 @@ for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
         if DURABILITY is Durability.REMOTE:
             upload(folder)
         report(ReportKind.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
-    if step >= STEPS and ATTEMPT > 1:  # the first attempt is to be stopped, however slow the machine
+    if step >= STEPS and ATTEMPT > 1 and UNTIL.exists():  # the first attempt is to be stopped, however slow the machine
         break
