@@ -109,13 +109,12 @@ bench: $(VENV)/test.ready ## our detectors beside published rules, on real train
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
 	$(BIN)/python -m bench.layouts
 
-bench-training: $(VENV)/test.ready ## saves, snapshots, agent, stragglers, layouts, as ratios measured in one run (half an hour)
+bench-training: $(VENV)/test.ready ## saves, snapshots, agent, stragglers, bubbles, as ratios measured in one run (half an hour)
 	$(BIN)/python -m bench.saving
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
 	$(BIN)/python -m bench.stragglers
 	$(BIN)/python -m bench.bubbles
-	$(BIN)/python -m bench.layout_times
 
 bench-goodput: $(VENV)/test.ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md

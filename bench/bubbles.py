@@ -25,8 +25,8 @@ from torch import multiprocessing, nn
 sys.path += [str(Path(__file__).resolve().parent.parent / folder) for folder in ("agent", "container", "lambdas")]
 
 from choices import Choices, Schedule
-from cost_model import compute_bubble
 from pipeline import Pipeline, list_stages
+from rank_groups import compute_bubble
 
 CASES = [(2, 2), (2, 4), (2, 8), (4, 4), (4, 8), (4, 16)]
 SLEEP_S = 0.03

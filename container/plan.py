@@ -1,7 +1,8 @@
 """Check whether these machines can do what is asked of them.
 
-By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`; `--layouts` compares all layouts by expected step time.
-The rules and the order of the advice are those of SageMaker's guidance on model parallelism, as code.
+By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`. It estimates whether the layout fits in memory, and
+names the rules of thumb that it breaks. They and the order of the advice are those of SageMaker's guidance on model
+parallelism, as code. The speed of a layout is not estimated.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from choices import VOCABULARY, Choices, Parallel, Precision, Schedule, Training
 from instances import INSTANCES
 from job import TrainingCluster
 from memory import count_parameters, estimate, fits, usable_gib
+from rank_groups import compute_bubble, describe_groups
 
 if TYPE_CHECKING:  # model.py imports torch, which is not needed for rules
     from model import ModelSize
 
 WITHOUT_BF16 = ("T4", "V100")
+# The share of a step that a rank of a pipeline may wait; four microbatches a rank stay below it in every schedule.
+LONGEST_WAIT = 0.2
 
 
 class PlanLevel(StrEnum):
@@ -157,9 +161,8 @@ def make_plan(
 def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
     if errors := find_errors(plan):  # what follows computes with these numbers
         return errors
-    rest = [
-        finding for rule in (_check_memory, _check_machines, _check_network, _check_excess) for finding in rule(plan)
-    ]
+    rules = (_check_memory, _check_machines, _check_network, _check_bubble, _check_excess)
+    rest = [finding for rule in rules for finding in rule(plan)]
     return sorted(rest, key=lambda finding: list(PlanLevel).index(finding.level))
 
 
@@ -252,7 +255,7 @@ def format_advice(plan: TrainingPlan) -> str:
 def _remedies(plan: TrainingPlan) -> Iterator[tuple[str, TrainingPlan]]:
     """Yield changes in the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
 
-    Precision comes where it costs least. A pipeline is not among them: see layout_search.py.
+    Precision comes where it costs least. A pipeline is not among them: sharding cuts up the same state without one.
     """
 
     def having(**changes: Any) -> tuple[str, TrainingPlan]:
@@ -310,6 +313,16 @@ def _check_network(plan: TrainingPlan) -> Iterator[PlanFinding]:
         yield PlanFinding(PlanLevel.WARNING, f"parallel={plan.choices.parallel}", why, "choose parallel=hybrid")
 
 
+def _check_bubble(plan: TrainingPlan) -> Iterator[PlanFinding]:
+    """Find pipelines with few microbatches, in which ranks wait for each other."""
+    parts, stages = plan.choices.microbatches, plan.choices.pipeline_parallel
+    waits = compute_bubble(plan.choices)
+    if waits > LONGEST_WAIT and parts < 4 * stages:
+        why = f"a rank waits for the others of its pipeline in {waits:.0%} of a step"
+        remedy = f"choose {4 * stages}, if the batch of a rank has as many samples"
+        yield PlanFinding(PlanLevel.NOTE, f"microbatches={parts}", why, remedy)
+
+
 def _check_excess(plan: TrainingPlan) -> Iterator[PlanFinding]:
     """Find options that the model does not need, which make it slower."""
     if plan.instance is None or not fits(plan):
@@ -340,11 +353,14 @@ def format_plan(plan: TrainingPlan) -> str:
         "",
     ]
     findings = check_plan(plan)
+    if not find_errors(plan):
+        head[-1:] = [f"layout: {describe_groups(plan)}", ""]
     if not any(finding.level is PlanLevel.ERROR and not finding.what.startswith("memory") for finding in findings):
         needed = estimate(plan)
         rows = {field.name.replace("_", " "): getattr(needed, field.name) for field in fields(needed)}
         head += [f"{name:<16}{gib:>9.2f} GiB" for name, gib in rows.items()]
-        head += [f"{'of a rank':<16}{needed.total:>9.2f} GiB of {usable_gib(plan):.1f} usable", ""]
+        answer = "of unknown memory" if plan.instance is None else "fits" if fits(plan) else "does not fit"
+        head += [f"{'of a rank':<16}{needed.total:>9.2f} GiB of {usable_gib(plan):.1f} usable: {answer}", ""]
     lines = [
         f"{finding.level.upper():<8} {finding.what}\n  why     {finding.why}\n  do      {finding.remedy}"
         for finding in findings
@@ -369,7 +385,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("vocabulary", type=int, default=VOCABULARY)
     add("batch-size", type=int, default=16, help="samples a step, over all ranks")
     add("ranks-per-node", type=int, help="without it one for each GPU")
-    parser.add_argument("--layouts", action="store_true", help="compare all layouts by expected step time")
     add_options(add)
     options = parser.parse_args(arguments)
     known = SIZES[options.model_size]
@@ -378,11 +393,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = TrainingCluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
     size: ModelSize = replace(known, **own)
     plan = make_plan(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
-    if options.layouts:
-        from layout_search import format_candidates, search  # which imports this module
-
-        print(format_candidates(search(plan)))
-        return 0
     print(format_plan(plan))
     return int(any(finding.level is PlanLevel.ERROR for finding in check_plan(plan)))
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import cost_model
 import data
 import faults
 import parallel
 import plan
 import preflight
 import random_state
+import rank_groups
 from job import TrainingCluster, TrainingJob, find_base_folder, find_failure_file
 from memory import count_parameters
 from model import GPT
@@ -133,7 +133,7 @@ def check(options: argparse.Namespace, job: TrainingJob, world: parallel.Distrib
     plan.raise_errors(findings)
     if world.is_first:
         asked = plan.make_plan(options, cluster, size, ranks_per_node=world.local_size)
-        log(f"layout: {cost_model.describe(asked, world.backend)}")
+        log(f"layout: {rank_groups.describe(asked, world.backend)}")
     for finding in findings if world.is_first else ():
         log(f"{finding.level}: {finding}")
     block, others = count_parameters(size)
