@@ -1,6 +1,7 @@
 """Settings of every suite: Hypothesis draws the same examples each time, and sets no deadline."""
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("rerail")
+# Threads of torch wait for each other in busy loops: two workers on two cores take longer with more than one each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A module whose tests are all slow.
 IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
 # The files that take longest: begun last, one of them would keep a single worker busy at the end.
