@@ -10,18 +10,18 @@ from rerail.model.policy import Policy
 from rerail.model.prices import find_price
 
 INSTANCE_TYPE = "ml.m5.large"
-# A fast local clock leaves a process at least this much time for a step.
+# The least for a process on a fast local clock, and on AWS.
 LEAST_STEP_S, STEP_S = 0.1, 2.0
-# Without the agent an onset is dated to the minute, and the steps before the fault must take more than one.
-LEAST_ALONE_STEP_S = 1.0
-STEPS_AFTER = 60
+# Without the agent an onset is dated to the minute, and the steps before the margin must take more than one.
+LEAST_DATED_S = 75.0
+STEPS_AFTER = 30
 SAVE_EVERY = 10
 # No job lasts longer, whatever becomes of this command.
 MAX_RUNTIME_S = 3600
 # A relaunch needs 15 minutes of it, so what a trial is expected to take is far less.
 EXPECTED_JOB_MINUTES = 10
 # A rollback needs a checkpoint that is so many steps older than the policy's margin; a larger margin takes too long.
-STEPS_BEFORE_MARGIN, LARGEST_MARGIN = 30, 400
+STEPS_BEFORE_MARGIN, LARGEST_MARGIN = 50, 400
 KEEP_ALIVE_S = 900
 # No other job takes over the warm pool, since that needs a volume of the same size.
 VOLUME_GB, POOL_VOLUME_GB = 30, 31
@@ -59,6 +59,8 @@ class AcceptanceTrial:
     is_stopped: bool = False
     # How many jobs the run takes.
     jobs: int = 2
+    # A fast local clock leaves a step at least this much time.
+    least_step_s: float = LEAST_STEP_S
 
     @property
     def volume_gb(self) -> int:
@@ -72,7 +74,7 @@ class AcceptanceTrial:
 
     def make_environment(self, scale: float) -> dict[str, str]:
         """Return the job's environment on a clock that runs `scale` times as fast as AWS's."""
-        step_s = max(LEAST_STEP_S if self.agent else LEAST_ALONE_STEP_S, STEP_S / scale)
+        step_s = max(self.least_step_s, STEP_S / scale)
         facts = {
             "ACCEPTANCE_STEPS": self.scenario.steps,
             "ACCEPTANCE_STEP_SECONDS": round(step_s, 3),
@@ -101,6 +103,8 @@ def fit_trials(names: Sequence[str], policy: Policy) -> tuple[list[AcceptanceTri
                 continue
             fault_step = max(scenario.fault_step, margin + STEPS_BEFORE_MARGIN)
             trial = replace(trial, scenario=replace(scenario, fault_step=fault_step, steps=fault_step + STEPS_AFTER))
+            if not trial.agent:
+                trial = replace(trial, least_step_s=LEAST_DATED_S / (fault_step - margin - SAVE_EVERY))
         fitted.append(trial)
     return fitted, excluded
 

@@ -21,7 +21,7 @@ from cli.acceptance.seen import (
     StatusTransition,
     UploadedCheckpoint,
 )
-from cli.acceptance.trials import SAVE_EVERY, TRIALS, AcceptanceTrial, fit_trials
+from cli.acceptance.trials import SAVE_EVERY, STEP_S, TRIALS, AcceptanceTrial, fit_trials
 from report_page.page import render_page
 from rerail.model.measurements import parse_measurements
 from rerail.model.policy import Policy
@@ -322,6 +322,16 @@ def test_a_trial_is_fitted_to_its_policy():
     far = replace(Policy(), ladder=replace(Policy().ladder, margin_steps=1000))
     far = replace(far, restart=replace(far.restart, in_place=False))
     assert fit_trials(names, far)[1].keys() == {"nan", "own-layout", "in-place"}
+
+
+@pytest.mark.parametrize("margin", [0, 30, 100, 400])
+def test_without_an_agent_a_checkpoint_is_older_than_the_margin_and_a_minute(margin):
+    """On a clock of any speed; on AWS a step takes no longer for it."""
+    policy = replace(Policy(), ladder=replace(Policy().ladder, margin_steps=margin))
+    (trial,), _ = fit_trials(["own-layout"], policy)
+    step_s = {scale: float(trial.make_environment(scale)["ACCEPTANCE_STEP_SECONDS"]) for scale in (1, 30, 60)}
+    before = trial.scenario.fault_step - margin - SAVE_EVERY
+    assert all(before * seconds > 60 for seconds in step_s.values()) and step_s[1] == STEP_S
 
 
 def test_a_rollback_that_the_deployment_does_not_allow_is_not_tried():
