@@ -46,6 +46,28 @@ def play(tmp_path: Path) -> Play:
 
 
 rehearsal = pytest.mark.rehearsal
+# The longest two come first, and one without a demo third: so the third demo goes to the worker of the shorter one.
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rungs", "rate"),
+    [
+        ("ladder", ["", "replay", "skip"], 1.0),
+        pytest.param("ladder-rate", ["", "replay", "skip", "far_skip", "lower_rate"], 0.9, marks=rehearsal),
+    ],
+)
+def test_a_loss_that_diverges_again_takes_the_next_rung(play, scenario, rungs, rate):
+    """Each rung from before the onset; what one skips the next ones skip too; it is one incident to its end."""
+    facts, printed = play(scenario)
+    assert (facts["state"], facts["rungs"]) == ("completed", rungs)
+    (incident,) = facts["incidents"]
+    attempts = facts["attempts"]
+    assert all(attempt["resumed_from_step"] < incident["onset_step"] for attempt in attempts[1:])
+    assert [bool(attempt["skip_samples"]) for attempt in attempts] == [
+        "skip" in rungs[: n + 1] for n in range(len(rungs))
+    ]
+    assert [attempt["rate"] for attempt in attempts] == [1.0] * (len(rungs) - 1) + [rate]
+    assert all(f"rung {rung}: " in " ".join(printed.split()) for rung in rungs[1:])
 
 
 def test_a_script_that_knows_nothing_of_rerail_is_rolled_back_all_the_same(play):
@@ -61,6 +83,12 @@ def test_a_script_that_knows_nothing_of_rerail_is_rolled_back_all_the_same(play)
     assert all(key.startswith("a001/checkpoint-") for key in facts["set_aside"])
     assert facts["reference_max_abs_loss_difference"] == 0
     assert "moved to quarantine by the supervisor" in printed
+
+
+def test_every_scenario_is_rehearsed():
+    """None is added that nobody ever plays."""
+    text = Path(__file__).read_text()
+    assert [name for name in Name if f'"{name}"' not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -124,27 +152,6 @@ def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
         "the emergency checkpoint is kept as evidence"
     )
     assert all(save["step"] > facts["attempts"][1]["resumed_from_step"] for save in quarantined)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "rungs", "rate"),
-    [
-        ("ladder", ["", "replay", "skip"], 1.0),
-        pytest.param("ladder-rate", ["", "replay", "skip", "far_skip", "lower_rate"], 0.9, marks=rehearsal),
-    ],
-)
-def test_a_loss_that_diverges_again_takes_the_next_rung(play, scenario, rungs, rate):
-    """Each rung from before the onset; what one skips the next ones skip too; it is one incident to its end."""
-    facts, printed = play(scenario)
-    assert (facts["state"], facts["rungs"]) == ("completed", rungs)
-    (incident,) = facts["incidents"]
-    attempts = facts["attempts"]
-    assert all(attempt["resumed_from_step"] < incident["onset_step"] for attempt in attempts[1:])
-    assert [bool(attempt["skip_samples"]) for attempt in attempts] == [
-        "skip" in rungs[: n + 1] for n in range(len(rungs))
-    ]
-    assert [attempt["rate"] for attempt in attempts] == [1.0] * (len(rungs) - 1) + [rate]
-    assert all(f"rung {rung}: " in " ".join(printed.split()) for rung in rungs[1:])
 
 
 @rehearsal
@@ -254,9 +261,3 @@ def test_scenarios_end_as_they_must_on_a_busy_machine(tmp_path, monkeypatch, sce
         assert facts["scenario"] == name
         assert facts["clock_scale"] < 60
         assert "this machine is busy or slow" in printed
-
-
-def test_every_scenario_is_rehearsed():
-    """None is added that nobody ever plays."""
-    text = Path(__file__).read_text()
-    assert [name for name in Name if f'"{name}"' not in text] == []
