@@ -63,7 +63,7 @@ def test_a_check_passes_and_fails_when_its_subject_is_broken(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)  # of this process, for other tests
-    # A CPU computes bfloat16 slowly: fewer steps than on a GPU show as well whether the losses after a resume are equal.
+    # A CPU computes bfloat16 slowly: fewer steps than on a GPU show as well whether losses after a resume are equal.
     monkeypatch.setattr(acceptance, "EXACT_STEPS", 4)
     monkeypatch.setattr(acceptance, "EXACT_SAVE", 2)
     passed = find_first(acceptance.run_check(check, options), name)
