@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -93,14 +94,14 @@ def measure(choices: Choices, rank: int) -> float:
     return min(bubbles[WARM_UP:])
 
 
-def become(rank: int, ranks: int, port: int, folder: str) -> None:
+def become(rank: int, ranks: int, port: int, folder: str, cases: Sequence[tuple[int, int]]) -> None:
     """Measure every case of this number of ranks as one of them."""
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
     rows = []
     for schedule in Schedule:
-        for microbatches in (parts for size, parts in CASES if size == ranks):
+        for microbatches in (parts for size, parts in cases if size == ranks):
             choices = Choices(pipeline_parallel=ranks, pipeline_schedule=schedule, microbatches=microbatches)
             everyone: list[float] = [0.0] * ranks
             dist.all_gather_object(everyone, measure(choices, rank))
@@ -120,24 +121,25 @@ def become(rank: int, ranks: int, port: int, folder: str) -> None:
     os._exit(0)  # see parallel.leave
 
 
-def measure_all(folder: Path) -> list[dict[str, Any]]:
+def measure_all(folder: Path, cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Return a row for each schedule, number of ranks and number of microbatches."""
-    for ranks in sorted({ranks for ranks, _ in CASES}):
+    for ranks in sorted({ranks for ranks, _ in cases}):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        multiprocessing.spawn(become, (ranks, port, str(folder)), nprocs=ranks)
+        multiprocessing.spawn(become, (ranks, port, str(folder), cases), nprocs=ranks)
     return [row for path in sorted(folder.glob("*.json")) for row in json.loads(path.read_text())]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first of the sizes")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure_all(Path(folder))
+        rows = measure_all(Path(folder), CASES[: options.cases])
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     print("| schedule | ranks | microbatches | formula | measured |\n|---|---|---|---|---|")

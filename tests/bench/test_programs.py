@@ -13,6 +13,7 @@ BENCH = ROOT / "bench"
 CORPUS = "CORPUS"  # stands for a folder with two short logs of the corpus
 SMALLEST = {
     "agent": "--steps 1 --agreements 1 --commands 1 --poll 0.01",
+    "bubbles": "--cases 1",
     "cost": "",
     "detection": f"--corpus {CORPUS}",
     "goodput": "--days 0.1 --seeds 1 --no-sweeps",
