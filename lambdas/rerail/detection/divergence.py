@@ -20,6 +20,9 @@ UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longe
 # A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
+# Before there is a history, one rise is told, and not acted on: the loss has fallen from its first rows, and each
+# of the last rows is above all others since then, by this much and by this multiple of their spread.
+EARLY_RISE, EARLY_SPREAD, EARLY_ROWS, FIRST_ROWS = 0.26, 1.5, 10, 3
 # To act on a loss whose logarithm varies by this much, as in reinforcement learning, takes twice the usual rise, and
 # more the more it varies.
 NOISY = 0.2
@@ -50,6 +53,8 @@ class Divergence:
     recovered_rows: int = 0
     # The level that a rise was called to act on to get back to; it has not come back to it. A further rise is told.
     acted_from: float | None = None
+    # The first rows are over, or a rise in them was reported.
+    is_early_over: bool = False
 
     def __post_init__(self) -> None:
         self.best, self.lagged, self.printed = self.best.copy(), list(self.lagged), list(self.printed)
@@ -62,7 +67,7 @@ class Divergence:
         """Warn if the level of the last rows is too high, and intervene if it does not recover in time."""
         if row.is_new_series:
             self._forget()
-            self.acted_from = None
+            self.acted_from, self.is_early_over = None, False
         if row.scale.factor != 1:
             self._scale(row.scale.factor)
         if row.value is None:
@@ -84,6 +89,8 @@ class Divergence:
             self.start = self.recent.median()
 
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
+        if len(self.rises) < HISTORY_NEEDS and (early := self._find_early_rise(now, row)):
+            return early
         if len(self.level) >= LEVEL_NEEDS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
@@ -101,6 +108,21 @@ class Divergence:
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, row, rise) if is_new else None
+
+    def _find_early_rise(self, now: float, row: Row) -> Finding | None:
+        """Return a warning if the loss fell, and has suddenly been far above that level, in a run of few rows."""
+        earlier, last = self.level.values[:-NOW_ROWS], self.level.values[-NOW_ROWS:]
+        if self.is_early_over or len(earlier) < EARLY_ROWS or row.is_recovered:
+            return None
+        known = earlier[FIRST_ROWS:]
+        usual, spread = sorted(known)[len(known) // 2], max(known) - min(known)
+        has_fallen = sorted(earlier[:FIRST_ROWS])[FIRST_ROWS // 2] - usual > LEARNT
+        if not has_fallen or min(last) - max(known) < max(EARLY_RISE, EARLY_SPREAD * spread):
+            return None
+        self.is_early_over = True
+        sample, rise = row.sample, now - usual
+        text = f"loss has been {row.scale.format_rise(usual, rise)}, for {NOW_ROWS} rows, in the first rows of the run"
+        return Finding(Kind.DIVERGENCE, Level.WARN, sample.step, None, text, sample.at)
 
     def _is_new(self, rise: float, detection: Thresholds, *, half_life: int) -> bool:
         """Return whether the run has not yet recovered from a rise as large as this one."""
@@ -149,6 +171,7 @@ class Divergence:
             return self._finding(Level.INTERVENE if is_first else Level.WARN, row, rise)
         if going.rows > detection.rise_cap_rows * (1 if going.is_reported else UNREPORTED_CAP):
             self._forget()
+            self.is_early_over = True  # these are not the first rows
         return None
 
     def _scale(self, factor: float) -> None:

@@ -4,9 +4,9 @@
 Losses are compared as logarithms: 0.093 is a factor of 1.10.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, ClassVar, get_origin
+from typing import Any, ClassVar
 
 PLANNED_LIMIT, WHAT_LIMIT = 20, 100
 
@@ -126,9 +126,7 @@ class Thresholds:
 
 
 # Fields of earlier versions: a policy, or a job that was launched by an earlier version, may still set them.
-RETIRED_THRESHOLDS = frozenset(
-    name for name, kind in Thresholds.__annotations__.items() if get_origin(kind) is ClassVar
-)
+RETIRED_THRESHOLDS = frozenset(Thresholds.__annotations__) - {f.name for f in fields(Thresholds)}
 
 
 def read_planned(value: Any) -> tuple[PlannedChange, ...]:
