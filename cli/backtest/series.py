@@ -15,6 +15,7 @@ from rerail.notices.notice import truncate
 NAMES: Mapping[str, tuple[str, ...]] = {
     "step": (
         *("step", "global_step", "iteration", "iterations", "iter", "it", "steps", "update", "num_updates", "batch"),
+        *("current_steps", "total_timesteps", "num_timesteps", "timesteps", "global_batch"),
         *("train_global_step", "trainer_global_step", "train_step"),
     ),
     # Counts where there is no step, or where the steps begin again with each.

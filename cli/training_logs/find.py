@@ -17,8 +17,10 @@ from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPE
 _STRETCHES, _STRETCH = 20, 200
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
+# The runs of spaces are bounded: a line of thousands of them must not take minutes.
 _FIELD = re.compile(
-    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)[\"']?(?: ?[:=] ?| +| ?[:=]?\t|(?=\[))[\[(\"']?"
+    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)"
+    r"[\"']?(?: {0,40}[:=] {0,8}| {0,40}\| {1,8}| {1,40}| ?[:=]?\t|(?=\[))[\[(\"']? {0,8}"
     + WRAPPED
     + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
     + READ_END
@@ -34,9 +36,13 @@ _NO_LOSS = re.compile(
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 _SOME_NUMBER = r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?"
 _NUMBERS = re.compile(_SOME_NUMBER)
+_ANY_NUMBER = "[-+0-9.,:eE]+"  # the same in an expression, which SageMaker limits to 500 characters
+_WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
 _MAIN_SHAPE = 2 / 3
+# A counter without a name, `[16500/50000]`; of several in a line the last is taken.
+_COUNTER = rf"\[[ \t]*{INTEGER}/[0-9]+\]"
 _EPOCH_NAMES = NAMES["epoch"]
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
@@ -178,14 +184,15 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
     chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
     if step := _choose_step(names, rows):
         chosen["step"] = step
-        if step not in _EPOCH_NAMES and _count_falls(step, rows):
-            epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
-            chosen |= {"epoch": epoch} if names[epoch] >= 0.5 * names[step] else {}
+        if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
+            chosen["epoch"] = epoch
     of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
     for metric, aliases in of_others.items():
         if name := next((alias for alias in aliases if alias in names), ""):
             chosen[metric] = name
     built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
+    if chosen.get("step", "epoch") in _EPOCH_NAMES and _has_counter(rows, chosen["loss"]):
+        built["step"] = _COUNTER, ""
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
     if others:
@@ -222,11 +229,29 @@ def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
 def _choose_step(names: Mapping[str, int], rows: _Rows) -> str:
     """Return the name of the step that is printed often and falls least, "" if there is none; epochs are the last."""
     for candidates in (tuple(dict.fromkeys(_STEP_NAMES)), _EPOCH_NAMES):
-        whole = [name for name in candidates if name in names and _list_values(name, rows)]
+        listed = {name: _list_values(name, rows) for name in candidates if name in names}
+        # One that never changes is a setting, such as the size of a batch.
+        whole = [name for name, values in listed.items() if len(set(values)) > (len(values) > 1)]
         often = [name for name in whole if names[name] >= 0.5 * max(names[other] for other in whole)]
         if often:
             return min(often, key=lambda name: _count_falls(name, rows))
     return ""
+
+
+def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
+    """Return the name of the epochs with which the steps begin again; "" if they go on, or fall with launches alone."""
+    epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
+    if names[epoch] < 0.5 * names[step]:
+        return ""
+    rises = sum(later > before for before, later in pairwise(_list_values(epoch, rows)))
+    return epoch if _count_falls(step, rows) > 0.5 * rises else ""
+
+
+def _has_counter(rows: _Rows, loss: str) -> bool:
+    """Return whether most lines with the loss have a counter without a name, and it counts."""
+    lines = [line for line, found in rows if any(field.name == loss for field in found)]
+    counts = [count for line in lines if (count := read_number(_compile(_COUNTER), line)) is not None]
+    return len(counts) > 0.9 * len(lines) and len(set(counts)) > 0.5 * len(counts)
 
 
 def _list_values(name: str, rows: _Rows) -> list[int]:
@@ -247,7 +272,7 @@ def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str,
     printed: list[tuple[str, str, float | None]] = []
     for line, found in rows:
         field = next((field for field in reversed(found) if field.name == name), None)
-        shape = _NUMBERS.sub("0", line[: field.number_start]) if field else ""
+        shape = "".join(_NUMBERS.sub("0", line[: field.number_start]).split()) if field else ""
         printed.append((line, shape, parse(field.number) if field else None))
         if field:
             shapes[shape] += 1
@@ -259,8 +284,8 @@ def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str,
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
     best = (len(wanted) + 1, 0, 0, "")
     for shape, _ in common[:1] if is_alone else common:
-        for depth, context in enumerate(_list_contexts(*examples[shape])):
-            expression = f"{anchor if not depth else ''}{context}{place}"
+        for depth, context in enumerate(_list_contexts(*examples[shape], anchor)):
+            expression = f"{context}{place}"
             best = min(best, (*_compare(_compile(expression), wanted), depth, expression))
             if not best[0] and not best[1]:
                 return expression, ""
@@ -283,17 +308,28 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]
     return wrong, missed
 
 
-def _list_contexts(line: str, field: _Field) -> Iterator[str]:
-    """Yield expressions for what stands before a number: the name alone, then back to each number before it."""
-    before = line[: field.number_start]
-    yield _escape(before[field.start :])
+def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
+    """Yield expressions for what stands before a number: the name, back to each number, or a word before the name."""
+    before, name = line[: field.number_start], _escape(line[field.start : field.number_start])
+    yield f"{anchor}{name}"
     ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]
     for end in list(reversed(ends))[:_MOST_CONTEXT]:
         yield f"[0-9]{_escape(before[end:])}"
     yield f"^{_escape(before)}"
+    for word in dict.fromkeys(_WORD.findall(before[: field.start])):
+        yield f"{anchor}{word}[^A-Za-z].*{anchor}{name}"
 
 
 def _escape(text: str) -> str:
-    """Return an expression for a text with any numbers in it and any number of spaces."""
-    parts = [re.sub(r"(?:\\ |\\\t)+", "[ \\\\t]+", re.escape(part)) for part in _NUMBERS.split(text)]
-    return _SOME_NUMBER.join(parts)
+    """Return an expression for a text with any numbers in it and any number of spaces.
+
+    Behind an opening bracket a number may be padded: `[  10/120]`, `[100/120]`.
+    """
+    return _ANY_NUMBER.join(_escape_part(part) for part in _NUMBERS.split(text))
+
+
+def _escape_part(text: str) -> str:
+    opened = text.rstrip()
+    if opened.endswith(("[", "(")):
+        return f"{_escape_part(opened[:-1])}{re.escape(opened[-1])}[ \\t]*"
+    return re.sub(r"(?:\\ |\\\t)+", "[ \\\\t]+", re.escape(text))

@@ -13,6 +13,7 @@ from cli.backtest.series import BadInput
 from cli.training_logs.find import find_metrics, strip
 from cli.training_logs.formats import FORMATS
 from cli.training_logs.numbers import compile_reader, parse, read_number, write_definition
+from cli.training_logs.proposal import LONGEST_EXPRESSION
 
 PRINTED = json.loads((Path(__file__).parent / "lines.json").read_text(encoding="utf-8"))
 
@@ -61,6 +62,52 @@ def test_a_number_is_read_whole_or_not_at_all(value, form):
 def test_what_is_not_finite_is_read_from_a_log_and_never_by_a_definition(text):
     assert not math.isfinite(read_number(compile_reader("loss: <n>"), f"loss: {text} "))
     assert not re.findall(write_definition("loss: <n>"), f"loss: {text} ")
+
+
+ROWS = range(8, 13)
+OWN_FORMS = {
+    "two spaces": ([f"epoch:  0 step:  {n} loss:  {n / 16}" for n in ROWS], ROWS),
+    "a table of Stable-Baselines3": (
+        [line for n in ROWS for line in (f"|    total_timesteps | {n}  |", f"|    loss            | {n / 16}   |")],
+        ROWS,
+    ),
+    "padded brackets": ([f"Epoch: [ 0/9] Iter [{n:>4}/1487] || lr: 0.1 || Loss: {n / 16}" for n in ROWS], ROWS),
+    "a counter without a name": ([f"[{n:05}/50000] KITTI | loss {n / 16} | batch 16" for n in ROWS], ROWS),
+    "a setting called batch": ([f"epoch {n} batch 16 loss {n / 16}" for n in ROWS], ROWS),
+    "epochs of several launches": (
+        [f"Epoch {n % 10} | step {n} | loss={n / 16}" for n in (*ROWS, 8, 9)],
+        (*ROWS, 8, 9),
+    ),
+    "a validation with the same name": (
+        [
+            line
+            for n in ROWS
+            for line in (
+                f"Epoch: [1/9][{n:>3}/120]\tTime 1.7 ( 2.7)\tData 0.1 ( 0.3)\tLoss {n / 16:.4e} (1.0479e+00)\tstep {n}",
+                "Validate: [ 0/31]\tTime 9.1 ( 9.1)\tLoss 1.8765e+00 (1.8765e+00)",
+            )
+        ],
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OWN_FORMS)
+def test_loss_and_step_of_a_script_s_own_lines_are_read(form):
+    lines, steps = OWN_FORMS[form]
+    found = find_metrics(lines, where="train.log")
+    for metric, expected in (("loss", [step / 16 for step in steps]), ("step", list(steps))):
+        definition = write_definition(found.expressions[metric])
+        assert values(re.compile(definition), lines) == expected
+        assert len(definition) <= LONGEST_EXPRESSION
+
+
+@pytest.mark.parametrize("filler", [" ", "a ", "[ ", "| ", "1", "loss: "])
+def test_a_line_of_one_thing_is_read_in_no_time(filler):
+    """An expression that tries each pair of its places takes minutes for such a line."""
+    lines = [f"loss{filler * (7900 // len(filler))} loss: {step}" for step in range(20)]
+    found = find_metrics(lines, where="train.log")
+    assert len(values(compile_reader(found.expressions["loss"]), lines)) == len(lines)
 
 
 def test_several_losses_are_asked_for():
