@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import tomli_w
 
 from cli.policies.odd import find_oddities
 from rerail.model.errors import PolicyError
-from rerail.model.policy import Policy, parse_policy, to_toml
+from rerail.model.policy import RETIRED_FIELDS, Policy, parse_policy, to_toml
 
 # What an SSM parameter of the standard tier holds; the stack refuses more.
 LIMIT_BYTES = 4096
@@ -38,7 +38,16 @@ def check_file(file: Path) -> Checked:
     problems = tuple(_problems(text, file.stem))
     if problems:
         return Checked(str(file), file.stem, problems)
-    return Checked(str(file), file.stem, warnings=tuple(find_oddities(parse_policy(text, name=file.stem))))
+    odd = find_oddities(parse_policy(text, name=file.stem))
+    return Checked(str(file), file.stem, warnings=(*_list_retired(tomllib.loads(text)), *odd))
+
+
+def _list_retired(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each field that earlier versions had."""
+    for name in sorted(RETIRED_FIELDS):
+        section, _, field = name.rpartition(".")
+        if field in (table.get(section, {}) if section else table):
+            yield f"{name} has no effect in this version: the built-in value applies; remove it"
 
 
 def _problems(text: str, name: str) -> Iterator[str]:

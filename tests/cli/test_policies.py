@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from cli import place
 from cli.main import app
 from cli.names import list_policy_names
+from cli.policies.check import check_file
 from cli.policies.odd import QUESTIONS, find_oddities
 from cli.policies.words import list_rows, write_duration
 from cli.project import find_policies
@@ -91,6 +92,13 @@ ODD = {
     "check_approval_wait": 'mode = "approve"\n[approval]\nwait = "2d"',
     "check_detection_delay": '[detection]\nstall_floor = "3h"',
 }
+
+
+def test_a_field_of_an_earlier_version_is_named(tmp_path):
+    file = tmp_path / "old.toml"
+    file.write_text("[detection]\nrise_noise = 6\npatience_rows = 90\n")
+    text = "detection.rise_noise has no effect in this version: the built-in value applies; remove it"
+    assert check_file(file).warnings == (text,)
 
 
 def test_every_oddity_is_tested():
