@@ -300,14 +300,14 @@ class Guard:
             self._isolation.once("reports", lambda: self._report_finding(finding), None)
 
     def expect_change(self, what: str) -> None:
-        """Compare loss and speed from the next step on among themselves: the script changes them on purpose.
+        """Compare loss and speed from the next step on only with each other: the script changes them on purpose.
 
         `what` is a few words for the log, such as "sequence length 8192". A loss that is not finite is still a fault.
         """
         self._is_changed = True
         if self._agreement.rank == 0:
             print_line(
-                f"planned change after step {self._progress.step}: {what}; earlier rows are no measure from here on"
+                f"planned change after step {self._progress.step}: {what}; later rows are compared without earlier ones"
             )
 
     def announce(self, *abilities: str) -> None:

@@ -34,9 +34,8 @@ _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
-_SOME_NUMBER = r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?"
-_NUMBERS = re.compile(_SOME_NUMBER)
-_ANY_NUMBER = "[-+0-9.,:eE]+"  # the same in an expression, which SageMaker limits to 500 characters
+_NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?")
+_ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
 _WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.

@@ -106,7 +106,7 @@ def test_an_unknown_field_is_answered_with_a_known_one(text, hint):
     assert refusal(text) == f"policy 'night': {hint}"
 
 
-def test_planned_changes_are_steps_with_a_word_each():
+def test_planned_changes_are_read_and_written_back():
     text = '[detection]\nplanned = [{step = 2000000, what = "say \\"8k\\""}, {step = 5}]'
     policy = parse_policy(text, name="p")
     assert policy.detection.planned == (PlannedChange(2_000_000, 'say "8k"'), PlannedChange(5))
@@ -117,7 +117,7 @@ def test_planned_changes_are_steps_with_a_word_each():
     "value",
     ["5", "[5]", "[{}]", "[{step = 0}]", "[{step = true}]", '[{step = 5, why = "x"}]', "[{step = 5, what = 3}]"],
 )
-def test_a_planned_change_that_is_none_is_named(value):
+def test_an_invalid_planned_change_is_refused(value):
     with pytest.raises(PolicyError, match=r"'detection\.planned' is .*; it must be a list of at most 20 changes"):
         parse_policy(f"[detection]\nplanned = {value}", name="p")
 

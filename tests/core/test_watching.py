@@ -106,7 +106,7 @@ def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
 
 
 def test_steps_with_a_loss_in_trouble_refund_no_retry(world):
-    """Of a script without step folders the steps prove progress, unless the loss was in trouble at the last one."""
+    """Steps prove the progress of a script without step folders, unless the loss was in trouble at the last one."""
     last = train(world, 60)
     world.checkpoints.saved.clear()
     world.checkpoints.save_file("last.pt")

@@ -33,7 +33,7 @@ def test_a_rise_in_the_first_rows_is_told_once_and_not_acted_on():
     """A launch of forty rows that breaks at its eighteenth; not one that wavers, or that grows from its first row."""
     start = [7.2, 5.6, 4.6, 4.1, 3.9, 3.8, 3.8, 4.1, 4.0, 3.7, 3.7, 3.6, 4.2, 4.0, 4.0, 3.7, 3.7]
     broken = said(samples([*start, *(7.0 + 0.1 * (row % 5) for row in range(23))]), Kind.DIVERGENCE)
-    assert [(finding.level, row) for row, finding in broken] == [(Level.WARN, len(start) + 7)]
+    assert [(f.level, row, f.onset_step) for row, f in broken] == [(Level.WARN, len(start) + 7, len(start) + 1)]
     for healthy in ([*start, *start[3:], *start[3:]], [1 + 0.2 * row for row in range(40)], [*start, 7.0, *start[3:]]):
         assert said(samples(healthy), Kind.DIVERGENCE) == []
 

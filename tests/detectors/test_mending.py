@@ -62,6 +62,16 @@ def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():
     assert step > 300 + Thresholds().spike_cap_rows
 
 
+@pytest.mark.parametrize(
+    ("rows", "ending", "earliest"), [(20, Level.RECOVERED, 41), (300, Level.ACCEPTED, 20 + Thresholds().rise_cap_rows)]
+)
+def test_a_rise_in_the_first_rows_lasts_until_the_loss_is_back_or_stays(rows, ending, earliest):
+    over = ends([6.0, 5.0, *losses(18), *losses(rows, level=4.0, seed=2), *losses(10, seed=3)])
+    ((level, onset, step),) = [told[1:] for told in over if told[0] is Kind.DIVERGENCE]
+    assert (level, onset) == (ending, 21)
+    assert step is not None and step >= earliest
+
+
 def test_a_run_without_findings_has_no_recovery():
     assert ends(losses(500)) == []
 

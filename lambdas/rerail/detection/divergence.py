@@ -20,7 +20,7 @@ UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longe
 # A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
-# Before there is a history, one rise is told, and not acted on: the loss has fallen from its first rows, and each
+# Before there is a history, one rise is reported, and not acted on: the loss has fallen from its first rows, and each
 # of the last rows is above all others since then, by this much and by this multiple of their spread.
 EARLY_RISE, EARLY_SPREAD, EARLY_ROWS, FIRST_ROWS = 0.26, 1.5, 10, 3
 # To act on a loss whose logarithm varies by this much, as in reinforcement learning, takes twice the usual rise, and
@@ -89,8 +89,9 @@ class Divergence:
             self.start = self.recent.median()
 
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
-        if len(self.rises) < HISTORY_NEEDS and (early := self._find_early_rise(now, row)):
-            return early
+        if len(self.rises) < HISTORY_NEEDS and self._start_early_rise(now, row):
+            assert self.rise is not None
+            return self._finding(Level.WARN, row, self.rise.peak)
         if len(self.level) >= LEVEL_NEEDS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
@@ -109,20 +110,21 @@ class Divergence:
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, row, rise) if is_new else None
 
-    def _find_early_rise(self, now: float, row: Row) -> Finding | None:
-        """Return a warning if the loss fell, and has suddenly been far above that level, in a run of few rows."""
+    def _start_early_rise(self, now: float, row: Row) -> bool:
+        """Follow a rise in the first rows: the loss has fallen, and is suddenly far above that level."""
+        if self.is_early_over or len(self.level) < EARLY_ROWS + NOW_ROWS or row.is_recovered:
+            return False
         earlier, last = self.level.values[:-NOW_ROWS], self.level.values[-NOW_ROWS:]
-        if self.is_early_over or len(earlier) < EARLY_ROWS or row.is_recovered:
-            return None
         known = earlier[FIRST_ROWS:]
-        usual, spread = sorted(known)[len(known) // 2], max(known) - min(known)
+        usual, allowed = sorted(known)[len(known) // 2], max(EARLY_RISE, EARLY_SPREAD * (max(known) - min(known)))
         has_fallen = sorted(earlier[:FIRST_ROWS])[FIRST_ROWS // 2] - usual > LEARNT
-        if not has_fallen or min(last) - max(known) < max(EARLY_RISE, EARLY_SPREAD * spread):
-            return None
-        self.is_early_over = True
+        if not has_fallen or min(last) - max(known) < allowed:
+            return False
         sample, rise = row.sample, now - usual
-        text = f"loss has been {row.scale.format_rise(usual, rise)}, for {NOW_ROWS} rows, in the first rows of the run"
-        return Finding(Kind.DIVERGENCE, Level.WARN, sample.step, None, text, sample.at)
+        onset = None if sample.step is None else max(0, sample.step - (NOW_ROWS - 1) * row.spacing)
+        self.rise = LossRise(usual, allowed, peak=rise, trough=rise, onset=onset, since=sample.at, rows=NOW_ROWS)
+        self.rise.is_reported = self.is_early_over = True
+        return True
 
     def _is_new(self, rise: float, detection: Thresholds, *, half_life: int) -> bool:
         """Return whether the run has not yet recovered from a rise as large as this one."""

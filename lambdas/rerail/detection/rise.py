@@ -38,7 +38,7 @@ class LossRise:
     turned: int = 0
     # The loss most likely belongs to a restarted run.
     restart: bool = False
-    # An intervention was requested.
+    # It is not acted on (again): an intervention was requested, or there was no history to compare with.
     is_reported: bool = False
     # The loss that the log printed at the onset, if the rise was found in values recovered from running means.
     printed: float | None = None

@@ -53,6 +53,8 @@ class Row:
     step_seconds: float | None
     # Seconds from one row to the next; 0.0: unknown.
     row_seconds: float = 0.0
+    # Steps from one row to the next; 0: unknown.
+    spacing: int = 0
 
     def find_patience_factor(self, rows: int) -> int:
         """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
@@ -118,7 +120,9 @@ class RowReader:
             seconds = seconds if seconds is not None and seconds > 0 else None
         self._learn_pace(sample, seconds, is_launch=is_launch)
         is_mean, pace = self.loss_mean.is_mean, self.row_seconds
-        return Row(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace)
+        return Row(
+            sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, self.spacing
+        )
 
     def _recover(self, loss: float, quantum: float) -> float | None:
         """Return the loss, or the one behind a running mean; None if that is hidden or does not belong to the epoch."""

@@ -10,5 +10,5 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    """What was reported as committed is restored, or something newer, bit for bit."""
+    """A successor restores what was reported as committed, or something newer, bit for bit."""
     assert kill_runs(tmp_path, 12, seed=7) == []

@@ -103,8 +103,8 @@ def test_loss_and_step_of_a_script_s_own_lines_are_read(form):
 
 
 @pytest.mark.parametrize("filler", [" ", "a ", "[ ", "| ", "1", "loss: "])
-def test_a_line_of_one_thing_is_read_in_no_time(filler):
-    """An expression that tries each pair of its places takes minutes for such a line."""
+def test_a_long_run_of_one_token_does_not_slow_the_reader(filler):
+    """An expression that backtracks over each pair of its places takes minutes for such a line."""
     lines = [f"loss{filler * (7900 // len(filler))} loss: {step}" for step in range(20)]
     found = find_metrics(lines, where="train.log")
     assert len(values(compile_reader(found.expressions["loss"]), lines)) == len(lines)
