@@ -15,7 +15,7 @@ from cli.deploy import target as targets
 from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.changes import ResourceChange
 from cli.deploy.first import make_first_template, wait_for_sweep
-from cli.deploy.formation import PAUSE_S, Formation
+from cli.deploy.formation import LOCAL_PAUSE_S, PAUSE_S, Formation
 from cli.deploy.permissions import strip_hash
 from cli.deploy.target import DEPLOY_ROLE, EXECUTION_ROLE, LEAST_BOOTSTRAP, LOOKUP_ROLE, Target
 from cli.doctor.check import Check, CheckStatus, make_unanswered
@@ -32,7 +32,6 @@ Region = Annotated[str, typer.Option("--region", help="The region; that of the p
 Given = Annotated[
     list[str], typer.Option("-c", "--context", help="name=value: wins over the file of choices, this once.")
 ]
-LOCAL_PAUSE_S = 0.1
 # What a first deployment, or a removal, may end in. Such a stack can only be deleted.
 FAILED = (
     *("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED"),

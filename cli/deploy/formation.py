@@ -19,7 +19,7 @@ NOTHING = ("didn't contain changes", "No updates are to be performed", "no chang
 CHANGE_SET = "rerail"
 WITHIN_S = 45 * 60.0
 BEGINS_WITHIN_S = 30.0
-PAUSE_S = 2.0
+PAUSE_S, LOCAL_PAUSE_S = 2.0, 0.1
 MET = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "DELETE_COMPLETE", "DELETE_SKIPPED", "IMPORT_COMPLETE")
 
 Happened = Callable[[Mapping[str, Any]], None]

@@ -13,7 +13,7 @@ from rich.console import Console
 from cli import place
 from cli.deploy import permissions, screen
 from cli.deploy.assembly import Assembly, synthesize
-from cli.deploy.formation import PAUSE_S, Formation
+from cli.deploy.formation import LOCAL_PAUSE_S, PAUSE_S, Formation
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
 from cli.project import CHOICES
 
@@ -105,7 +105,7 @@ def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, 
     """Create or update one stack of the hub; return its outputs."""
     role = assembly.deploy_role
     execution = target.fill(assembly.execution_role) if target.may_act_as(role) else ""
-    pause_s = 0.1 if target.is_local else PAUSE_S
+    pause_s = LOCAL_PAUSE_S if target.is_local else PAUSE_S
     formation = Formation(target.client("cloudformation", role=role), assembly.stack, execution, pause_s, assembly.tags)
     assembly.publish(target)
     text = json.dumps(assembly.template, separators=(",", ":"))

@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from .errors import ServiceError
+from .errors import ServiceError, invalid
 from .validation import Request
 
 
+# What each step declares: the outputs of the pipeline in docs/pipelines.md.
+DECLARED = {"job", "artifacts", "report"}
+
+
 class CallbackSteps:
-    """Takes the first answer for each token; a repetition is accepted, another answer is a conflict."""
+    """Takes the first answer for each token; a repetition is accepted, another answer is a conflict.
+
+    An output that no step declares is refused; whether SageMaker refuses it is not documented.
+    """
 
     def __init__(self, arn: str) -> None:
         self._arn = arn
@@ -15,6 +22,9 @@ class CallbackSteps:
 
     async def succeed(self, request: Request) -> dict[str, Any]:
         outputs = request.get("OutputParameters", [])
+        unknown = sorted({output["Name"] for output in outputs} - DECLARED)
+        if unknown:
+            raise invalid(f"The callback step declares no output {', '.join(unknown)}.")
         return self._answer(request, {"StepStatus": "Succeeded"}, outputs)
 
     async def fail(self, request: Request) -> dict[str, Any]:

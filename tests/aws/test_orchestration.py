@@ -69,7 +69,7 @@ def test_a_task_gets_output_failure_and_heartbeat(states):
 
 def test_a_callback_step_gets_texts_within_sagemakers_limits(sagemaker):
     """A repetition has the same request token; a callback step has no heartbeat and no state that could be read."""
-    parameters = [{"Name": "job", "Value": "gpt-a002"}, {"Name": "attempts", "Value": "2"}]
+    parameters = [{"Name": "job", "Value": "gpt-a002"}]
     expected = {
         "CallbackToken": STEP.token,
         "OutputParameters": parameters,

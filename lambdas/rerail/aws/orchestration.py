@@ -19,6 +19,8 @@ from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
 
 PARTITION = "waits"
 FAILURE_REASON_LIMIT = 256  # of SageMaker
+# The outputs of a callback step that names none.
+STEP_OUTPUTS = ("job", "artifacts", "report")
 # What both systems answer for a token that nobody waits with.
 OVER = ("TaskDoesNotExist", "TaskTimedOut", "InvalidToken", "ExecutionDoesNotExist")
 NO_STEP = ("ResourceNotFound", "ResourceNotFoundException", "ConflictException")
@@ -123,8 +125,8 @@ def _answering(wait: RunWait) -> Iterator[None]:
 
 
 def _format_parameters(output: Mapping[str, Any], names: Collection[str]) -> list[dict[str, str]]:
-    """Return the output as a callback step takes it: texts, those of `names` if there are any, none without a value."""
-    asked = {name: value for name, value in output.items() if not names or name in names}
+    """Return the output as a callback step takes it: texts, only those of `names`, none without a value."""
+    asked = {name: value for name, value in output.items() if name in (names or STEP_OUTPUTS)}
     named = {name: value for name, value in asked.items() if value not in (None, "")}
     return [{"Name": name, "Value": str(value)} for name, value in named.items()]
 

@@ -48,7 +48,7 @@ class RunWait(Record):
     execution: str = ""
     # A held run is waited for until it is released or stopped; otherwise a hold is answered as a failure.
     goes_on_while_held: bool = False
-    # The outputs that a callback step declares; empty: all.
+    # The outputs that a callback step declares; empty: those of docs/pipelines.md.
     outputs: tuple[str, ...] = ()
     # What the run's first job must have asked for: a digest of its request, and the addresses of its channels.
     expects: str = ""
