@@ -37,6 +37,8 @@ class CommandEffect:
     fenced: bool = False
     # The report to send, if any.
     report: Report | None = None
+    # What the policy sets, as JSON; "" for nothing.
+    settings: str = ""
 
 
 class CommandState:
@@ -67,15 +69,14 @@ class CommandState:
         if command.attempt > self._identity.attempt:
             return self._fence(command, at=at)
         if command.kind is not CommandKind.CHECKPOINT or command.id in self._known:
-            return CommandEffect()
+            return CommandEffect(settings=command.settings)
         if command.deadline is not None and command.deadline <= at:
             late = (at - command.deadline).total_seconds()
             return self._refuse_once(command.id, command.id, f"its deadline passed {late:.0f} s ago", at=at)
         self._known.add(command.id)
         self._waiting, self._agreed = command, None
-        return CommandEffect(
-            save=True, report=self._report(ReportKind.ACKNOWLEDGED, command.id, at=at, command=command.id)
-        )
+        report = self._report(ReportKind.ACKNOWLEDGED, command.id, at=at, command=command.id)
+        return CommandEffect(save=True, report=report, settings=command.settings)
 
     def _fence(self, command: Command, *, at: datetime) -> CommandEffect:
         if self._fenced_by is not None:

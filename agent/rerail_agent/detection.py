@@ -23,8 +23,9 @@ class StepDetection:
     the normal level now. Where the supervisor acts, it has acted long before that.
     """
 
-    def __init__(self, detection: Thresholds) -> None:
-        self._detection = detection
+    def __init__(self, thresholds: Thresholds) -> None:
+        # May be replaced between two steps: the detectors keep what they have learned.
+        self.thresholds = thresholds
         self._detectors = Detectors()
         self._open_findings: tuple[OpenFinding, ...] = ()
         self._reported: set[tuple[Kind, Level, int | None]] = set()
@@ -49,10 +50,10 @@ class StepDetection:
         """
         self._finite = sample.loss is None or math.isfinite(sample.loss)
         self._rows += 1
-        found = self._detectors.run(sample, self._detection)
+        found = self._detectors.run(sample, self.thresholds)
         if not found and not self._open_findings:
             return found
-        self._onsets, dated = with_onsets(self._onsets, found, row=self._rows, detection=self._detection)
+        self._onsets, dated = with_onsets(self._onsets, found, row=self._rows, detection=self.thresholds)
         self._open_findings, recovered = follow_findings(self._open_findings, dated, self._detectors, sample)
         return [finding for finding in (*dated, *recovered) if self.is_new(finding)]
 
@@ -79,7 +80,7 @@ class StepDetection:
         if not isinstance(table, dict):
             raise ValueError("must be a JSON object")
         watch = codec.loads(DetectorState, json.dumps(table.get("watch")))
-        evaluate_sample(watch, TRIAL, self._detection)  # on a copy: the codec does not look at what is in the windows
+        evaluate_sample(watch, TRIAL, self.thresholds)  # on a copy: the codec does not look at what is in the windows
         onsets, given_up = table.get("onsets", {}), table.get("given_up", ())
         open_findings = tuple(
             OpenFinding(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())

@@ -91,7 +91,7 @@ class Guard:
     ) -> None:
         environment = os.environ if environment is None else environment
         self._forks = _forks
-        self._isolation = FaultIsolation()
+        self._isolation, self._environment = FaultIsolation(), environment
         self._save, self._log_every = save, max(1, log_every)
         restarts = ("restart",) if environment.get("RERAIL_INIT") else ()  # its init can restart it in place
         self._abilities = (*abilities, *restarts)
@@ -129,8 +129,8 @@ class Guard:
         self._restarted = self._identity.restart > 0 or self._identity.attempt > 1
         for part, start in (
             ("SIGTERM", self._install_handler),
-            ("mailbox", self._open_mailbox),
             ("watchdog", self._start_watchdog),
+            ("mailbox", self._open_mailbox),
         ):
             self._isolation.run(part, start, None)
 
@@ -546,6 +546,21 @@ class Guard:
         if effect.fenced:
             self._agreement.raise_flag(agreement.FENCED)
         self._enqueue(effect.report)
+        if effect.settings:
+            self._take_settings(effect.settings)
+
+    def _take_settings(self, text: str) -> None:
+        """Take what the policy sets, from a command: a job that Rerail has not launched has no variables for it."""
+        before = self._settings
+        self._settings = settings = before.with_policy(text, self._environment, print_line)
+        if settings == before:
+            return
+        print_line(f"settings of the policy: {text}")
+        self._detection.thresholds = settings.detection
+        if self._schedule is not None:
+            self._schedule.set_bounds(settings.interval, mtbf_s=settings.mtbf_s)
+        if self._watchdog is not None:
+            self._watchdog.limits = HangLimits.from_thresholds(settings.detection, hang_s=settings.hang_s)
 
     def _make_heartbeat(self) -> bytes:
         """Return the heartbeat of now; called on the mailbox client's thread."""

@@ -66,7 +66,7 @@ class Watchdog:
         on_hang: Callable[[Finding, str], None],
         isolation: FaultIsolation,
     ) -> None:
-        self._progress, self._limits, self._file = progress, limits, file
+        self._progress, self.limits, self._file = progress, limits, file
         self._on_hang, self._isolation = on_hang, isolation
         self._reported: tuple[float, Level] | None = None  # when the reported hang began, and its level
         self._stop = threading.Event()
@@ -93,7 +93,7 @@ class Watchdog:
             self._not_before = now  # this thread did not run either: the process was stopped, or the lock was held
         moved, phase = progress.moved, progress.phase
         still_s = now - max(moved, self._not_before)
-        limit_s = self._limits.get_limit_s(phase, progress.longest[phase])
+        limit_s = self.limits.get_limit_s(phase, progress.longest[phase])
         if still_s <= limit_s or self._reported == (moved, Level.INTERVENE):
             return
         overdue = still_s > 2 * limit_s

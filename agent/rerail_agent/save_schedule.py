@@ -28,6 +28,7 @@ class SaveSchedule:
 
     def __init__(self, bounds: SaveInterval, progress: Progress, *, mtbf_s: float | None) -> None:
         self._bounds, self._progress, self._mtbf_s = bounds, progress, mtbf_s
+        self._new_bounds: tuple[SaveInterval, float | None] | None = None
         self._stalls: deque[float] = deque(maxlen=REMEMBERED)
         self._durables: deque[float] = deque(maxlen=REMEMBERED)
         # When training went on after the newest save, or began.
@@ -36,6 +37,10 @@ class SaveSchedule:
         self._is_asked = False  # and no save has begun since
         self._pending: float | None = None  # when a save that is not durable yet began
         self.interval_s: float | None = None
+
+    def set_bounds(self, bounds: SaveInterval, *, mtbf_s: float | None) -> None:
+        """Take other bounds and another mean time between failures from the next step on; called on any thread."""
+        self._new_bounds = bounds, mtbf_s
 
     def on_save(self, at: float) -> None:
         """Record that a save begins."""
@@ -56,6 +61,9 @@ class SaveSchedule:
     def is_due(self, *, ranks: int) -> bool:
         """Return whether to ask for a checkpoint now, once until a save begins; called after each step."""
         progress = self._progress
+        if self._new_bounds is not None:
+            (self._bounds, self._mtbf_s), self._new_bounds = self._new_bounds, None
+            self.interval_s = None
         if self._resumed is None:
             self._resumed = progress.moved
         if self._has_saved:
@@ -69,7 +77,7 @@ class SaveSchedule:
         passed_s = progress.moved - self._resumed
         # A script need not report that a save is complete, so a pending one delays the next for a limited time.
         is_writing = self._pending is not None and passed_s < self._bounds.longest.total_seconds()
-        if self._is_asked or is_writing or passed_s < self.interval_s:
+        if not self._bounds.automatic or self._is_asked or is_writing or passed_s < self.interval_s:
             return False
         self._is_asked = True
         return True

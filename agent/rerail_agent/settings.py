@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from rerail.model.agent_settings import DETECTION_VARIABLE, INTERVAL_VARIABLE, MTBF_VARIABLE
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.skipped_samples import Ranges, parse_ranges
 from rerail.model.thresholds import RETIRED_THRESHOLDS, Thresholds, read_planned
@@ -16,6 +17,7 @@ S = TypeVar("S", Thresholds, SaveInterval)
 SHORTEST_S = 0.05
 OFF = ("off", "0", "false", "no")
 HIGHEST_RATE = 1000.0
+FROM_POLICY = (DETECTION_VARIABLE, INTERVAL_VARIABLE, MTBF_VARIABLE)
 # Set by SageMaker in jobs on reserved capacity.
 CAPACITY_VARIABLE = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
@@ -44,11 +46,31 @@ class AgentSettings:
             heartbeat_s=_read_seconds(environment, "RERAIL_HEARTBEAT_SECONDS", cls().heartbeat_s, log),
             hang_s=_read_seconds(environment, "RERAIL_HANG_SECONDS", cls().hang_s, log),
             save_on_warning=environment.get("RERAIL_SAVE_ON_WARNING", "").lower() not in OFF,
-            detection=_read_thresholds(environment.get("RERAIL_DETECTION", ""), log),
-            interval=_read_interval(environment.get("RERAIL_SAVE_INTERVAL", ""), log),
-            mtbf_s=_read_seconds(environment, "RERAIL_MTBF_SECONDS", 0.0, log) or None,
+            detection=_read_thresholds(environment.get(DETECTION_VARIABLE, ""), log),
+            interval=_read_interval(environment.get(INTERVAL_VARIABLE, ""), log),
+            mtbf_s=_read_seconds(environment, MTBF_VARIABLE, 0.0, log) or None,
             capacity_ends=_read_capacity_end(environment.get(CAPACITY_VARIABLE, ""), log),
         )
+
+    def with_policy(self, text: str, environment: Mapping[str, str], log: Log) -> "AgentSettings":
+        """Return the settings with what a command says of the policy, where the environment does not say it.
+
+        A job that was not launched by Rerail has no such variables. Log a text that is not valid, and ignore it.
+        """
+        try:
+            table = json.loads(text)
+            given = {name: str(table[name]) for name in FROM_POLICY if name in table and not environment.get(name)}
+        except (ValueError, TypeError, RecursionError) as error:
+            log(f"the settings of the policy cannot be read: {error!s:.200}; taking those of this job")
+            return self
+        changes: dict[str, Any] = {}
+        if DETECTION_VARIABLE in given:
+            changes["detection"] = _read_thresholds(given[DETECTION_VARIABLE], log)
+        if INTERVAL_VARIABLE in given:
+            changes["interval"] = _read_interval(given[INTERVAL_VARIABLE], log)
+        if MTBF_VARIABLE in given:
+            changes["mtbf_s"] = _read_seconds(given, MTBF_VARIABLE, 0.0, log) or None
+        return replace(self, **changes)
 
 
 def read_skipped_samples(environment: Mapping[str, str]) -> Ranges:

@@ -1,9 +1,11 @@
 """The background thread, with the real SDK against a bucket service of this machine."""
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.signatures import is_signed
+from rerail.model.thresholds import Thresholds
 from rerail_agent.checkpoints import open_store
 from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, OWNER, Bucket
@@ -380,3 +383,23 @@ def test_a_finding_is_reported_again_while_it_is_open(bucket: Bucket, new_guard)
     for step in range(200, 400):
         guard.step(step=step, loss=2.0)
     guard.close()
+
+
+def test_the_settings_of_the_policy_come_with_a_command(bucket: Bucket, new_guard, capfd):
+    """To a job that Rerail has not launched; what the job sets itself comes first."""
+    guard = new_guard(bucket, RERAIL_SAVE_INTERVAL='{"longest": 60}')
+    settings = {
+        "RERAIL_DETECTION": '{"startup_limit": 7200.0, "patience_rows": 40}',
+        "RERAIL_SAVE_INTERVAL": '{"longest": 1200.0}',
+        "RERAIL_MTBF_SECONDS": "43200",
+    }
+    bucket.command(command(kind=CommandKind.TRAIN, settings=json.dumps(settings)))
+    bucket.wait_for(lambda: guard._watchdog.limits.unknown_s == 7200)
+    assert (
+        guard._detection.thresholds
+        == guard._settings.detection
+        == Thresholds(startup_limit=timedelta(hours=2), patience_rows=40)
+    )
+    assert guard._settings.mtbf_s == 43_200
+    assert guard._settings.interval.longest == timedelta(minutes=1)
+    assert "settings of the policy" in capfd.readouterr().err

@@ -120,7 +120,7 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
         policy=policy.name,
         state=RunState.STARTING,
         created_at=at,
-        attempts=(Attempt(number=1, job_name=job.name, created_at=job.created_at),),
+        attempts=(Attempt(1, job.name, created_at=job.created_at, instance_count=job.instance_count),),
         checkpoint_uri=uri,
         max_runtime_s=job.max_runtime_s,
         ledger=Ledger(starts=(job.created_at,)),
@@ -128,8 +128,10 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
         last_policy=policy,
         pending=notices,
     )
-    if taken:  # the mailbox may still hold a command to the agents of the run with the same name
-        run = replace(run, pending=(*notices, PostCommand(make_command(run, CommandKind.TRAIN, at=at))))
+    command = make_command(run, CommandKind.TRAIN, at=at)
+    # The mailbox may still hold a command to the agents of the run with the same name.
+    if taken or command.settings:
+        run = replace(run, pending=(*notices, PostCommand(command)))
     return Adopted(run, reason)
 
 

@@ -18,6 +18,7 @@ from rerail.model.actions import (
     Severity,
     StopJob,
 )
+from rerail.model.agent_settings import format_settings
 from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
@@ -129,7 +130,9 @@ def make_command(
     """
     number = run.current.number
     name = f"{kind}-a{number:03d}-{at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
-    return Command(name, run.mailbox, number, kind, asked_at=at, deadline=deadline, reason=reason[: LIMITS["reason"]])
+    settings = format_settings(run.last_policy, machines=run.current.instance_count) if run.last_policy else ""
+    reason = reason[: LIMITS["reason"]]
+    return Command(name, run.mailbox, number, kind, at, deadline=deadline, reason=reason, settings=settings)
 
 
 def choose_resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | None = None) -> int | None:

@@ -30,7 +30,7 @@ REPORT_KEY = re.compile(
 )
 NONCE_LENGTH = 16
 # Characters per field.
-LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000}
+LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000, "settings": 8_000}
 FINDINGS_LIMIT = 20
 ABILITIES_LIMIT = 10
 RATE_LIMIT = 1_000
@@ -69,6 +69,8 @@ class Command:
     skip_samples: str = ""
     # The factor on the learning rate.
     rate: float = 1.0
+    # What the policy sets for the agent: a JSON object of the variables that a relaunch would have.
+    settings: str = ""
 
 
 class ReportKind(StrEnum):
@@ -322,7 +324,7 @@ def _without_control_characters(mail: Any) -> Any:
 _COUNTS = ("attempt", "step", "onset_step", "restart", "resume_step", "saved_by")
 _NUMBERS = ("loss", "step_seconds", "tokens_per_s", "rate")
 _KINDS: Mapping[str, Any] = {
-    **dict.fromkeys(("id", "run", "job", "command", "path", "reason", "evidence", "skip_samples"), str),
+    **dict.fromkeys(("id", "run", "job", "command", "path", "reason", "evidence", "skip_samples", "settings"), str),
     **dict.fromkeys(_COUNTS, int),
     **dict.fromkeys(("asked_at", "deadline", "at", "onset_at", "moved_at"), datetime),
     **dict.fromkeys(_NUMBERS, (int, float)),

@@ -3,17 +3,16 @@
 import hmac
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, fields
-from datetime import timedelta
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rerail.model import skipped_samples
 from rerail.model.actions import CreateJob, Machines
+from rerail.model.agent_settings import MTBF_VARIABLE, make_policy_variables
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import KEY, VARIABLE
-from rerail.model.thresholds import PlannedChange, Thresholds
+from rerail.model.thresholds import Thresholds
 
 POLICY_TAG = "rerail:policy"
 CLUSTER_TAG = "rerail:cluster"
@@ -23,9 +22,6 @@ RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 VALUE_LIMIT = 512  # characters of a variable
-DETECTION_VARIABLE = "RERAIL_DETECTION"
-INTERVAL_VARIABLE = "RERAIL_SAVE_INTERVAL"
-MTBF_VARIABLE = "RERAIL_MTBF_SECONDS"
 # Variables for a single attempt, which are not carried over to the next one.
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE")
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
@@ -97,9 +93,10 @@ def make_request(
         **_variables_for_script(action, own),
         **_variable_for_tracking(action, own),
     }
-    for optional in (_variable_for_detection(detection), *_variables_for_interval(interval, mtbf_s)):
-        if len(environment) < ENVIRONMENT_LIMIT:  # a job without room for them keeps the defaults
-            environment = optional | environment
+    for name, value in make_policy_variables(detection, interval, mtbf_s).items():
+        # A job without room for it has it from the mailbox.
+        if len(environment) < ENVIRONMENT_LIMIT and len(value) <= VALUE_LIMIT:
+            environment.setdefault(name, value)
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
             f"Environment would have {len(environment)} variables, at most {ENVIRONMENT_LIMIT} are allowed; remove some"
@@ -152,31 +149,6 @@ def with_signing_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not key or len(environment.keys() | set(OURS)) > ENVIRONMENT_LIMIT:
         return dict(request)
     return {**request, "Environment": environment}
-
-
-def _variable_for_detection(detection: Thresholds | None) -> dict[str, str]:
-    """Return the variable with the thresholds that differ from the defaults; empty if they are too many to pass."""
-    text = _format_differences(detection or Thresholds())
-    return {DETECTION_VARIABLE: text} if text and len(text) <= VALUE_LIMIT else {}
-
-
-def _variables_for_interval(interval: SaveInterval | None, mtbf_s: float | None) -> Iterator[dict[str, str]]:
-    """Yield the variables with the bounds on the checkpoint interval and with the mean time between failures."""
-    interval = interval or SaveInterval()
-    if text := _format_differences(interval):
-        yield {INTERVAL_VARIABLE: text if interval.automatic else "off"}
-    if mtbf_s is not None:
-        yield {MTBF_VARIABLE: f"{mtbf_s:.0f}"}
-
-
-def _format_differences(values: Thresholds | SaveInterval) -> str:
-    """Return the fields that differ from the defaults as a JSON object, durations in seconds; "" if none does."""
-    different = {f.name: value for f in fields(values) if (value := getattr(values, f.name)) != f.default}
-    return json.dumps(different, separators=(",", ":"), default=_to_json) if different else ""
-
-
-def _to_json(value: timedelta | PlannedChange) -> Any:
-    return value.total_seconds() if isinstance(value, timedelta) else asdict(value)
 
 
 def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:
