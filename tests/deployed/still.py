@@ -1,7 +1,7 @@
 """A deployment in which nothing moves by itself: a run trains there, and the functions heed nothing any more."""
 
 from rerail.model.run import RunState
-from tests.deployed.jobs import Account
+from tests.deployed.jobs import HALT_AT, Account
 
 RUN = "my-run"
 TRUST = '{"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}}]}'
@@ -11,9 +11,10 @@ def set_still(account: Account) -> None:
     """Have a run train and be known, then switch the functions off."""
     account.set_up_for_tests()
     account.aws.client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=TRUST)
-    account.submit(RUN, steps=1_000_000)
+    # It waits after two saves: a run that went on saving would take more of the processors than the commands do.
+    account.submit(RUN, steps=1_000_000, HALT_AT=str(HALT_AT))
     account.run_in(RUN, RunState.WATCHING)
-    account.has_saved(RUN, steps=20)
+    account.has_saved(RUN, steps=HALT_AT)
     heed(account, False)
 
 
