@@ -1,9 +1,11 @@
 """A deployment in which nothing moves by itself: a run trains there, and the functions heed nothing any more."""
 
 from rerail.model.run import RunState
-from tests.deployed.jobs import HALT_AT, Account
+from tests.deployed.jobs import Account
 
 RUN = "my-run"
+# The pages name this step of the run.
+STEP = 1000
 TRUST = '{"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}}]}'
 
 
@@ -11,10 +13,10 @@ def set_still(account: Account) -> None:
     """Have a run train and be known, then switch the functions off."""
     account.set_up_for_tests()
     account.aws.client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=TRUST)
-    # It waits after two saves: a run that went on saving would take more of the processors than the commands do.
-    account.submit(RUN, steps=1_000_000, HALT_AT=str(HALT_AT))
+    # It soon comes to the step and waits: a run that went on saving would take more processor time than the commands.
+    account.submit(RUN, steps=1_000_000, HALT_AT=str(STEP), SLOWDOWN="0.25")
     account.run_in(RUN, RunState.WATCHING)
-    account.has_saved(RUN, steps=HALT_AT)
+    account.has_saved(RUN, steps=STEP)
     heed(account, False)
 
 
