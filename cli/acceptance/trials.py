@@ -12,8 +12,8 @@ from rerail.model.prices import find_price
 INSTANCE_TYPE = "ml.m5.large"
 # The least for a process on a fast local clock, and on AWS.
 LEAST_STEP_S, STEP_S = 0.1, 2.0
-# Without the agent an onset is dated to the minute, and the steps before the margin must take more than one.
-LEAST_DATED_S = 75.0
+# Without the agent an onset is dated to a period of the metrics, and the steps before the margin must take longer.
+LEAST_DATED_PERIODS = 1.25
 STEPS_AFTER = 30
 SAVE_EVERY = 10
 # No job lasts longer, whatever becomes of this command.
@@ -104,7 +104,9 @@ def fit_trials(names: Sequence[str], policy: Policy) -> tuple[list[AcceptanceTri
             fault_step = max(scenario.fault_step, margin + STEPS_BEFORE_MARGIN)
             trial = replace(trial, scenario=replace(scenario, fault_step=fault_step, steps=fault_step + STEPS_AFTER))
             if not trial.agent:
-                trial = replace(trial, least_step_s=LEAST_DATED_S / (fault_step - margin - SAVE_EVERY))
+                dated_s = LEAST_DATED_PERIODS * policy.metrics.period.total_seconds()
+                step_s = max(LEAST_STEP_S, dated_s / (fault_step - margin - SAVE_EVERY))
+                trial = replace(trial, least_step_s=step_s)
         fitted.append(trial)
     return fitted, excluded
 

@@ -22,8 +22,8 @@ ASSEMBLIES = Path(__file__).parents[2] / ".local" / "assemblies"
 HERE = Path(__file__).parent
 # These begin first, for they take longest: the others are done beside them.
 LONGEST = (
-    *("test_watched", "test_crashes", "test_acceptance", "test_deploying"),
-    *("test_documented_commands", "test_receivers"),
+    *("test_deploying", "test_orchestration", "test_watched", "test_acceptance", "test_documented_commands"),
+    *("test_crashes", "test_receivers", "test_submit", "test_chains", "test_remote"),
 )
 
 
@@ -111,7 +111,7 @@ def disturbing(state_dir: Path, account: Account) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Account]:
     """A deployment of its own in which nothing moves by itself, but for the sweep's rounds each real minute."""
     with apart(tmp_path_factory.mktemp("still"), scale=pace.scale, assemblies=ASSEMBLIES) as aws:

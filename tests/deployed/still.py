@@ -4,6 +4,8 @@ from rerail.model.run import RunState
 from tests.deployed.jobs import Account
 
 RUN = "my-run"
+# The pages name this step of the run.
+STEP = 1000
 TRUST = '{"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}}]}'
 
 
@@ -11,9 +13,10 @@ def set_still(account: Account) -> None:
     """Have a run train and be known, then switch the functions off."""
     account.set_up_for_tests()
     account.aws.client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=TRUST)
-    account.submit(RUN, steps=1_000_000)
+    # It soon comes to the step and waits: a run that went on saving would take more processor time than the commands.
+    account.submit(RUN, steps=1_000_000, HALT_AT=str(STEP), SLOWDOWN="0.25")
     account.run_in(RUN, RunState.WATCHING)
-    account.has_saved(RUN, steps=20)
+    account.has_saved(RUN, steps=STEP)
     heed(account, False)
 
 

@@ -18,13 +18,14 @@ from cli.deploy.first import make_first_template
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import strip_hash
 from local import deploy
-from local.deploy import LOCAL_SCOPE, DeployError
+from local.deploy import LOCAL_BOOTSTRAP, LOCAL_SCOPE, DeployError
 from local.pace import Pace
-from local.stack import LocalAws
+from local.stack import LOCAL_CHOICES, LocalAws
 from rerail.aws import clients
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Run, RunState
 from rerail.requests.relaunch import POLICY_TAG, rebuild
+from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import BUCKET, ROOT, Account, apart, rerail
 
 pytestmark = pytest.mark.slow
@@ -212,13 +213,16 @@ def test_a_later_update_forgets_nobody_who_is_paged(first: dict[str, Any], surro
     assert [resource for resource in planned["resources"] if resource["kind"] == "AWS::SNS::Subscription"] == []
 
 
-def make_next_version(folder: Path) -> Path:
-    """Return a copy of the deployed files whose functions write a field that this version does not know."""
-    folder.mkdir()
-    for name in deploy.INPUTS:
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+def find_this_version() -> Path:
+    """Return the assembly of this version, with the choices of the suite's own AWS: it is synthesized once for both."""
+    choices = LOCAL_CHOICES | LOCAL_SCOPE | LOCAL_BOOTSTRAP
+    return deploy.synthesize(ROOT, ASSEMBLIES, context=choices, validate=False)
+
+
+def make_next_version(current: Path, folder: Path) -> Path:
+    """Return a copy of the assembly whose functions write a field that this version does not know."""
+    shutil.copytree(current, folder, ignore=shutil.ignore_patterns(deploy.COMPILED))
+    (code,) = (path.parent for path in folder.glob("asset.*/supervise.py"))
     patches = {
         "model/run.py": ('    hold_reason: str = ""', '    hold_reason: str = ""\n    noted_next: str = ""'),
         "decisions/decide.py": (
@@ -227,17 +231,23 @@ def make_next_version(folder: Path) -> Path:
         ),
     }
     for name, (before, after) in patches.items():
-        file = folder / "lambdas" / "rerail" / name
-        text = file.read_text()
-        assert before in text
-        file.write_text(text.replace(before, after, 1))
+        replace_text(code / "rerail" / name, before, after)
+    # Assets are named after their content: another name is another version.
+    digest = code.name.removeprefix("asset.")
+    code.rename(folder / f"asset.{digest[::-1]}")
+    for name in ("Rerail.template.json", "Rerail.assets.json"):
+        replace_text(folder / name, digest, digest[::-1])
     return folder
 
 
-def deploy_version(aws: LocalAws, root: Path, cache: Path) -> None:
+def replace_text(file: Path, before: str, after: str) -> None:
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def deploy_version(aws: LocalAws, assembly: Path) -> None:
     """Deploy the functions of another version into the stack, as `cdk deploy` of that version would."""
-    context = {**LOCAL_SCOPE, "trainingRoleArns": [ROLE], "pageEmail": PAGED}
-    assembly = deploy.synthesize(root, cache, context=context, validate=False)
     aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
 
 
@@ -257,10 +267,10 @@ def test_a_run_in_recovery_survives_an_upgrade_and_a_rollback(
     account.submit(name, steps=1_000_000)
     account.has_saved(name, steps=20)
 
-    def recover(number: int, root: Path) -> Run:
+    def recover(number: int, version: Path) -> Run:
         """Deploy the version in the middle of the recovery; return the run with its next attempt in training."""
         fail_without_capacity(account, name, account.runs.load(name).current.job_name)
-        deploy_version(account.aws, root, tmp_path / "assemblies")
+        deploy_version(account.aws, version)
         account.inject("resource_limit", Count=0, TrainingJobName=name)
 
         def find_trained() -> Run | None:
@@ -269,9 +279,10 @@ def test_a_run_in_recovery_survives_an_upgrade_and_a_rollback(
 
         return account.wait(f"attempt {number}", find_trained)
 
-    upgraded = recover(2, make_next_version(tmp_path / "next"))
+    this_version = find_this_version()
+    upgraded = recover(2, make_next_version(this_version, tmp_path / "next"))
     assert "noted_next" in upgraded.newer_fields and upgraded.current.resumed_from_step >= 20
-    rolled_back = recover(3, ROOT)
+    rolled_back = recover(3, this_version)
     assert "noted_next" in rolled_back.newer_fields
     assert rolled_back.current.resumed_from_step >= upgraded.current.resumed_from_step
     assert rerail(surroundings, "stop", name, "--local").returncode == 0
