@@ -20,8 +20,8 @@ from rerail_agent.save_schedule import SaveSchedule, expect_mtbf_s
 from rerail_agent.settings import CAPACITY_VARIABLE
 from tests.agent import loops
 from tests.agent.fake_s3 import Bucket
+from tests.agent.frameworks import HuggingFace, trainer_in
 from tests.agent.jobs import Ranks, environment_of
-from tests.agent.test_hf import Each, trainer_in
 from tests.examples import count_examples
 
 # As often as each step allows: nothing bounds the interval but the share.
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_asked_for_once_before_reserved_capacity_ends(new_guard,
 def test_the_trainer_saves_when_it_is_due(new_guard, bucket, tmp_path, limit):
     """Where it would keep all of them, the outdated automatic ones are deleted, and its own stay."""
     guard = new_guard(bucket, RERAIL_SAVE_INTERVAL=ALWAYS, RERAIL_MTBF_SECONDS="1")
-    pauses = [Each(step, lambda: time.sleep(0.2)) for step in range(1, 13)]
+    pauses = [HuggingFace().before_step(step, lambda: time.sleep(0.2)) for step in range(1, 13)]
     changes = {"save_steps": 6, "save_total_limit": limit}
     trainer_in(tmp_path / "out", RerailCallback(guard), *pauses, **changes).train()
     steps = sorted(manifests.parse_step(folder) for folder in manifests.list_folders(tmp_path / "out"))
