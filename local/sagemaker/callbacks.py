@@ -5,7 +5,6 @@ from typing import Any
 from .errors import ServiceError, invalid
 from .validation import Request
 
-
 # What each step declares: the outputs of the pipeline in docs/pipelines.md.
 DECLARED = {"job", "artifacts", "report"}
 
