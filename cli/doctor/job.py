@@ -32,6 +32,8 @@ LONGEST_RUNTIME_S = 28 * DAY
 WARMEST_S = 3600
 FEW_DAYS_OF_LOGS = 14
 MOST_RETRIES = 3
+# With more machines a start often fails by one of them or by a lack of them: AWS's own advice is the most retries.
+MANY_MACHINES, MANY_RETRIES = 8, 30
 
 
 def supervision(subject: Subject) -> Check:
@@ -209,6 +211,13 @@ def logs(subject: Subject) -> Check:
 def retries(subject: Subject) -> Check:
     """SageMaker's own restarts and Rerail's do not multiply."""
     count = (subject.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
+    if subject.instance_count > MANY_MACHINES:
+        if count < MANY_RETRIES:
+            return warn(
+                f"RetryStrategy has SageMaker itself restart {subject.instance_count} machines {count} times",
+                f"set MaximumRetryAttempts to {MANY_RETRIES}: errors before the start then cost no relaunch",
+            )
+        return ok(f"SageMaker itself restarts it {count} times after an internal error, then Rerail relaunches")
     if count > MOST_RETRIES:
         return warn(
             f"RetryStrategy has SageMaker itself restart it {count} times, all within one MaxRuntimeInSeconds",

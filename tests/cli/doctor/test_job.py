@@ -274,6 +274,11 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "an_isolated_container": ("agent", {"EnableNetworkIsolation": True}, {}),
     "a_name_that_will_be_shortened": ("name", {"TrainingJobName": "g" * 63}, {}),
     "retries_upon_retries": ("retries", {"RetryStrategy": {"MaximumRetryAttempts": 30}}, {}),
+    "few_retries_of_many_machines": (
+        "retries",
+        {"ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 9}},
+        {},
+    ),
     "no_runtime": ("max runtime", {"StoppingCondition": {}}, {}),
     "logs_that_are_soon_gone": (
         "logs",
