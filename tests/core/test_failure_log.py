@@ -4,7 +4,7 @@ import pytest
 
 from rerail.messages.messages import JobStateChanged
 from rerail.model.errors import StateUnknown, Throttled
-from rerail.model.run import Run
+from rerail.model.run import JobStatus, Run, RunState
 from tests.fakes import World
 
 BARE = "AlgorithmError: , exit code: 1"
@@ -62,3 +62,40 @@ def test_without_a_log_the_reason_alone_decides(error: Exception | None) -> None
     assert run.incidents[0].cause == "user_code"
     assert "no log could be read: " + (str(error) if error else "the job has no log") in run.incidents[0].reason
     assert run.current.number == 2
+
+
+SUCCESS = "2026-11-27 01:02:03,456 sagemaker-training-toolkit INFO     Reporting training SUCCESS\n"
+TABLE = "=====\ntrain.py FAILED\n-----\nFailures:\n  <NO_OTHER_FAILURES>\n-----\n  rank      : 0 (local_rank: 0)\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ((STEPS + TRACE + "KeyError: 'eos'\n" + SUCCESS,), "KeyError: 'eos'"),
+        ((STEPS, STEPS + "[rank1]: " + TRACE.replace("\n", "\n[rank1]: ") + "ValueError: bad\n"), "ValueError: bad"),
+        ((STEPS + TRACE + "RuntimeError: no such file\n" + TABLE,), "RuntimeError: no such file"),
+        ((STEPS + "cp: error writing 'model.pt': No space left on device\n" + SUCCESS,), "No space left on device"),
+        ((STEPS + SUCCESS,), ""),
+        ((STEPS + TRACE + "KeyError: 'eos'\nretrying\n" + STEPS + SUCCESS,), ""),
+        ((STEPS + TRACE + "KeyError: 'eos'\nwrote model.pt\n" + SUCCESS,), ""),
+        ((STEPS + "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + TRACE + "TypeError: 'NoneType'\n",), ""),
+        ((), ""),
+    ],
+)
+def test_a_job_that_completed_with_an_error_at_its_end_is_reported(ends: tuple[str, ...], error: str) -> None:
+    """A shell pipeline hides the exit code. The run is done all the same: nothing is relaunched."""
+    world = World().with_saves()
+    world.logs.ends["gpt"] = ends
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    notice = world.bus.notices[-1]
+    assert (world.run().state, world.sagemaker.live()) == (RunState.COMPLETED, [])
+    assert (error in notice.body, "with an error" in notice.title) == (True, bool(error))
+
+
+def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
+    world = World().with_saves()
+    world.logs.error = StateUnknown("get_log_events: AccessDenied")
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    assert world.notice_titles()[-1] == "gpt: completed"

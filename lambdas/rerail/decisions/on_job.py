@@ -206,7 +206,16 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         return relaunch_now(run, seen, policy, what)
     run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, is_recovered=True)
     reason = f"attempt {run.current.number} completed: the run is done"
-    notice = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
+    if error := seen.job.error_at_end:
+        reason += f"; but its log ends with an error: {error}"
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        "completed, with an error at the end" if error else "completed",
+        reason,
+        key="completed",
+        todo="Check the result before you use it; have the script end with its exit code" if error else "",
+    )
     return Decision(run, (notice,), reason, finding="completed")
 
 

@@ -159,6 +159,14 @@ _LAUNCHER_RANK = LazyPattern(
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
 
 
+# What SageMaker's toolkit and launchers print after a script has ended, whatever its result.
+_AFTER_END = re.compile(
+    r"Reporting training SUCCESS|finish and give a return code|return code\. Received|^[-=]+$"
+    r"|^\[\d+\]:$|^(time|host|rank|exitcode|error_file|traceback) *:|^Failures:|^Root Cause|NO_OTHER_FAILURES| FAILED$"
+)
+FINAL_LINES = 80
+
+
 @dataclass(slots=True)
 class _Block:
     """An exception with its message."""
@@ -246,6 +254,19 @@ def find_rank(texts: Iterable[str], root: str, *, is_wave: bool = False) -> int 
         return None if is_wave and len(set(ranks)) > 1 else ranks[0]
     named = next((match for text in texts if (match := _LAUNCHER_RANK.search(text))), None)
     return int("".join(filter(None, named.groups()))) if named else None
+
+
+def find_final_error(log: str) -> str:
+    """Return the error with which a log ends: the exception of a traceback, or a full disk; "" if it goes on after it.
+
+    The message of the exception must fit on one line: further lines may be those of a script that goes on.
+    """
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    while lines and _AFTER_END.search(lines[-1].strip()):
+        lines.pop()
+    last = " ".join(lines[-1].split()) if lines else ""
+    error = next(reversed(find_failure_lines("\n".join(lines[-FINAL_LINES:])).exceptions), "")
+    return error if error and last.endswith(error) else last * ("No space left on device" in last)
 
 
 def _make_key(line: str) -> str:

@@ -98,6 +98,8 @@ class Job:
     failure_reason: str = ""
     # Made from the failure reason before secrets were removed from it; None: diagnose the failure reason.
     diagnosis: Diagnosis | None = None
+    # The error with which the log of a completed job ends.
+    error_at_end: str = ""
     checkpoint_uri: str = ""
     # KeepAlivePeriodInSeconds of the warm pool.
     keep_alive_seconds: int = 0

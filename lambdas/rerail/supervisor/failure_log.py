@@ -1,10 +1,11 @@
-"""Complete the diagnosis of a failed job from the end of its log, where its FailureReason does not name the error."""
+"""Read the log of a job that has ended: for the error of a failed one, and one with which a completed one ends."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rerail.diagnosis.classify import diagnose, needs_log, with_redaction
+from rerail.diagnosis.failure_lines import find_final_error
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.redaction import find_secrets, redact_secrets
 from rerail.model.run import Job, JobStatus
@@ -14,7 +15,12 @@ MAX_PROBLEM_CHARS = 200
 
 
 def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> Job:
-    """Return the job with a diagnosis from its reason and its log, or with the reason why no log could be read."""
+    """Return the job with a diagnosis from its reason and its log, or with the reason why no log could be read.
+
+    A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed.
+    """
+    if job.status is JobStatus.COMPLETED:
+        return replace(job, error_at_end=_find_error_at_end(job, description, logs))
     reason, secondary = str(description.get("FailureReason") or job.failure_reason), job.secondary
     if job.status is not JobStatus.FAILED or not needs_log(reason, secondary_status=secondary):
         return job
@@ -27,3 +33,12 @@ def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -
     diagnosis = with_redaction(diagnose(reason, logs=ends, secondary_status=secondary), secrets)
     limitation = f"no log could be read: {problem}" if problem else ""
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation))
+
+
+def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> str:
+    try:
+        ends = logs.read_ends(job.name)
+    except (StateUnknown, Throttled):
+        return ""  # the job is complete, whatever its log says
+    error = next(filter(None, map(find_final_error, ends)), "")
+    return redact_secrets(error[:MAX_PROBLEM_CHARS], find_secrets(description))
