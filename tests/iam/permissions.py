@@ -1,4 +1,4 @@
-"""Compare recorded AWS calls with the statements of a template: which call is refused."""
+"""Compare recorded AWS calls with the statements of a template: which call is refused, which permission is not used."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,13 +8,26 @@ from pathlib import Path
 from local.needs import AwsCall, CallPlace, Need, needs
 from local.stack import LocalAws
 from tests.iam.calls import granted_in, place_of, read_calls
-from tests.iam.grants import Granted
+from tests.iam.grants import Grant, Granted
+
+# Permissions that no call shows to be needed, and are kept: the DynamoDB manual names these as the minimum for a table
+# under a customer's key. They are limited to use through DynamoDB.
+TABLE_KEY_ACTIONS = {
+    "kms:DescribeKey",
+    "kms:Encrypt",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+}
 
 
 @dataclass(slots=True)
 class Comparison:
-    """The refused needs with the call sites that have them, and the unknown operations."""
+    """The permissions by use, the refused needs with the call sites that have them, and the unknown operations."""
 
+    used: list[Grant] = field(default_factory=list)
+    unused: list[Grant] = field(default_factory=list)
     denied: dict[tuple[str, Need], set[str]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
 
@@ -32,6 +45,9 @@ def compare(granted: Granted, calls: Sequence[AwsCall], place: CallPlace) -> Com
     for (function, need), names in call_sites.items():
         if granted.decision(function, need, place) != "Allow":
             result.denied[function, need] = names
+    for grant in granted.grants:
+        is_used = any(function == grant.who and grant.covers(need, place) for function, need in call_sites)
+        (result.used if is_used else result.unused).append(grant)
     return result
 
 
@@ -41,3 +57,10 @@ def refusals(aws: LocalAws, calls: Path) -> list[str]:
     result = compare(granted, read_calls(calls), place_of(granted, aws))
     refused = [f"{who}: {need.action} on {need.resource} ({names})" for (who, need), names in result.denied.items()]
     return [*refused, *sorted(result.unknown)]
+
+
+def is_kept(grant: Grant) -> bool:
+    """Return whether the permission is kept although no call shows that it is needed: no local job has a plan."""
+    if "training-plan" in grant.on or "reserved-capacity" in grant.on:
+        return True
+    return grant.action in TABLE_KEY_ACTIONS and "dynamodb" in f"{grant.on} {grant.where}"
