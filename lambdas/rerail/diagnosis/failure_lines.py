@@ -266,7 +266,9 @@ def find_final_error(log: str) -> str:
         lines.pop()
     last = " ".join(lines[-1].split()) if lines else ""
     error = next(reversed(find_failure_lines("\n".join(lines[-FINAL_LINES:])).exceptions), "")
-    return error if error and last.endswith(error) else last * ("No space left on device" in last)
+    if error and last.endswith(error):
+        return error
+    return last if "No space left on device" in last else ""
 
 
 def _make_key(line: str) -> str:
