@@ -68,6 +68,14 @@ def test_the_same_command_again_is_no_news():
     assert state.receive(mine("c2"), at=NOW).save
 
 
+@pytest.mark.parametrize("kind", list(CommandKind))
+def test_each_command_to_this_attempt_brings_the_settings_of_the_policy(kind):
+    """A newer command replaces an older one, which the agent may not have read."""
+    state = make_state()
+    assert state.receive(mine(kind=kind, settings="{}"), at=NOW).settings == "{}"
+    assert state.receive(serialize(command(attempt=1, settings="{}")), at=NOW).settings == ""
+
+
 @pytest.mark.parametrize("text", [serialize(command(attempt=1)), mine(kind=CommandKind.TRAIN)], ids=["older", "owner"])
 def test_a_command_of_an_older_attempt_or_about_ownership_asks_for_nothing(text):
     assert make_state().receive(text, at=NOW) == CommandEffect()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -108,6 +109,21 @@ def test_a_script_that_saves_often_enough_is_not_asked(monkeypatch):
         clock.train(50.0, step_s=5.0, stall_s=1.0, in_phase=True)
         clock.schedule.on_save(clock.now)
     assert clock.saves == []
+
+
+def test_other_bounds_apply_from_the_next_step_on(monkeypatch):
+    """Those of the policy arrive while the job trains; they may also turn the schedule off."""
+    bounds = SaveInterval(shortest=timedelta(), longest=timedelta(days=1))
+    clock = Clock(monkeypatch, bounds, mtbf_s=1e6)
+    clock.train(600, step_s=6.0, stall_s=5.0, in_phase=True)
+    assert clock.saves == []
+    clock.schedule.set_bounds(replace(bounds, longest=timedelta(minutes=2)), mtbf_s=1e6)
+    clock.train(3600, step_s=6.0, stall_s=5.0, in_phase=True)
+    asked = len(clock.saves)
+    assert asked >= 10 and clock.gaps == pytest.approx([120] * (asked - 1), abs=12)
+    clock.schedule.set_bounds(replace(bounds, automatic=False), mtbf_s=1e6)
+    clock.train(3600, step_s=6.0, stall_s=5.0, in_phase=True)
+    assert len(clock.saves) == asked
 
 
 def test_a_new_process_continues_with_the_measured_stall(new_guard, bucket):

@@ -424,6 +424,21 @@ def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
     assert any("saved" in entry.reason and "beyond step 349" in entry.reason for entry in world.runs.timeline)
 
 
+def test_a_file_saved_at_the_moment_of_getting_past_the_incident_proves_nothing(world):
+    """It may hold the step before: S3's times have whole seconds."""
+    adopt_run(world)
+    file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
+    world.minutes(5)
+    job = world.sagemaker.jobs["gpt-a002"]
+    world.sagemaker.jobs["gpt-a002"] = replace(job, metrics={"step": 360.0})
+    for later, is_open in ((0, True), (0, True), (1, False)):
+        world.clock.pass_by(timedelta(seconds=later))
+        world.checkpoints.save(step=0, **file)
+        world.supervisor().handle(JobStateChanged("gpt-a002"))
+        assert (world.run().open_incident is not None) is is_open
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""

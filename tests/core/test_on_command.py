@@ -5,6 +5,8 @@ from datetime import timedelta
 import pytest
 
 from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.model.actions import StopJob
+from rerail.model.errors import Throttled
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
@@ -54,3 +56,19 @@ def test_of_two_commands_only_an_earlier_one_is_outdated(later):
         asked_at = at + timedelta(seconds=seconds)
         world.supervisor().handle(CommandReceived(str(verb), "gpt", verb, "ada", "", asked_at=asked_at))
     assert world.run().held_by == ("" if later == 0 else "ada")
+
+
+def test_a_hold_withdraws_a_stop_that_was_not_accepted(monkeypatch):
+    """It would be sent again a minute later, to a job that a person holds."""
+    world = World().with_saves()
+
+    def refuse(job_name: str) -> None:
+        raise Throttled(job_name)
+
+    with monkeypatch.context() as throttling:
+        throttling.setattr(world.sagemaker, "stop", refuse)
+        world.supervisor().handle(CommandReceived("now", "gpt", OperatorVerb.STOP, "ada", "", at_once=True))
+        assert any(isinstance(action, StopJob) for action in world.run().pending)
+        world.send_command(OperatorVerb.HOLD)
+    world.minutes(10)
+    assert (world.sagemaker.live(), world.run().held_by, world.run().pending) == (["gpt"], "ada", ())

@@ -273,12 +273,6 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "an_isolated_container": ("agent", {"EnableNetworkIsolation": True}, {}),
     "a_name_that_will_be_shortened": ("name", {"TrainingJobName": "g" * 63}, {}),
-    "retries_upon_retries": ("retries", {"RetryStrategy": {"MaximumRetryAttempts": 30}}, {}),
-    "few_retries_of_many_machines": (
-        "retries",
-        {"ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 9}},
-        {},
-    ),
     "no_runtime": ("max runtime", {"StoppingCondition": {}}, {}),
     "logs_that_are_soon_gone": (
         "logs",
@@ -302,6 +296,17 @@ def test_a_questionable_setting_is_a_warning(name, request_, more):
     answers = asked(request_, **more)
     assert answers[name].verdict is CheckStatus.WARN, answers[name]
     assert answers[name].remedy
+
+
+@pytest.mark.parametrize(
+    ("machines", "retries", "verdict"), [(8, 0, "OK"), (9, 29, "WARN"), (9, 30, "OK"), (8, 4, "WARN")]
+)
+def test_the_retries_by_sagemaker_fit_the_number_of_machines(machines, retries, verdict):
+    request = {
+        "ResourceConfig": {**REQUEST["ResourceConfig"], "InstanceCount": machines},
+        "RetryStrategy": {"MaximumRetryAttempts": retries},
+    }
+    assert asked(request)["retries"].verdict is CheckStatus[verdict]
 
 
 @pytest.mark.parametrize("operation", sorted(SOUND))
