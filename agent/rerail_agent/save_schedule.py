@@ -39,7 +39,7 @@ class SaveSchedule:
         self.interval_s: float | None = None
 
     def set_bounds(self, bounds: SaveInterval, *, mtbf_s: float | None) -> None:
-        """Take other bounds and another mean time between failures from the next step on; called on any thread."""
+        """Take other bounds and another mean time between failures from the next step on; any thread may call."""
         self._new_bounds = bounds, mtbf_s
 
     def on_save(self, at: float) -> None:

@@ -32,7 +32,7 @@ LONGEST_RUNTIME_S = 28 * DAY
 WARMEST_S = 3600
 FEW_DAYS_OF_LOGS = 14
 MOST_RETRIES = 3
-# With more machines a start often fails by one of them or by a lack of them: AWS's own advice is the most retries.
+# With more machines a start fails more often, by a bad one or by a lack of them: the maximum is usual.
 MANY_MACHINES, MANY_RETRIES = 8, 30
 
 
@@ -211,14 +211,13 @@ def logs(subject: Subject) -> Check:
 def retries(subject: Subject) -> Check:
     """SageMaker's own restarts and Rerail's do not multiply."""
     count = (subject.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
-    if subject.instance_count > MANY_MACHINES:
-        if count < MANY_RETRIES:
-            return warn(
-                f"RetryStrategy has SageMaker itself restart {subject.instance_count} machines {count} times",
-                f"set MaximumRetryAttempts to {MANY_RETRIES}: errors before the start then cost no relaunch",
-            )
-        return ok(f"SageMaker itself restarts it {count} times after an internal error, then Rerail relaunches")
-    if count > MOST_RETRIES:
+    has_many_machines = subject.instance_count > MANY_MACHINES
+    if has_many_machines and count < MANY_RETRIES:
+        return warn(
+            f"RetryStrategy has SageMaker itself restart {subject.instance_count} machines {count} times",
+            f"set MaximumRetryAttempts to {MANY_RETRIES}: errors before the start then cost no relaunch",
+        )
+    if not has_many_machines and count > MOST_RETRIES:
         return warn(
             f"RetryStrategy has SageMaker itself restart it {count} times, all within one MaxRuntimeInSeconds",
             f"leave it at {MOST_RETRIES} or less: Rerail relaunches after that",

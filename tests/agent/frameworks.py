@@ -1,4 +1,4 @@
-"""Tiny trainings with Rerail's callback, one class a framework, for the tests of what both callbacks promise."""
+"""Tiny trainings with Rerail's callback, one class for each framework, for the tests that both callbacks share."""
 
 import json
 import os
@@ -27,7 +27,7 @@ Record = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left: the loss of each step of this process, the weights, and how it ended."""
+    """The result of a training: the loss of each step of this process, the weights, and how it ended."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]
@@ -72,7 +72,7 @@ def losses_of(trainer: transformers.Trainer, *, after: int = 0) -> dict[int, flo
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Samples whose order nobody can know."""
+    """Samples in an unknown order."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
@@ -176,7 +176,7 @@ class Model(pl.LightningModule):
 
 
 class Batches:
-    """Eight batches an epoch; it knows where it is, as torchdata's StatefulDataLoader does."""
+    """Eight batches an epoch, with a state as that of torchdata's StatefulDataLoader."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""What the callbacks of Hugging Face and Lightning both promise: the real libraries, a tiny model, one process."""
+"""The behaviour that both framework callbacks share: the real libraries, a tiny model, one process."""
 
 import os
 import signal

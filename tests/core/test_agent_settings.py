@@ -1,4 +1,4 @@
-"""The settings of a policy for the agent: the first job has them as its relaunches do."""
+"""The settings of a policy for the agent: the first job gets the same ones as its relaunches."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -15,9 +15,8 @@ from rerail_agent.settings import AgentSettings
 from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, FakePolicies, World
 
-SHIPPED = [
-    parse_policy(file.read_text(encoding="utf-8"), name=file.stem) for file in sorted(Path("policies").glob("*.toml"))
-]
+POLICIES = Path(__file__).parents[2] / "policies"
+SHIPPED = [parse_policy(file.read_text(encoding="utf-8"), name=file.stem) for file in sorted(POLICIES.glob("*.toml"))]
 OWN = Policy(
     name="own",
     detection=Thresholds(patience_rows=40, startup_limit=timedelta(hours=2), planned=(PlannedChange(20, "longer"),)),

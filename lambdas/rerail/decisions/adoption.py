@@ -129,7 +129,7 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
         pending=notices,
     )
     command = make_command(run, CommandKind.TRAIN, at=at)
-    # The mailbox may still hold a command to the agents of the run with the same name.
+    # A user's job lacks the policy's settings, and under a taken name the mailbox may still hold an older command.
     if taken or command.settings:
         run = replace(run, pending=(*notices, PostCommand(command)))
     return Adopted(run, reason)
