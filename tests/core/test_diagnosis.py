@@ -125,6 +125,9 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
         ("Root Cause (first observed failure):\n[0]:\n  rank      : 5 (local_rank: 5)\n  exitcode  : -11", 5),
         *((f"[Rank {rank}] Watchdog caught collective operation timeout", rank) for rank in (0, 4)),
         ("[Rank 0] Watchdog caught collective operation timeout\n[Rank 1] Watchdog caught collective", None),
+        ("Tokenizing: 9%|#  | 28/296\n[Rank 2] Watchdog caught collective operation timeout", None),
+        ('KeyError when resuming\n[rank4]: Traceback\n[rank4]:   File "a.py", line 7, in fit', 4),
+        ("RuntimeError: Rank 2, node a, device 2: found NaN in local grad norm", 2),
         ("AlgorithmError: KeyError: 'labels'", None),
     ],
 )

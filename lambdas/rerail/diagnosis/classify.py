@@ -65,7 +65,7 @@ _BOILERPLATE = LazyPattern(
     r"|Due to the asynchronous nature of CUDA kernels[^.]{0,200}\.?|To avoid (?:data inconsistency|this)[^.]{0,200}\.?"
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
-    r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?"
+    r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?|called after throwing an instance of"
     # A hint at what may be the reason is no proof of it.
     r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
     r"|This (?:might|may|could) be (?:caused by|due to)) ?[^.]{0,200}\.?"
@@ -92,7 +92,7 @@ _BOILERPLATE = LazyPattern(
 _IRRELEVANT = LazyPattern(
     r"NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
     r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
-    r"|[Gg]radient overflow\. Skipping"
+    r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
 )
 _NUMBER = LazyPattern(r"\d+")
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
@@ -122,11 +122,14 @@ _FIELD = LazyPattern(r'"(cause|error|step|exit_code|rank)"\s{0,3}:\s{0,3}(?:"((?
 # The step in an error, and the last one that Megatron or NeMo printed.
 _STEP_OF_ERROR = LazyPattern(r"\b(?:step|iteration|iter)\b[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
 _STEP = LazyPattern(r"\biteration {1,12}(\d{1,12})(?: {0,4}/ {0,12}\d+|\b(?= ?[|,:)]|$))", re.IGNORECASE | re.MULTILINE)
-# The operation that timed out, and the progress of a rank that still reads its input.
+# The operation that timed out, the progress of a rank that still reads its input, and ranks that wait for one to do so.
 _OPERATION = LazyPattern(r"OpType=(\w+)")
 _READING = LazyPattern(
     r"(?:\b(?:scann|prepar|cach|process|filter|index|preprocess|download|extract|generat)ing\b|\btokeniz\w+|\bMap\b"
-    r"|\bdatasets?\b)[^|\r\n]{0,120}?(\d{1,3})%\|",
+    r"|\bdatasets?\b)[^|\r\n]{0,120}?(\d{1,3})%\|"
+    r"|\b(\d{1,3})%\|[^|\r\n]{0,200}\|[^\[\r\n]{0,60}\[[\d:]{4,8}<[\d:]{4,8}, {1,2}[\d.]{1,15} ?"
+    r"(?:[KMGT]?i?B|examples|files?|images?|samples?|lines?|rows|records|docs?|documents|tokens|ba)/s"
+    r"|\bmain_process_first\(.{0,60}(?:data|token|process)",
     re.IGNORECASE,
 )
 
@@ -205,7 +208,7 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
         rank = find_rank(texts, "")
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
-    if last := wrapper or _first_match(LOOSE, _clean(read)):
+    if last := wrapper or _first_match(LOOSE, _clean(line for line in read if not is_wrapper(line))):
         return _make_match(last, texts, exit_code)
     return _make_diagnosis(Cause.UNKNOWN, "no-rule" if all_lines else "empty", " ".join(all_lines), None, exit_code)
 
@@ -215,14 +218,15 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
     rule, evidence, root = found
     joined = "\n".join(texts)
     if rule.name == "collective-timeout":
-        if (reading := list(_READING.finditer(joined))) and reading[-1][1] != "100":
+        if (reading := list(_READING.finditer(joined))) and "100" not in reading[-1].groups():
             evidence = f"{reading[-1][0].strip()} while the clock of the others ran out: {evidence}"
             rule = TIMEOUT_WHILE_READING
         # The ranks print the lines of one timeout in any order.
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
-    rank = find_rank(texts, found[2], is_wave=rule.name in (*CASCADES, TIMEOUT_WHILE_READING.name))
+    # Who prints that timeout waits for the rank that reads.
+    rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=rule.name in CASCADES)
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 
 

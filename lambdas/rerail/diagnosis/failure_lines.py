@@ -16,11 +16,8 @@ MAX_MESSAGE_LINES = 12
 _SOURCE = LazyPattern(
     r"\s{0,3}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
     r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
-    r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\|"
-    r"|\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
-    r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})"
-    r"|\d{1,4}: )"
-    r" ?"
+    r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\||\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
+    r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})|\d{1,4}: ) ?"
 )
 _STAMP = LazyPattern(
     r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
@@ -77,8 +74,7 @@ _DEVICE = LazyPattern(
 
 _LEVEL = LazyPattern(
     r"^.{0,60}?(?<!NCCL )(?<![\w./-])(?:INFO|DEBUG|WARNING|WARN|NOTICE|TRACE)(?=[\s:\]|-])"
-    r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])"
-    r"|(?<=\w)Warning\b|NCCL INFO|warnings\.warn",
+    r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b|NCCL INFO|warnings\.warn",
 )
 _LOWER_LEVEL = LazyPattern(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
 _PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
@@ -146,7 +142,8 @@ MIN_PROGRESS = 3
 # What names the rank of a line: prefixes of torchrun, mpirun, Horovod, srun and Composer, and the words of libraries.
 _RANK = LazyPattern(
     r"\[rank[ _:-]?(\d{1,6})\]|\[(?:\d+,)?(?:mpirank:)?(\d{1,6})(?:,[\w.:-]+)?\]<std|^\s{0,3}\[(\d{1,6})\]: ?(?=\S)"
-    r"|^\s?(\d{1,5}): |\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]|\brank (\d{1,6}): found\b"
+    r"|^\s?(\d{1,5}): |\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]"
+    r"|\brank[ =](\d{1,6})(?:: found\b|, node\b| at iter|\])"
     r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
     re.IGNORECASE,
 )
@@ -242,18 +239,21 @@ def find_rank(texts: Iterable[str], root: str, *, is_wave: bool = False) -> int 
 
     In a wave, where ranks wait for each other, the only one that printed it.
     """
-    key, ranks = _make_key(root)[:30], []
+    key, ranks, framed = _make_key(root)[:30], [], set()
     for text in texts:
         spawned = ""
         for line in re.split(r"[\r\n]+", text):
             spawned = match[1] if (match := _SPAWNED.search(line)) else spawned
+            found = _RANK.search(line)
+            framed |= {"".join(filter(None, found.groups()))} if found and '", line ' in line else set()
             if (key and key in _make_key(line)) or (is_wave and WAVE.search(line)):
-                found = _RANK.search(line)
                 ranks += [int("".join(filter(None, found.groups())) if found else spawned)] if found or spawned else []
     if ranks:
         return None if is_wave and len(set(ranks)) > 1 else ranks[0]
     named = next((match for text in texts if (match := _LAUNCHER_RANK.search(text))), None)
-    return int("".join(filter(None, named.groups()))) if named else None
+    # Or else the only rank that printed a traceback, whose end is missing.
+    only = {"".join(filter(None, named.groups()))} if named else set() if is_wave else framed
+    return int(only.pop()) if len(only) == 1 else None
 
 
 def find_final_error(log: str) -> str:

@@ -206,14 +206,17 @@ RULES: tuple[SymptomRule, ...] = (
     ),
     _rule("port-in-use", Cause.USER_CODE, r"address (?:is )?already in use|EADDRINUSE|server socket has failed"),
     _rule(
-        "nccl-settings",
+        "network-settings",
         Cause.USER_CODE,
         # EFA refuses to register memory: the limit of locked memory, or versions that do not fit.
         r"Unable to register (?:memory|MR)\b|\b(?:libfabric|efa|NET/OFI)\b.{0,200}cannot allocate memory",
         r"\b(?:fi_mr_reg|ibv_reg_mr|nccl_net_ofi)\w* .{0,60}Cannot allocate memory",
-        r"cannot allocate memory for EFA|NET/OFI\b.{0,200}Invalid argument",
+        # A host name of digits, or a netmask, is taken for an address that no host has.
+        r"\bconnect to \W{0,2}(?:::ffff:)?(?!0\.0\.0\.0)(?:0|255)(?:\.\d+){3}\b|network address of \(\d+, \d+\)",
+        r"cannot allocate memory for EFA|Only EFA provider is supported|NET/OFI\b.{0,200}Invalid argument",
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)",
+        r"NCCL WARN (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message truncated)",
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
         r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
         r"NCCL.{0,40}mismatched? version|undefined symbol: nccl",
@@ -305,8 +308,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
         rf"(?:corrupt(?:ed)?|truncated|malformed|unreadable|damaged|incomplete) (?:\w+ )?{_RECORD}\b",
         rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
-        r"damaged)\b",
-        r"\bDataLossError\b|truncated record|corrupted record|Invalid (?:Record|RecordIO|TFRecord)",
+        r"damaged)\b|\bDataLossError\b|truncated record|corrupted record|Invalid (?:Record|RecordIO|TFRecord)",
         r"RecordIOWriter::kMagic|Invalid MXRecord",
         r"JSONDecodeError|JSON parse error|Expecting value: line|Extra data: line|Unterminated string starting",
         r"Expecting (?:property name|',' delimiter)|Invalid control character at|Invalid JSON",
@@ -384,7 +386,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
         _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
-        r"shards?|director\w+)",
+        r"shards?|director\w+)|Caught FileNotFoundError in DataLoader",
     ),
     # ---- Infrastructure around the job: nodes, network, storage, external servers.
     _rule(
@@ -465,7 +467,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
         r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
         r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
-        r"Service ?Unavailable|\(ServiceUnavailable\)|temporarily unavailable|\bServerError\b",
+        r"Service ?Unavailable|\(ServiceUnavailable\)|(?<!Resource )temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
         r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
         r"ResponseStreamingError|IncompleteRead|ProtocolError|ChunkedEncodingError|RemoteDisconnected",
@@ -499,7 +501,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:nan|inf|non-?finite|infinite|not finite) (?:\w+ )?(?:loss|grad\w*|weights?|activations?|logits)\b",
         r"(?:loss|grad\w*(?: norm)?|logits|weights|output|tensor|activation)s? .{0,30}(?:contains?|had|has|is|are|"
         r"got|became|with|found) (?:\w+ )?(?:nan|inf|non-?finite)",
-        r"found (?:nan|inf)|Unexpected result nan|returned nan values",
+        r"found (?:nan|inf)|Unexpected result (?:nan|-?inf)|returned nan values",
         r"(?:minimum|min) loss scale|loss scale .{0,30}(?:minimum|min(?:imum)? reached|too small|hits|at 0|below)",
         r"scale already at minimum|Infinite gradient|gradient explo\w*|loss (?:explo|diverg|blew|blow)\w*|nan or inf",
         r"inf or nan|inf/nan|nan/inf|`inf`, `nan`|FloatingPointError|found invalid values: tensor|exploding gradient",
@@ -512,9 +514,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"unspecified launch failure",
         r"double free|corrupted (?:size|double-linked)|heap corruption|stack smashing|free\(\): invalid",
         r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
-        r"no kernel image is available|too many resources requested|IndexKernel|srcIndex < srcSelectDimSize",
-        r"t >= 0 && t < n_classes|CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH)",
-        r"CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
+        r"no kernel image is available|kernel image is invalid|too many resources requested|IndexKernel",
+        r"srcIndex < srcSelectDimSize|t >= 0 && t < n_classes",
+        r"CU(?:DNN|BLAS)_STATUS_(?:BAD_PARAM|INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH)",
         r"driver (?:version )?.{0,30}(?:is insufficient|too old)|forward compatibility was attempted",
         r"PTX .{0,40}unsupported toolchain",
         _XID + _XID_PROGRAM,
@@ -571,6 +573,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"UnrecognizedClient|API key|wandb: ERROR",
         r"Insufficient disk space|enough disk space|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
+        r"RLIMIT_NPROC|Resource temporarily unavailable",
         r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|Indentation|"
         r"Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|NotADirectory|FileExists|"
         r"Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
@@ -773,12 +776,13 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?-i:Error|Exception|"
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
-        r"executable file not found|CannotStartContainer",
+        r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b",
         firm=False,
     ),
     _rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?", firm=False),
 )
 WRAPPERS: tuple[SymptomRule, ...] = (
+    _rule("node-died", Cause.INFRASTRUCTURE, r"\b(?:its|actor's) node (?:\w+ ){0,2}(?:died|preempted)", firm=False),
     _rule(
         "script-failed",
         Cause.USER_CODE,

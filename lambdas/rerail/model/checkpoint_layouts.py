@@ -223,8 +223,7 @@ _UNFINISHED, _RECIPE = "-unfinished", "recipe_state/recipe_state.pt"
 _MAX_POINTER_BYTES = 10_000
 # A single file so named is evaluated, exported or read, and never resumed from because of the number in its name.
 _NOT_SAVED = re.compile(
-    r"(?:^|[-_./ ])(?:best|eval|evaluation|final|export|tokenizer|vocab|shard|events|wandb)"
-    r"(?:[-_./ ]|$)",
+    r"(?:^|[-_./ ])(?:best|eval|evaluation|final|export|tokenizer|vocab|shard|events|wandb)(?:[-_./ ]|$)",
     re.IGNORECASE,
 )
 _DATE = re.compile(r"(?:20[0-4]\d)[-_]?(?:0\d|1[0-2])[-_]?(?:[0-2]\d|3[01])|(?<!\d)1[3-9]\d{8}(?!\d)", re.ASCII)
