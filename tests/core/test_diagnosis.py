@@ -75,22 +75,26 @@ def test_the_output_of_failing_ranks_is_understood() -> None:
 def test_every_reported_failure_has_its_source() -> None:
     """Each row names its issue; a third of the repositories is set aside, and no text is in another collection."""
     rows = _compressed_rows("reported")
-    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == len(rows) == 308
+    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == len(rows) == 386
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", row["source"]) and len(row["text"]) <= 3_000 for row in rows)
     assert {row["cause"] for row in rows} == set(Cause)
-    places = {part: {row["source"].split("#")[0] for row in rows if row["set"] == part} for part in ("tune", "apart")}
-    assert places["tune"].isdisjoint(places["apart"])
+    parts = {row["set"] for row in rows}
+    places = {part: {row["source"].split("#")[0] for row in rows if row["set"] == part} for part in parts}
+    assert places["tune"].isdisjoint(places["apart"]) and places["tune again"].isdisjoint(places["apart again"])
     others = [*_rows("bench/corpus/failures.jsonl"), *_rows("bench/corpus/failures_collected.jsonl")]
     others += [*_rows("tests/core/data/failures_written.jsonl"), *_compressed_rows("ranks"), *_compressed_rows("gpu")]
     assert {row["text"] for row in rows}.isdisjoint(row["text"] for row in others)
 
 
-@pytest.mark.parametrize(("part", "floor", "moves", "ranks"), [("tune", 0.98, 1, 25), ("apart", 0.96, 2, 22)])
+@pytest.mark.parametrize(
+    ("part", "floor", "moves", "ranks"),
+    [("tune", 0.98, 0, 25), ("apart", 0.96, 2, 22), ("tune again", 0.95, 0, 9), ("apart again", 0.89, 2, 6)],
+)
 def test_reported_failures_are_understood(part: str, floor: float, moves: int, ranks: int) -> None:
     """Over the texts whose cause is clear, where unknown counts half; the rules were written with `tune` in sight.
 
     At most `moves` may be wrong in a way that changes machines, or that relaunches what fails again: 2 of 64 are. When
-    `apart` was first scored, 61 were right and one unknown.
+    `apart` was first scored, 61 were right and one unknown; of the 29 of `apart again`, 24 and one.
     """
     rows = [(row, diagnose(row["text"])) for row in _compressed_rows("reported") if row["set"] == part]
     clear = [(row["cause"], found.cause) for row, found in rows if row["clear"]]

@@ -65,8 +65,8 @@ _OF_PROGRAM = LazyPattern(
 _FAULT = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
-    r"|\bFATAL\b|\bFatal\b|\bCRITICAL\b|\bERROR\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
-    r"|\(SIG[A-Z]{2,6}\)|fallen off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
+    r"|\b(?:FATAL|Fatal|CRITICAL|ERROR)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
+    r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
 )
 _DEVICE = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
@@ -149,7 +149,7 @@ _RANK = LazyPattern(
 )
 _LAUNCHER_RANK = LazyPattern(
     r"Root Cause \(first observed failure\):.{0,600}?\brank {1,8}: (\d{1,6})\b|\bprocess rank (\d{1,6}) with PID"
-    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation)|waiting for send/recv from rank (\d{1,6})\b"
+    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|waiting for send/recv from rank (\d{1,6})\b"
     r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal",
     re.IGNORECASE | re.DOTALL,
 )

@@ -590,7 +590,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"detected by watchdog|heartbeat of its watchdog|stuck notify|sync(?:hronize)? timeout|task timeout",
         r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Stalled (?:ops|ranks)",
         r"collective (?:operation )?time(?:d )?out|Timeout at NCCL work|operations? have failed or timed out",
-        r"Watchdog caught",
+        r"Watchdog caught|ncclUniqueId from (?!.{0,200}Connection)",
         r"watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected)|WorkNCCL\(|Work(?:Gloo|HCCL|XCCL)\(.{0,200}time",
         r"HCCL.{0,40}time ?out|\bNCCL\W{1,3}(?:\w+ ){0,2}time(?:d )?-?out",
         r"heartbeat monitor.{0,40}(?:timed? ?out|expired|not)|without making progress|stuck for \d+",
@@ -765,7 +765,8 @@ DAMAGE = _rule(
 TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
 
 # Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
-CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "program-fault-on-device", "node-failure")
+CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "storage", "program-fault-on-device",
+            "node-failure")  # fmt: skip
 
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
