@@ -225,8 +225,8 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
-    # Who prints that timeout waits for the rank that reads.
-    rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=rule.name in CASCADES)
+    is_wave = rule.name in CASCADES and rule.name != "storage"  # which fails each rank by itself
+    rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=is_wave)
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 
 
