@@ -1,10 +1,12 @@
 """Fakes of the core's ports: SageMaker with its rules, a table with its conditions, a clock."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from rerail.decisions.quarantine import QuarantineMove, list_replaced_files
@@ -80,6 +82,13 @@ ROLE = "arn:aws:iam::111122223333:role/SageMakerRole"
 DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100), notices=Notices(unwatched_after=timedelta()))
 # The key of every run, with which its agents sign.
 KEY = "ab" * 32
+# The values of a period's minutes become one.
+JOINS: Mapping[Statistic, Callable[[list[float]], float]] = {
+    Statistic.AVERAGE: fmean,
+    Statistic.MINIMUM: min,
+    Statistic.MAXIMUM: max,
+    Statistic.COUNT: sum,
+}
 # Members of a request that say which machines are asked for.
 MACHINES = (
     "CheckpointConfig",
@@ -438,12 +447,15 @@ class FakeSeries:
     def read(
         self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
     ) -> dict[MetricQuery, Points]:
-        return {query: self._of(query, start, end) for query in asked}
+        return {query: self._of(query, start, end, period) for query in asked}
 
-    def _of(self, query: MetricQuery, start: datetime, end: datetime) -> Points:
-        minutes = sorted(self.points.get(query.job, {}).items())
+    def _of(self, query: MetricQuery, start: datetime, end: datetime, period: timedelta) -> Points:
         name = "count" if query.statistic is Statistic.COUNT else query.metric
-        return [(at, values[name]) for at, values in minutes if start <= at < end and name in values]
+        periods: dict[datetime, list[float]] = defaultdict(list)
+        for at, values in sorted(self.points.get(query.job, {}).items()):
+            if start <= at < end and name in values:
+                periods[at - (at - MIDNIGHT) % period].append(values[name])
+        return [(at, JOINS[query.statistic](values)) for at, values in periods.items()]
 
 
 @dataclass

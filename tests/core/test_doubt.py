@@ -76,13 +76,13 @@ def test_a_stall_during_a_missing_sweep_is_found_later(world):
 
 def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
     at = MIDNIGHT
-    assert find_silence_start(None, at, has_row=False, newest=None, at=at + JUMP) is None
+    assert find_silence_start(None, at, age=None, at=at + JUMP) is None
     since = at + 2 * JUMP
-    assert find_silence_start(None, at, has_row=True, newest=at, at=since) == since
+    assert find_silence_start(None, at, age=since - at, at=since) == since
     later = since + MINUTE
-    assert find_silence_start(since, since, has_row=False, newest=at, at=later) == since
-    assert find_silence_start(since, since, has_row=True, newest=later - FRESH - MINUTE, at=later) == later
-    assert find_silence_start(since, since, has_row=True, newest=later - MINUTE, at=later) is None
+    assert find_silence_start(since, since, age=None, at=later) == since
+    assert find_silence_start(since, since, age=FRESH + MINUTE, at=later) == later
+    assert find_silence_start(since, since, age=MINUTE, at=later) is None
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,15 @@ def train(world: World, minutes: int, *, job: str = "gpt", first: int = 0, loss=
     return step
 
 
-def test_a_healthy_run_is_watched_in_silence(world):
+@pytest.mark.parametrize("minutes", [1, 2, 5, 10])
+def test_a_healthy_run_is_watched_in_silence(world, minutes):
+    """Values of a longer period are read later, which is no stall."""
+    metrics = replace(world.policies.by_name["default"].metrics, period=minutes * MINUTE)
+    world.policies.by_name["default"] = replace(world.policies.by_name["default"], metrics=metrics)
     train(world, 200)
     assert world.run().state is RunState.WATCHING
     assert world.bus.notices == []
-    assert world.memories.recall(["gpt"])["gpt"].cursor.step == 1990
+    assert world.memories.recall(["gpt"])["gpt"].cursor.step == 2_000 - 10 * minutes
 
 
 def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):

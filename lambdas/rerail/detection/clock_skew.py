@@ -12,19 +12,18 @@ FRESH = timedelta(minutes=5)
 
 
 def find_silence_start(
-    doubt: datetime | None, looked_at: datetime | None, *, has_row: bool, newest: datetime | None, at: datetime
+    doubt: datetime | None, looked_at: datetime | None, *, age: timedelta | None, at: datetime
 ) -> datetime | None:
     """Return from when on silence counts, or None if the clock is not in doubt.
 
-    Doubt begins with a jump since the last evaluation, or with a new row (`has_row`) that is not recent by this clock.
-    Each such row restarts the doubt, and a recent row ends it. `newest` is the time of the last row.
+    Doubt begins with a jump since the last evaluation, or with a new row that is not recent by this clock. Each such
+    row restarts the doubt, and a recent row ends it. `age` is that of the newest row, None if there is no new one.
     """
     if looked_at is not None and abs(at - looked_at) > JUMP:
         return at
-    if not has_row:
+    if age is None:
         return doubt
-    is_right = newest is not None and abs(at - newest) <= FRESH
-    return None if is_right else at
+    return None if abs(age) <= FRESH else at
 
 
 def with_silence_excused(liveness: Liveness, doubt: datetime | None) -> Liveness:

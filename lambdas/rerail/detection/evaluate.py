@@ -33,6 +33,7 @@ from rerail.model.metrics import (
     Series,
     fetch,
     find_first_step,
+    find_known_to,
     load,
     make_samples,
     with_agent_progress,
@@ -204,9 +205,9 @@ def evaluate_run(
         findings += sample_findings
     liveness = replace(_with_activity(memory.detectors.liveness, cursor), idle=idle)
     watch = replace(memory.detectors, liveness=liveness)
-    memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, at=at)
+    memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, policy, at=at)
     excuse = with_silence_excused(liveness, memory.doubt)
-    overdue = find_overdue(replace(watch, liveness=excuse), at, policy.detection)
+    overdue = find_overdue(replace(watch, liveness=excuse), find_known_to(policy.metrics, now=at), policy.detection)
     findings += (
         _with_confirmation(_with_reliable_onset(finding, memory), excuse, monitored.run) for finding in overdue
     )
@@ -216,9 +217,10 @@ def evaluate_run(
     return Evaluation(memory, tuple(findings), find_first_step(answers, cursor.job, names))
 
 
-def _with_evaluation_time(memory: RunDetection, cursor: Cursor, *, at: datetime) -> RunDetection:
-    has_row = cursor.read_to != memory.cursor.read_to
-    doubt = find_silence_start(memory.doubt, memory.looked_at, has_row=has_row, newest=cursor.read_to, at=at)
+def _with_evaluation_time(memory: RunDetection, cursor: Cursor, policy: Policy, *, at: datetime) -> RunDetection:
+    newest = cursor.read_to if cursor.read_to != memory.cursor.read_to else None
+    age = newest and find_known_to(policy.metrics, now=at) - newest
+    doubt = find_silence_start(memory.doubt, memory.looked_at, age=age, at=at)
     return replace(memory, cursor=cursor, looked_at=at, doubt=doubt)
 
 
@@ -244,12 +246,9 @@ def evaluate_heartbeat(
     memory = _learn_from_heartbeat(memory, received.heartbeat, detection)
     watch = replace(memory.detectors, liveness=update_liveness(memory.detectors.liveness, received, at=at))
     cursor = with_agent_cursor(memory.cursor, received, period=monitored.policy.metrics.period, at=at)
-    memory = replace(
-        memory, cursor=cursor, detectors=watch, onsets=(), open_findings=(), heartbeat=make_last_heartbeat(received)
-    )
-    memory = replace(
-        memory, looked_at=at, doubt=None
-    )  # heartbeats are timed by the mailbox's clock, which is not in doubt
+    memory = replace(memory, cursor=cursor, detectors=watch, onsets=(), open_findings=(), looked_at=at)
+    # Heartbeats are timed by the mailbox's clock, which is not in doubt.
+    memory = replace(memory, heartbeat=make_last_heartbeat(received), doubt=None)
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in find_overdue(watch, at, detection))
     findings = (*overdue, *_find_missing_checkpoint(monitored, watch.liveness, at))
     return Evaluation(memory, (*findings, *find_resolved(monitored, findings, at)))
@@ -358,8 +357,8 @@ def _is_load_needed(memory: RunDetection, policy: Policy, at: datetime) -> bool:
 
     Only then the machines' load is read, because its series cost money.
     """
-    is_slow = memory.detectors.detectors.throughput_drop.slow > 0
-    return is_slow or stall.find_overdue(memory.detectors.liveness, at, policy.detection) is not None
+    is_slow, known_to = memory.detectors.detectors.throughput_drop.slow > 0, find_known_to(policy.metrics, now=at)
+    return is_slow or stall.find_overdue(memory.detectors.liveness, known_to, policy.detection) is not None
 
 
 def _is_idle(answers: Mapping[MetricQuery, Points], job: str) -> bool | None:

@@ -31,6 +31,8 @@ RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricDat
 MIN_SILENT_MINUTES = 2
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
+# With a period of a minute, the newest values read are at most this old.
+OLDEST_READ = timedelta(minutes=2)
 
 
 class Statistic(StrEnum):
@@ -272,6 +274,12 @@ def find_first_step(series: Mapping[MetricQuery, Points], job: str, names: Metri
     """Return the lowest step of the earliest period that has one, or None."""
     points = sorted(series.get(_make_first_query(job, names), ()))
     return next((step for _, value in points if (step := parse_step({"step": value})) is not None), None)
+
+
+def find_known_to(names: MetricNames, *, now: datetime) -> datetime:
+    """Return until when missing values count as missing: those of a long period cannot be read before it is over."""
+    period = find_resolution(names.period)
+    return min(now, _floor(now - period, period) + OLDEST_READ)
 
 
 def find_window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:
