@@ -89,13 +89,14 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 	$(BIN)/cyclonedx-py environment $(BIN)/python --output-file .local/sbom/development.cdx.json
 
 # The long proofs, of which `make test` plays small versions; docs/proof.md has what they measured.
-proof: $(VENV)/test.ready ## roles, a million bad inputs, scale, speed and the soak (over an hour)
+proof: $(VENV)/test.ready ## roles, a million bad inputs, scale, speed, the soak and the Airflow package (over an hour)
 	$(BIN)/python -m pytest tests/deployed -m rehearsal -s
 	$(BIN)/python -m pytest tests/demo -m "load and rehearsal"
 	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed
 	$(BIN)/python -m bench.soak
+	$(MAKE) test-airflow
 
 mutants: $(VENV)/mutants.ready ## small changes of the code that decides, each of which a test must notice (hours; ARGS="--sample 50")
 	$(BIN)/python -m tools.mutants $(ARGS)

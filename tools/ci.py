@@ -31,12 +31,11 @@ class CiStep:
 
 
 STEPS = (
-    CiStep("packages", 90, "make .venv/check.ready .venv/audit.ready .venv/checkov.ready .venv/airflow.ready"),
+    CiStep("packages", 90, "make .venv/check.ready .venv/audit.ready .venv/checkov.ready"),
     CiStep("browser", 30, "make browser || { apt-get update && apt-get install -y chromium; }"),
     CiStep("check", 90, "make check"),
     CiStep("bench", 150, "make bench"),
     CiStep("audit", 200, "make audit"),
-    CiStep("test-airflow", 150, "make test-airflow"),
     CiStep("test-load", 150, "make test-load"),
     CiStep("test", 900, "make test"),
 )

@@ -17,6 +17,7 @@ SMALLEST = {
     "cost": "",
     "detection": f"--corpus {CORPUS}",
     "goodput": "--days 0.1 --seeds 1 --no-sweeps",
+    "idle": "--hours 4",
     "invariance": "--logs 1 --logger plain",
     "layouts": "--rounds 1 --most 101",
     "saving": "--size xs --rounds 1",

@@ -121,7 +121,7 @@ def test_names_decide_what_is_asked():
 
 def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
     """A second witness, paid for only when it is needed."""
-    extra = set(make_queries("gpt", NAMES, stall_suspected=True)) - set(make_queries("gpt", NAMES))
+    extra = set(make_queries("gpt", NAMES, hosts=1)) - set(make_queries("gpt", NAMES))
     gpu, cpu = sorted(extra, key=lambda query: query.metric, reverse=True)
     assert (gpu, cpu) == (
         MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),

@@ -35,7 +35,7 @@ def test_a_job_with_the_tag_alone_is_reported_once_with_the_line_that_changes_it
     submit(world, metrics=())
     (notice,) = [notice for notice in world.bus.notices if "watched" in notice.title]
     assert notice.severity is Severity.INFORM
-    assert "its loss, speed and stalls are unknown" in notice.body
+    assert "its loss and speed are unknown" in notice.body
     assert "supervised(request)" in notice.todo
     world.minutes(120)
     assert len(titles(world)) == 1

@@ -18,7 +18,7 @@ STEPS, SECONDS, SAVE_EVERY = int(os.environ["STEPS"]), 0.1, 25
 UNTIL = Path(os.environ.get("UNTIL", "/"))
 # By the clock, as the rows of metrics are: on a slow machine fewer steps mend it.
 HEALS_WITHIN_S = 4.0
-LASTS = FAULT in ("spike", "nan", "stall") and ATTEMPT == 1
+LASTS = FAULT in ("spike", "nan", "stall", "idle") and ATTEMPT == 1
 noise = random.Random(7)
 faulty_since = math.inf
 
@@ -27,8 +27,11 @@ for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
     if is_faulty:
         faulty_since = min(faulty_since, time.monotonic())
     time.sleep(SECONDS * (4 if FAULT == "slow" and is_faulty else 1))
-    while FAULT == "stall" and is_faulty:
+    while FAULT in ("stall", "idle") and is_faulty:
         time.sleep(SECONDS)
+    end = time.monotonic() + SECONDS
+    while FAULT == "idle" and time.monotonic() < end:
+        pass
     loss = (2 + 3 * math.exp(-step / 300)) * (1 + noise.gauss(0, 0.01))
     if FAULT == "spike" and is_faulty:
         loss *= 4

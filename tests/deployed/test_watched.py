@@ -1,4 +1,4 @@
-"""The deployed sweep at work on CloudWatch metrics: five runs at once, each with a fault that only metrics show."""
+"""The deployed sweep at work on CloudWatch metrics: six runs at once, each with a fault that only metrics show."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -8,6 +8,7 @@ import pytest
 
 from rerail.model.policy import Policy
 from rerail.model.run import Run
+from rerail.requests.relaunch import POLICY_TAG
 from tests.deployed.jobs import LOSSES, Account, patient
 
 pytestmark = pytest.mark.slow
@@ -16,42 +17,52 @@ FAULTS = {
     "spike": ("divergence", "diverged"),
     "nan": ("non_finite", "diverged"),
     "stall": ("stall", "hang"),
+    "idle": ("stall", "hang"),
     "heal": ("loss_spike", None),
     "blind": ("blind", None),
 }
 # Rows are seconds, of ten steps at most. A loss can be judged after 56 of them, a spike after 34, the rest far sooner.
-FAULT_STEPS = {"spike": 600, "heal": 380}
+FAULT_STEPS = {"spike": 600, "heal": 380, "idle": 260}
 SOON = 80
 # The silence that is judged, at reference speed; only the runs that fall silent have such a policy.
 STALLED, BLIND = timedelta(seconds=8), timedelta(seconds=8)
+# Six times this without computing stops a job.
+IDLE = timedelta(seconds=3)
 
 
 @pytest.fixture(scope="module")
 def policies(account: Account) -> dict[str, str]:
     """The policies of the runs that fall silent: each judges only the silence that its run is there for."""
 
-    def strict(**silence: timedelta) -> str:
-        (kind,) = silence
+    def strict(fault: str, **silence: timedelta) -> str:
         scaled = {name: limit * account.pace.slowdown for name, limit in silence.items()}
 
         def adapt(policy: Policy) -> Policy:
             policy = patient(policy, account.pace)
             return replace(policy, detection=replace(policy.detection, **scaled))
 
-        return account.add_policy(f"strict-{kind.replace('_', '-')}", adapt)
+        return account.add_policy(f"strict-{fault}", adapt)
 
-    return {"stall": strict(stall_floor=STALLED), "blind": strict(blind_after=BLIND)}
+    return {
+        "stall": strict("stall", stall_floor=STALLED),
+        "idle": strict("idle", stall_floor=IDLE),
+        "blind": strict("blind", blind_after=BLIND),
+    }
 
 
 @pytest.fixture(scope="module")
 def enough(account: Account, policies: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All five under way at once; each goes on until its file exists."""
+    """All six under way at once; each goes on until its file exists. The one that idles defines no metrics."""
     folder = tmp_path_factory.mktemp("enough")
     files = {fault: folder / fault for fault in FAULTS}
     for fault, file in files.items():
         at = FAULT_STEPS.get(fault, SOON)
         asked = {"FAULT": fault, "FAULT_STEP": str(at), "UNTIL": str(file)}
-        account.submit(f"has-{fault}", policy=policies.get(fault, "default"), script=LOSSES, steps=at + 20, **asked)
+        tags = {POLICY_TAG: policies.get(fault, "default")}
+        request = account.make_request(f"has-{fault}", tags=tags, script=LOSSES, steps=at + 20, **asked)
+        if fault == "idle":
+            del request["AlgorithmSpecification"]["MetricDefinitions"]
+        account.sagemaker.create_training_job(**request)
     return files
 
 

@@ -40,7 +40,8 @@ def find_gaps(run: Run, policy: Policy) -> tuple[list[str], list[str]]:
     has_metrics = select_names(policy.metrics, run.defined_metrics or ()) is not None
     if not has_agent(run) and not has_metrics:
         gaps.append(
-            "the job has neither metrics nor an agent with a signing key, so its loss, speed and stalls are unknown"
+            "the job has neither metrics nor an agent with a signing key, so its loss and speed are unknown, "
+            "and a stall only shows if its machines are idle"
         )
         todo.append("To have the loss and the speed watched: start the next job with `supervised(request)`")
     if not has_agent(run) and not run.checkpoint_uri:

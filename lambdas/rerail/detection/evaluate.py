@@ -16,6 +16,7 @@ from rerail.detection.heartbeats import (
     update_liveness,
     with_agent_cursor,
 )
+from rerail.detection.idle import IDLE_BELOW, find_idle, is_computing, is_load_due
 from rerail.detection.onsets import OF_THE_LOSS, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.detection.throughput_drop import ThroughputDrop
@@ -25,6 +26,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch
 from rerail.model.mailbox import Heartbeat
 from rerail.model.metrics import (
+    NO_NAMES,
     Cursor,
     MetricNames,
     MetricQuery,
@@ -34,6 +36,8 @@ from rerail.model.metrics import (
     fetch,
     find_first_step,
     find_known_to,
+    find_resolution,
+    list_loads,
     load,
     make_samples,
     with_agent_progress,
@@ -62,8 +66,6 @@ RESOLUTION_TEXTS = {
     Kind.CHECKPOINT_STALL: "checkpoints are saved",
     Kind.CAPACITY_WAIT: "the job has its machines",
 }
-# Percent of one device: below this nothing is computed. A busy GPU proves nothing, because a waiting collective spins.
-IDLE_BELOW = 5.0
 IDLE = "the machine is idle"
 
 
@@ -128,6 +130,11 @@ class MonitoredRun(NamedTuple):
         """Return whether there are metrics or heartbeats to evaluate."""
         return self.heartbeat is not None or self.names is not None
 
+    def is_due(self, at: datetime) -> bool:
+        """Return whether the run is evaluated now: of one without metrics and heartbeats, only its load is read."""
+        is_load_read = self.is_training and is_load_due(self.run.id, at, self.policy.metrics.period)
+        return self.has_signals or is_load_read
+
 
 class Evaluation(NamedTuple):
     """The new state and the findings of one run."""
@@ -163,18 +170,26 @@ class Monitor:
             MetricsReading(
                 memory.cursor,
                 monitored.names,
-                stall_suspected=_is_load_needed(memory, monitored.policy, at),
+                hosts=int(_is_load_needed(memory, monitored.policy, at)),
                 start_unknown=bool(monitored.names.step) and _is_start_unknown(monitored.run),
+            )
+            if monitored.names
+            else MetricsReading(
+                memory.cursor,
+                replace(NO_NAMES, period=monitored.policy.metrics.period),
+                hosts=monitored.run.current.instance_count,
             )
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
-            if monitored.is_training and monitored.names and monitored.heartbeat is None
+            if monitored.is_training and monitored.heartbeat is None
         ]
         answers = fetch(self.series, readings, now=at)
         return [
             evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
             if monitored.heartbeat
             else evaluate_run(memory, monitored, answers, at=at)
+            if monitored.names
+            else evaluate_load(memory, monitored, answers, at=at)
             for memory, monitored in remembered
         ]
 
@@ -217,9 +232,22 @@ def evaluate_run(
     return Evaluation(memory, tuple(findings), find_first_step(answers, cursor.job, names))
 
 
+def evaluate_load(
+    memory: RunDetection, monitored: MonitoredRun, answers: Mapping[MetricQuery, Points], *, at: datetime
+) -> Evaluation:
+    """Evaluate the load of the machines of a run that publishes nothing else."""
+    period, run = find_resolution(monitored.policy.metrics.period), monitored.run
+    loads = list_loads(answers, memory.cursor.job, hosts=run.current.instance_count, period=period)
+    limits = monitored.policy.detection
+    idle = find_idle(loads, monitored.saved_at, at=at, period=period, detection=limits)
+    # Without values nothing is known, so that an open page stays open.
+    is_over = idle is None and is_computing(loads, at=at, period=period)
+    return Evaluation(memory, (idle,) if idle else find_resolved(monitored, (), at) if is_over else ())
+
+
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, policy: Policy, *, at: datetime) -> RunDetection:
     newest = cursor.read_to if cursor.read_to != memory.cursor.read_to else None
-    age = newest and find_known_to(policy.metrics, now=at) - newest
+    age = find_known_to(policy.metrics, now=at) - newest if newest else None
     doubt = find_silence_start(memory.doubt, memory.looked_at, age=age, at=at)
     return replace(memory, cursor=cursor, looked_at=at, doubt=doubt)
 

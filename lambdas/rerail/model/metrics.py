@@ -143,7 +143,10 @@ _DETAILED_COLUMNS = (
     ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"),
 )
 _HOST_METRICS = ("GPUUtilization", "CPUUtilization")
-FIRST_HOST = "algo-1"
+# Of a larger job, the load of the first machines is read.
+MOST_HOSTS = 16
+# The names of a job that publishes no metric of its own.
+NO_NAMES = MetricNames("", "", "", "", "")
 
 
 @lru_cache(maxsize=64)
@@ -153,15 +156,22 @@ def _columns(names: MetricNames) -> tuple[tuple[str, Statistic, str], ...]:
     return tuple((name, statistic, column) for name, statistic, column in named if name)
 
 
-def make_queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[MetricQuery, ...]:
-    """Return the queries for a job in Training.
+def make_queries(job: str, names: MetricNames, *, hosts: int = 0) -> tuple[MetricQuery, ...]:
+    """Return the queries for a job in Training, and for the load of so many of its hosts.
 
-    The first host's load is only read to confirm a suspected stall. Without a `step` metric the speed is read from
-    `tokens_per_s` instead.
+    Without a `step` metric the speed is read from `tokens_per_s` instead.
     """
     asked = tuple(MetricQuery(job, name, statistic) for name, statistic, _ in _columns(names))
-    hosts = tuple(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST) for metric in _HOST_METRICS)
-    return asked + hosts if stall_suspected else asked
+    return asked + tuple(query for host in name_hosts(hosts) for query in _make_host_queries(job, host))
+
+
+def name_hosts(count: int) -> tuple[str, ...]:
+    """Return SageMaker's names of the first so many hosts of a job."""
+    return tuple(f"algo-{number}" for number in range(1, min(count, MOST_HOSTS) + 1))
+
+
+def _make_host_queries(job: str, host: str) -> tuple[MetricQuery, ...]:
+    return tuple(MetricQuery(job, metric, Statistic.AVERAGE, host) for metric in _HOST_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +249,8 @@ class MetricsReading:
 
     cursor: Cursor
     names: MetricNames
-    stall_suspected: bool = False
+    # The number of hosts whose load is read.
+    hosts: int = 0
     # Where the job resumed is unknown: its first step is read.
     start_unknown: bool = False
 
@@ -258,7 +269,7 @@ def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -
             query
             for _, reading in group
             for query in (
-                *make_queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected),
+                *make_queries(reading.cursor.job, reading.names, hosts=reading.hosts),
                 *([_make_first_query(reading.cursor.job, reading.names)] if reading.start_unknown else ()),
             )
         ]
@@ -390,15 +401,37 @@ def _step_time(
 
 
 class Load(NamedTuple):
-    """The utilization of a job's first host, in percent of one device; None: unknown."""
+    """The utilization of a host, in percent of one device; None: unknown."""
 
     gpu: float | None
     cpu: float | None
 
 
+class HostLoad(NamedTuple):
+    """The utilization of a host in the period that ended then."""
+
+    at: datetime
+    gpu: float | None
+    cpu: float | None
+
+
+def list_loads(
+    series: Mapping[MetricQuery, Points], job: str, *, hosts: int, period: timedelta
+) -> dict[str, tuple[HostLoad, ...]]:
+    """Return what was read of the load of each of the job's hosts, oldest first."""
+    loads = {}
+    for host in name_hosts(hosts):
+        gpu, cpu = (dict(series.get(query, ())) for query in _make_host_queries(job, host))
+        loads[host] = tuple(HostLoad(at + period, gpu.get(at), cpu.get(at)) for at in sorted(gpu | cpu))
+    return loads
+
+
 def load(series: Mapping[MetricQuery, Points], job: str) -> Load:
-    """Return the newest load; an idle host confirms a hang, but busy GPUs do not exclude one, since waiting spins."""
-    last = [series.get(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST)) for metric in _HOST_METRICS]
+    """Return the first host's newest load.
+
+    An idle host confirms a hang, but busy GPUs do not exclude one, since waiting spins.
+    """
+    last = [series.get(query) for query in _make_host_queries(job, *name_hosts(1))]
     gpu, cpu = (max(points)[1] if points else None for points in last)
     return Load(gpu, cpu)
 

@@ -15,6 +15,7 @@ from rerail.decisions.decision import select_known
 from rerail.decisions.file_copies import list_due_copies
 from rerail.decisions.on_job import DEFECT
 from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
+from rerail.detection.idle import is_load_due
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
@@ -253,13 +254,13 @@ class Sweep:
         monitored = [check.monitored for check in checks if check.monitored]
         heartbeats = self._read_heartbeats(monitored)
         monitored = [with_heartbeat(run, heartbeats.received.get(run.run.mailbox), at=at) for run in monitored]
-        monitored = [run for run in monitored if run.has_signals]
+        monitored = [run for run in monitored if run.is_due(at)]
         # Separately, so that an error of CloudWatch does not affect runs with heartbeats.
         by_heartbeat, _ = self._evaluate([run for run in monitored if run.heartbeat], at)
         by_metrics, unread = self._evaluate([run for run in monitored if not run.heartbeat], at)
         return replace(
             _count_checks(checks),
-            monitored=sum(run.is_training for run in monitored),
+            monitored=sum(run.is_training and run.has_signals for run in monitored),
             found=by_metrics + by_heartbeat,
             unread=unread,
             with_heartbeat=sum(run.heartbeat is not None for run in monitored),
@@ -427,7 +428,8 @@ class Sweep:
             return None, False
         names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
-            return None, False
+            is_due = seen.job.is_training and is_load_due(run.id, at, policy.metrics.period)
+            return self._make_load_reading(run, policy, seen) if is_due else None, False
         try:
             saves = self._list_saves(run, seen, at)
             needs_listing = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
@@ -435,6 +437,14 @@ class Sweep:
             saves, needs_listing = ListedSaves(()), DEFECT not in run.defects
         saved_at = tuple(saves.times)
         return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), needs_listing
+
+    def _make_load_reading(self, run: Run, policy: Policy, seen: JobObserved) -> MonitoredRun:
+        """Return a run of which only the machines' load is known, with the times of its checkpoints."""
+        try:
+            saves = self.checkpoints.list_saves(run.checkpoint_uri) if run.checkpoint_uri else ListedSaves(())
+        except BoundsExceeded:
+            saves = ListedSaves(())
+        return MonitoredRun(run, policy, None, is_training=True, saved_at=tuple(saves.times))
 
     def _list_saves(self, run: Run, seen: JobObserved, at: datetime) -> ListedSaves:
         """Return when checkpoints were saved; if they were not listed, list them every few minutes."""

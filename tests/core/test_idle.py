@@ -1,0 +1,123 @@
+"""Jobs that publish nothing of their own: SageMaker's load of their machines tells whether they compute."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.idle import hang, make_job
+from rerail.detection.idle import find_idle
+from rerail.messages.messages import JobStateChanged
+from rerail.model.finding import Level
+from rerail.model.metrics import HostLoad
+from rerail.model.thresholds import Thresholds
+from tests.fakes import MIDNIGHT, World
+
+MINUTE = timedelta(minutes=1)
+BUSY = {"GPUUtilization": 720.0, "CPUUtilization": 900.0}
+# A process that waits for ever may keep one CPU busy.
+HUNG = {"GPUUtilization": 0.0, "CPUUtilization": 100.0}
+
+
+@pytest.fixture
+def world() -> World:
+    """A job with the tag alone: no agent, and no metric definitions."""
+    world = World()
+    world.sagemaker.defined_metrics = ()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    return world
+
+
+def compute(world: World, minutes: int, load: dict[str, float] = BUSY, *, saves_every: int = 0) -> None:
+    """Publish the load of the job's machine each minute, and save a checkpoint now and then."""
+    for minute in range(1, minutes + 1):
+        world.series.print(world.run().current.job_name, world.clock(), **load)
+        if saves_every and minute % saves_every == 0:
+            world.checkpoints.save(step=int((world.clock() - MIDNIGHT) / MINUTE) + 1)
+        world.minutes(1)
+
+
+def test_an_idle_job_is_relaunched_once_its_checkpoint_is_overdue(world):
+    compute(world, 60, saves_every=10)
+    compute(world, 15, HUNG)
+    assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
+    assert "no load for 1" in world.bus.notices[0].body
+    compute(world, 25, HUNG)
+    run = world.run()
+    assert (run.current.number, run.current.resumed_from_step, run.incidents[0].cause) == (2, 60, "hang")
+
+
+def test_an_idle_job_without_checkpoints_is_only_reported(world):
+    compute(world, 60)
+    compute(world, 170, HUNG)
+    assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_pause_in_which_a_checkpoint_is_saved_is_no_stall(world):
+    """An upload computes nothing, and its objects appear."""
+    for _ in range(6):
+        compute(world, 30)
+        compute(world, 9, HUNG)
+        compute(world, 6, HUNG, saves_every=1)
+    assert world.bus.notices == []
+
+
+def test_a_pause_that_the_job_is_known_to_make_is_no_stall(world):
+    compute(world, 40, saves_every=10)
+    for _ in range(3):
+        compute(world, 9, HUNG)
+        compute(world, 30, saves_every=10)
+    compute(world, 12, HUNG)
+    assert world.bus.notices == []
+
+
+@pytest.mark.parametrize("load", [{"GPUUtilization": 800.0, "CPUUtilization": 100.0}, {"CPUUtilization": 900.0}, {}])
+def test_a_job_that_computes_or_of_which_nothing_is_known_is_left_alone(world, load):
+    """GPUs that wait for each other are busy, an evaluation may use CPUs alone, and no values prove nothing."""
+    compute(world, 60, saves_every=10)
+    compute(world, 90, load)
+    assert world.bus.notices == []
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_the_load_is_read_once_in_five_minutes_and_costs_two_series_a_machine(world, monkeypatch):
+    asked: list[str] = []
+    read = world.series.read
+    monkeypatch.setattr(world.series, "read", lambda queries, *rest: asked.extend(queries) or read(queries, *rest))
+    compute(world, 100)
+    assert len(asked) == 100 // 5 * 2
+
+
+def make_loads(levels: list[float], *, host: str = "algo-1") -> dict[str, tuple[HostLoad, ...]]:
+    return {host: tuple(HostLoad(MIDNIGHT + n * MINUTE, level, 10 * level) for n, level in enumerate(levels, 1))}
+
+
+def test_one_idle_machine_among_busy_ones_is_named_and_stops_nothing():
+    busy, hung = [90.0] * 60, [90.0] * 40 + [0.0] * 20
+    loads = make_loads(busy, host="algo-1") | make_loads(hung, host="algo-2") | make_loads(busy, host="algo-3")
+    at = MIDNIGHT + 61 * MINUTE
+    finding = find_idle(loads, [MIDNIGHT], at=at, period=MINUTE, detection=Thresholds())
+    assert finding and finding.level is Level.WARN
+    assert finding.evidence.startswith("no load for 21 min on algo-2 of 3 machines")
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_healthy_job_is_never_stopped_and_a_hang_is_reported_within_an_hour(random):
+    """Loading, evaluation, compilation, uploads and downloads of up to a quarter of an hour."""
+    job = make_job(random, minutes=180, longest=15.0)
+    assert not any(job.judge(minute)[1] for minute in range(0, len(job.levels), 5))
+    began = hang(random, job)
+    assert any(job.judge(minute)[0] for minute in range(began, began + 60, 5))
+
+
+@given(st.lists(st.floats(30.0, 100.0), min_size=1, max_size=180), st.integers(0, 9))
+def test_a_job_that_has_computed_within_ten_minutes_is_never_idle(levels, idle):
+    """However its load varies, and whatever it has saved."""
+    at = MIDNIGHT + (len(levels) + idle) * MINUTE
+    assert find_idle(make_loads(levels + [0.0] * idle), [], at=at, period=MINUTE, detection=Thresholds()) is None
+    late = replace(Thresholds(), stall_floor=timedelta(hours=1))
+    assert find_idle(make_loads(levels + [0.0] * 100), [], at=at, period=MINUTE, detection=late) is None
