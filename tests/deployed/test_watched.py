@@ -22,12 +22,12 @@ FAULTS = {
     "blind": ("blind", None),
 }
 # Rows are seconds, of ten steps at most. A loss can be judged after 56 of them, a spike after 34, the rest far sooner.
-FAULT_STEPS = {"spike": 600, "heal": 380, "idle": 260}
+FAULT_STEPS = {"spike": 600, "heal": 380, "idle": 230}
 SOON = 80
 # The silence that is judged, at reference speed; only the runs that fall silent have such a policy.
 STALLED, BLIND = timedelta(seconds=8), timedelta(seconds=8)
 # Six times this without computing stops a job.
-IDLE = timedelta(seconds=3)
+IDLE = timedelta(seconds=2)
 
 
 @pytest.fixture(scope="module")
