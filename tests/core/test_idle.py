@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.idle import hang, make_job
+from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_load
 from rerail.detection.idle import find_idle
 from rerail.messages.messages import JobStateChanged
-from rerail.model.finding import Level
-from rerail.model.metrics import HostLoad
+from rerail.model.actions import ClearedBy, Notify, Severity
+from rerail.model.errors import StateUnknown
+from rerail.model.finding import Kind, Level
+from rerail.model.metrics import Cursor, HostLoad, MetricQuery, Statistic
+from rerail.model.policy import Policy
+from rerail.model.run import OpenPage
 from rerail.model.thresholds import Thresholds
 from tests.fakes import MIDNIGHT, World
 
@@ -90,6 +95,36 @@ def test_the_load_is_read_once_in_five_minutes_and_costs_two_series_a_machine(wo
     monkeypatch.setattr(world.series, "read", lambda queries, *rest: asked.extend(queries) or read(queries, *rest))
     compute(world, 100)
     assert len(asked) == 100 // 5 * 2
+
+
+@pytest.mark.parametrize(("has_agent", "is_over"), [(False, ["blind"]), (True, [])])
+def test_a_page_about_metrics_is_over_only_if_there_are_none(world, has_agent, is_over):
+    """Machines that compute prove nothing about an agent that fell silent."""
+    page = Notify(Severity.PAGE, "gpt: blind", "why", "gpt/blind", until=ClearedBy.RECOVERED, about=Kind.BLIND)
+    run = replace(world.run(), pages=(OpenPage(page, 1, MIDNIGHT),))
+    run = replace(run, attempts=(replace(run.current, agent=has_agent),))
+    busy = {
+        MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"): [
+            (MIDNIGHT + minute * MINUTE, 900.0) for minute in range(60)
+        ]
+    }
+    monitored = MonitoredRun(run, Policy(), None, is_training=True)
+    memory = RunDetection("gpt", Cursor("gpt"))
+    found = evaluate_load(memory, monitored, busy, at=MIDNIGHT + 61 * MINUTE).findings
+    assert [finding.kind for finding in found] == is_over
+    assert evaluate_load(memory, monitored, {}, at=MIDNIGHT + 61 * MINUTE).findings == ()
+
+
+def test_a_folder_that_cannot_be_listed_stops_nothing_and_is_no_failure_of_the_sweep(world, monkeypatch):
+    compute(world, 60, saves_every=10)
+
+    def refuse(uri):
+        raise StateUnknown("AccessDenied")
+
+    monkeypatch.setattr(world.checkpoints, "list_saves", refuse)
+    compute(world, 90, HUNG)
+    assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
+    assert world.round().run().unknown == ()
 
 
 def make_loads(levels: list[float], *, host: str = "algo-1") -> dict[str, tuple[HostLoad, ...]]:

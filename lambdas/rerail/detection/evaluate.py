@@ -240,9 +240,14 @@ def evaluate_load(
     loads = list_loads(answers, memory.cursor.job, hosts=run.current.instance_count, period=period)
     limits = monitored.policy.detection
     idle = find_idle(loads, monitored.saved_at, at=at, period=period, detection=limits)
-    # Without values nothing is known, so that an open page stays open.
-    is_over = idle is None and is_computing(loads, at=at, period=period)
-    return Evaluation(memory, (idle,) if idle else find_resolved(monitored, (), at) if is_over else ())
+    if idle:
+        return Evaluation(memory, (idle,))
+    if not is_computing(loads, at=at, period=period):
+        return Evaluation(memory, ())
+    # A page about an agent that fell silent is not over because the machines are busy.
+    kinds = (Kind.STALL,) if run.current.agent else (Kind.STALL, Kind.BLIND)
+    over = (finding for finding in find_resolved(monitored, (), at) if finding.kind in kinds)
+    return Evaluation(memory, tuple(replace(finding, evidence="the machines compute again") for finding in over))
 
 
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, policy: Policy, *, at: datetime) -> RunDetection:

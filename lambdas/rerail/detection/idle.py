@@ -22,7 +22,7 @@ ENOUGH = 20
 # A job is reported after so many of the policy's shortest stalls, and of its own longest pause; stopped after so many
 # times that. A pause also delays the next checkpoint, so that the two reasons to stop are not independent.
 FLOORS, PAUSES, GRAVE = 2, 1.5, 3
-# Load is read once in so many periods, and values older than that prove nothing about now.
+# Load is read once in so many periods, and older values prove nothing about now.
 READ_EVERY = 5
 
 
@@ -87,7 +87,11 @@ def is_computing(loads: Mapping[str, Sequence[HostLoad]], *, at: datetime, perio
 
 
 def _is_current(values: Sequence[HostLoad], at: datetime, period: timedelta) -> bool:
-    return bool(values) and at - values[-1].at <= READ_EVERY * period
+    """Return whether the newest value is as new as it can be; with a short period there is not one in each."""
+    if len(values) < ENOUGH:
+        return False
+    usual = (values[-1].at - values[0].at) / (len(values) - 1)
+    return at - values[-1].at <= READ_EVERY * max(period, usual)
 
 
 def _describe(values: Sequence[HostLoad], period: timedelta) -> _Host | None:
