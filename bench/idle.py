@@ -24,7 +24,7 @@ WINDOW = int(LOOK_BACK / MINUTE)
 PAUSES = {
     "loading": (0.0, 1.5, False),
     "evaluation": (0.4, 0.7, False),
-    "compilation": (0.0, 0.6, False),
+    "compilation": (0.0, 0.3, False),
     "upload": (0.0, 0.15, True),
     "download": (0.0, 0.15, False),
 }

@@ -33,6 +33,7 @@ class Name(StrEnum):
     SLOW = "slow"
     STALL = "stall"
     BLIND = "blind"
+    IDLE = "idle"
     SIGTERM = "sigterm"
     SPOT = "spot"
     WARM = "warm"
@@ -77,6 +78,8 @@ class Scenario:
     exact: bool = True
     # Whether an agent runs in the job.
     agent: bool = True
+    # Whether the job defines metrics.
+    metrics: bool = True
     # Whether the supervisor must ask the agent for a checkpoint, and stop the job only when that is there.
     asks: bool = False
     # Whether it must resume from a clean checkpoint older than the onset, with the later ones in quarantine.
@@ -290,6 +293,14 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "blind:step={step}",
         "blind",
         agent=False,
+    ),
+    Name.IDLE: make_metric_fault(
+        "a job that has the tag alone stands still: seen by the load of its machine",
+        "stall:step={step}:attempt=1",
+        "stall",
+        causes=("hang",),
+        agent=False,
+        metrics=False,
     ),
     Name.SIGTERM: Scenario(
         "a person stops the job from outside: it saves within its grace, and is not relaunched",

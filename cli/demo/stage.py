@@ -222,6 +222,8 @@ class Stage:
             keep=KEPT_CHECKPOINTS,
             step_seconds=scenario.step_seconds * FASTEST_SCALE / self.scale,
         )
+        if not scenario.metrics:
+            of_script["AlgorithmSpecification"].pop("MetricDefinitions")
         self._sagemaker.create_training_job(
             TrainingJobName=name,
             RoleArn="arn:aws:iam::000000000000:role/DemoSageMakerRole",

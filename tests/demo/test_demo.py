@@ -230,7 +230,7 @@ def test_a_layout_of_three_dimensions_is_resumed_as_a_smaller_one(play):
 
 
 @rehearsal
-@pytest.mark.parametrize("scenario", ["heal", "nan", "stall", "blind", "approve", "storm"])
+@pytest.mark.parametrize("scenario", ["heal", "nan", "stall", "blind", "idle", "approve", "storm"])
 def test_every_other_scenario_ends_as_it_must(play, scenario):
     """The demo itself says what is not as it must be, and fails."""
     facts, _ = play(scenario)

@@ -16,7 +16,7 @@ from rerail.model.thresholds import Thresholds
 # Percent of one device: below this nothing is computed.
 IDLE_BELOW = 5.0
 # Shares of the job's usual load. While its GPUs are idle, a waiting process may keep one CPU of many busy.
-GPU_SHARE, CPU_SHARE_BESIDE_GPU, CPU_SHARE_ALONE = 0.1, 0.5, 0.1
+GPU_SHARE, CPU_SHARE_BESIDE_GPU, CPU_SHARE_ALONE = 0.1, 0.25, 0.1
 # The job's usual load is known after this many busy periods.
 ENOUGH = 20
 # A job is reported after so many of the policy's shortest stalls, and of its own longest pause; stopped after so many
