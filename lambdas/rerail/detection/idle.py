@@ -73,9 +73,10 @@ def find_idle(
         return None
     since, is_whole = max(idle.values()), len(idle) == len(known)
     first = known[min(idle, key=lambda name: idle[name])]
-    who = f"all {len(known)} machines" if is_whole else f"{', '.join(sorted(idle))} of {len(known)} machines"
+    several = f"all {len(known)} machines read" if is_whole else f"{', '.join(sorted(idle))} of {len(known)} machines"
+    who = several if len(known) > 1 else "the machine"
     usual = f"usually CPU {first.cpu:.0f} %" + (f" and GPU {first.gpu:.0f} %" if first.gpu else "")
-    text = f"no load for {(at - since).total_seconds() / 60:.0f} min on {who} that were read, {usual}"
+    text = f"no load for {(at - since).total_seconds():.0f} s on {who}, {usual}"
     level = Level.INTERVENE if len(grave) == len(known) and saved_at else Level.WARN
     return Finding(Kind.STALL, level, None, None, text, at, since)
 
