@@ -87,7 +87,7 @@ class HuggingFace:
     key = "hf"
     broken_save = (manifests, "commit")
     first_rate, sigterm_status = 5e-5, None
-    # What would come after step 5, if nobody asked for the end.
+    # Settings that would have it do something after step 5.
     after_step_5: Any = {"eval_strategy": "steps", "eval_steps": 5}
     evaluating: Any = {"eval_strategy": "steps", "eval_steps": 6, "gradient_accumulation_steps": 2}
 

@@ -94,7 +94,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(framework, undistu
 
 
 def test_an_attempt_that_rolls_back_trains_those_steps_again(framework, undisturbed, new_guard, tmp_path):
-    """What came after the step is quarantined, where no limit deletes it, and saved under the new attempt's number."""
+    """Later checkpoints are quarantined, where no limit deletes them, and saved under the new attempt's number."""
     framework.train(tmp_path, new_guard(), save_every=4, keep=3)
     guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4", TRAINING_JOB_NAME="local-a002")
     found = framework.resume_from(tmp_path)
@@ -138,7 +138,7 @@ def test_evaluations_and_saves_are_no_slow_steps(framework, new_guard, tmp_path)
 
 
 def test_the_detectors_remember_across_a_resume(framework, new_guard, tmp_path):
-    """What they had learnt by step 8 is what they know when a successor starts there."""
+    """Their state of step 8 is restored when a successor starts there."""
     first, second = new_guard(), new_guard()
     framework.train(tmp_path, first, save_every=8, max_steps=8)
     assert first.state_dict() != second.state_dict()

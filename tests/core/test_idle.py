@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from bench.idle import hang, make_job
 from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_load
-from rerail.detection.idle import find_idle
+from rerail.detection.idle import describe_hosts, find_idle
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import StateUnknown
-from rerail.model.finding import Kind, Level
+from rerail.model.finding import Finding, Kind, Level
 from rerail.model.metrics import Cursor, HostLoad, MetricQuery, Statistic
 from rerail.model.policy import Policy
 from rerail.model.run import OpenPage
@@ -101,15 +101,11 @@ def test_the_load_is_read_once_in_five_minutes_and_costs_two_series_a_machine(wo
 def test_a_page_about_metrics_is_over_only_if_there_are_none(world, has_agent, is_over):
     """Machines that compute prove nothing about an agent that fell silent."""
     page = Notify(Severity.PAGE, "gpt: blind", "why", "gpt/blind", until=ClearedBy.RECOVERED, about=Kind.BLIND)
-    run = replace(world.run(), pages=(OpenPage(page, 1, MIDNIGHT),))
-    run = replace(run, attempts=(replace(run.current, agent=has_agent),))
-    busy = {
-        MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"): [
-            (MIDNIGHT + minute * MINUTE, 900.0) for minute in range(60)
-        ]
-    }
-    monitored = MonitoredRun(run, Policy(), None, is_training=True)
-    memory = RunDetection("gpt", Cursor("gpt"))
+    attempts = (replace(world.run().current, agent=has_agent),)
+    run = replace(world.run(), pages=(OpenPage(page, 1, MIDNIGHT),), attempts=attempts)
+    values = [(MIDNIGHT + minute * MINUTE, 900.0) for minute in range(60)]
+    busy = {MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"): values}
+    monitored, memory = MonitoredRun(run, Policy(), None, is_training=True), RunDetection("gpt", Cursor("gpt"))
     found = evaluate_load(memory, monitored, busy, at=MIDNIGHT + 61 * MINUTE).findings
     assert [finding.kind for finding in found] == is_over
     assert evaluate_load(memory, monitored, {}, at=MIDNIGHT + 61 * MINUTE).findings == ()
@@ -131,11 +127,16 @@ def make_loads(levels: list[float], *, host: str = "algo-1") -> dict[str, tuple[
     return {host: tuple(HostLoad(MIDNIGHT + n * MINUTE, level, 10 * level) for n, level in enumerate(levels, 1))}
 
 
+def evaluate(loads, *, at, saved_at=(), **limits) -> Finding | None:
+    hosts = describe_hosts(loads, at=at, period=MINUTE)
+    return find_idle(hosts, saved_at, at=at, detection=replace(Thresholds(), **limits))
+
+
 def test_one_idle_machine_among_busy_ones_is_named_and_stops_nothing():
     busy, hung = [90.0] * 60, [90.0] * 40 + [0.0] * 20
     loads = make_loads(busy, host="algo-1") | make_loads(hung, host="algo-2") | make_loads(busy, host="algo-3")
     at = MIDNIGHT + 61 * MINUTE
-    finding = find_idle(loads, [MIDNIGHT], at=at, period=MINUTE, detection=Thresholds())
+    finding = evaluate(loads, at=at, saved_at=[MIDNIGHT])
     assert finding and finding.level is Level.WARN
     assert finding.evidence.startswith("no load for 1260 s on algo-2 of 3 machines")
 
@@ -144,15 +145,14 @@ def test_one_idle_machine_among_busy_ones_is_named_and_stops_nothing():
 def test_a_healthy_job_is_never_stopped_and_a_hang_is_reported_within_an_hour(random):
     """Loading, evaluation, compilation, uploads and downloads of up to a quarter of an hour."""
     job = make_job(random, minutes=180, longest=15.0)
-    assert not any(job.judge(minute)[1] for minute in range(0, len(job.levels), 5))
+    assert not any(job.evaluate(minute)[1] for minute in range(0, len(job.levels), 5))
     began = hang(random, job)
-    assert any(job.judge(minute)[0] for minute in range(began, began + 60, 5))
+    assert any(job.evaluate(minute)[0] for minute in range(began, began + 60, 5))
 
 
 @given(st.lists(st.floats(30.0, 100.0), min_size=1, max_size=180), st.integers(0, 9))
 def test_a_job_that_has_computed_within_ten_minutes_is_never_idle(levels, idle):
     """However its load varies, and whatever it has saved."""
     at = MIDNIGHT + (len(levels) + idle) * MINUTE
-    assert find_idle(make_loads(levels + [0.0] * idle), [], at=at, period=MINUTE, detection=Thresholds()) is None
-    late = replace(Thresholds(), stall_floor=timedelta(hours=1))
-    assert find_idle(make_loads(levels + [0.0] * 100), [], at=at, period=MINUTE, detection=late) is None
+    assert evaluate(make_loads(levels + [0.0] * idle), at=at) is None
+    assert evaluate(make_loads(levels + [0.0] * 100), at=at, stall_floor=timedelta(hours=1)) is None

@@ -13,7 +13,6 @@ from rerail.model import metrics
 from rerail.model.codec import dumps, loads
 from rerail.model.metrics import (
     Cursor,
-    Load,
     LossSilence,
     MetricNames,
     MetricQuery,
@@ -21,8 +20,8 @@ from rerail.model.metrics import (
     Points,
     Statistic,
     fetch,
+    find_newest_load,
     find_resolution,
-    load,
     make_definitions,
     make_queries,
     make_samples,
@@ -127,7 +126,7 @@ def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
         MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),
         MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"),
     )
-    assert load({gpu: [(START, 99.0), (START + MINUTE, 1.5)], cpu: []}, "gpt") == Load(1.5, None)
+    assert find_newest_load({gpu: [(START, 99.0), (START + MINUTE, 1.5)], cpu: []}, "gpt") == (1.5, None)
 
 
 @dataclass

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rerail.model.file_copies import FileCopy
+from rerail.model.partitions import is_turn
 from rerail.model.run import Incident
 from rerail.requests.relaunch import POLICY_TAG
-from rerail.sweep.describe_schedule import OWN_MINUTE, is_describe_due
+from rerail.sweep.describe_schedule import OWN_MINUTE
 from tests.deployed.jobs import BUCKET, HALT_AT, Account, NotificationQueue, rerail
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def test_a_torn_file_is_replaced_by_its_copy(account: Account, tmp_path: Path):
     """The machine is lost while the script overwrites its only checkpoint; the attempt after it cannot load that."""
     # Checkpoints are listed in one real minute of a few, which the name chooses: for this one it is the next.
     names, soon = (f"tears-its-file-{number}" for number in count()), datetime.now(UTC) + timedelta(minutes=1)
-    name = next(name for name in names if is_describe_due(name, soon, every=OWN_MINUTE))
+    name = next(name for name in names if is_turn(name, soon, every=OWN_MINUTE))
     tear, s3 = tmp_path / "tear", account.aws.client("s3")
     script = Path(__file__).parent / "file_script.py"
     account.submit(name, script=script, steps=1, TEAR=str(tear))

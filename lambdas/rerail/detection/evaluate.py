@@ -16,7 +16,7 @@ from rerail.detection.heartbeats import (
     update_liveness,
     with_agent_cursor,
 )
-from rerail.detection.idle import IDLE_BELOW, find_idle, is_computing, is_load_due
+from rerail.detection.idle import IDLE_BELOW, describe_hosts, find_idle, is_load_due
 from rerail.detection.onsets import OF_THE_LOSS, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.detection.throughput_drop import ThroughputDrop
@@ -36,9 +36,9 @@ from rerail.model.metrics import (
     fetch,
     find_first_step,
     find_known_to,
+    find_newest_load,
     find_resolution,
     list_loads,
-    load,
     make_samples,
     with_agent_progress,
     with_next_attempt,
@@ -167,18 +167,7 @@ class Monitor:
             for memory in [known.get(monitored.run.id)]
         ]
         readings = [
-            MetricsReading(
-                memory.cursor,
-                monitored.names,
-                hosts=int(_is_load_needed(memory, monitored.policy, at)),
-                start_unknown=bool(monitored.names.step) and _is_start_unknown(monitored.run),
-            )
-            if monitored.names
-            else MetricsReading(
-                memory.cursor,
-                replace(NO_NAMES, period=monitored.policy.metrics.period),
-                hosts=monitored.run.current.instance_count,
-            )
+            _make_reading(memory, monitored, at)
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
             if monitored.is_training and monitored.heartbeat is None
@@ -196,6 +185,18 @@ class Monitor:
     def keep(self, evaluations: Sequence[Evaluation]) -> None:
         """Store the states, after the findings were sent."""
         self.memories.keep([evaluation.memory for evaluation in evaluations])
+
+
+def _make_reading(memory: RunDetection, monitored: MonitoredRun, at: datetime) -> MetricsReading:
+    """Return what is read of the run: its metrics, and the load of a host if that is needed; else the load of all."""
+    run, policy = monitored.run, monitored.policy
+    if monitored.names is None:
+        return MetricsReading(
+            memory.cursor, replace(NO_NAMES, period=policy.metrics.period), hosts=run.current.instance_count
+        )
+    start_unknown = bool(monitored.names.step) and _is_start_unknown(run)
+    hosts = int(_is_load_needed(memory, policy, at))
+    return MetricsReading(memory.cursor, monitored.names, hosts=hosts, start_unknown=start_unknown)
 
 
 def _is_start_unknown(run: Run) -> bool:
@@ -238,11 +239,11 @@ def evaluate_load(
     """Evaluate the load of the machines of a run that publishes nothing else."""
     period, run = find_resolution(monitored.policy.metrics.period), monitored.run
     loads = list_loads(answers, memory.cursor.job, hosts=run.current.instance_count, period=period)
-    limits = monitored.policy.detection
-    idle = find_idle(loads, monitored.saved_at, at=at, period=period, detection=limits)
-    if idle:
+    hosts = describe_hosts(loads, at=at, period=period)
+    if idle := find_idle(hosts, monitored.saved_at, at=at, detection=monitored.policy.detection):
         return Evaluation(memory, (idle,))
-    if not is_computing(loads, at=at, period=period):
+    # Without values nothing is known, so that an open page stays open.
+    if not hosts or any(host.idle_since for host in hosts.values()):
         return Evaluation(memory, ())
     # A page about an agent that fell silent is not over because the machines are busy.
     kinds = (Kind.STALL,) if run.current.agent else (Kind.STALL, Kind.BLIND)
@@ -395,7 +396,7 @@ def _is_load_needed(memory: RunDetection, policy: Policy, at: datetime) -> bool:
 
 
 def _is_idle(answers: Mapping[MetricQuery, Points], job: str) -> bool | None:
-    busy = [percent for percent in load(answers, job) if percent is not None]
+    busy = [percent for percent in find_newest_load(answers, job) if percent is not None]
     return max(busy) < IDLE_BELOW if busy else None
 
 

@@ -273,7 +273,7 @@ def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -
                 *([_make_first_query(reading.cursor.job, reading.names)] if reading.start_unknown else ()),
             )
         ]
-        answers |= series.read(asked, min(start for start, _ in group), _floor(now - period, period), period)
+        answers |= series.read(asked, min(start for start, _ in group), _find_last_end(period, now), period)
     return answers
 
 
@@ -290,17 +290,19 @@ def find_first_step(series: Mapping[MetricQuery, Points], job: str, names: Metri
 def find_known_to(names: MetricNames, *, now: datetime) -> datetime:
     """Return until when missing values count as missing: those of a long period cannot be read before it is over."""
     period = find_resolution(names.period)
-    return min(now, _floor(now - period, period) + OLDEST_READ)
+    return min(now, _find_last_end(period, now) + OLDEST_READ)
+
+
+def _find_last_end(period: timedelta, now: datetime) -> datetime:
+    """Return the end of the last complete period: one counts as complete a period after its end, as values are late."""
+    return _floor(now - period, period)
 
 
 def find_window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:
-    """Return the time range to read: from the end of the last reading to the last complete period.
-
-    A period counts as complete one period after its end, because values arrive late.
-    """
+    """Return the time range to read: from the end of the last reading to the last complete period."""
     oldest = _floor(now - LOOK_BACK, period)
     start = oldest if cursor.read_to is None else max(oldest, _floor(cursor.read_to, period))
-    return start, _floor(now - period, period)
+    return start, _find_last_end(period, now)
 
 
 def make_samples(
@@ -400,15 +402,8 @@ def _step_time(
     return (end - cursor.seen_at).total_seconds() / (step - cursor.seen_step)
 
 
-class Load(NamedTuple):
-    """The utilization of a host, in percent of one device; None: unknown."""
-
-    gpu: float | None
-    cpu: float | None
-
-
 class HostLoad(NamedTuple):
-    """The utilization of a host in the period that ended then."""
+    """The utilization of a host in the period that ended then, in percent of one device; None: unknown."""
 
     at: datetime
     gpu: float | None
@@ -426,14 +421,13 @@ def list_loads(
     return loads
 
 
-def load(series: Mapping[MetricQuery, Points], job: str) -> Load:
-    """Return the first host's newest load.
+def find_newest_load(series: Mapping[MetricQuery, Points], job: str) -> tuple[float | None, ...]:
+    """Return the newest utilization of the first host's GPUs and CPUs, in percent of one device; None: unknown.
 
     An idle host confirms a hang, but busy GPUs do not exclude one, since waiting spins.
     """
     last = [series.get(query) for query in _make_host_queries(job, *name_hosts(1))]
-    gpu, cpu = (max(points)[1] if points else None for points in last)
-    return Load(gpu, cpu)
+    return tuple(max(points)[1] if points else None for points in last)
 
 
 @lru_cache(maxsize=64)

@@ -6,8 +6,8 @@ returns a hundred changed jobs; the others are as they were recorded last.
 
 from collections.abc import Mapping
 from datetime import datetime
-from zlib import crc32
 
+from rerail.model.partitions import is_turn
 from rerail.model.run import Job, JobStatus, Run, RunState
 from rerail.sweep.shards import hash_name
 
@@ -29,7 +29,7 @@ def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) 
         and run.current.status is JobStatus.IN_PROGRESS
         and run.defined_metrics is not None
         and not has_changed(run, changed)
-        and not is_describe_due(run.id, at, every=choose_describe_period(fleet))
+        and not is_turn(run.id, at, every=choose_describe_period(fleet))
     )
 
 
@@ -42,11 +42,6 @@ def has_changed(run: Run, changed: Mapping[int, int]) -> bool:
 def choose_describe_period(fleet: int) -> int:
     """Return in how many minutes each job of the fleet is described once, at most 300 jobs a minute."""
     return OWN_MINUTE * max(1, -(-fleet // (OWN_MINUTE * EACH_MINUTE)))
-
-
-def is_describe_due(run_id: str, at: datetime, *, every: int) -> bool:
-    """Return whether the run's job is due this minute; runs are spread evenly over the period."""
-    return (int(at.timestamp() / 60) + crc32(run_id.encode())) % every == 0
 
 
 def make_unchanged_job(run: Run) -> Job:

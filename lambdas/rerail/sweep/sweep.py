@@ -23,7 +23,7 @@ from rerail.model.checkpoint_layouts import list_save_times
 from rerail.model.codec import to_plain
 from rerail.model.errors import BoundsExceeded, RerailError
 from rerail.model.metrics import select_names
-from rerail.model.partitions import PARTITIONS
+from rerail.model.partitions import PARTITIONS, is_turn
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
@@ -40,14 +40,7 @@ from rerail.ports import (
     policy_of,
 )
 from rerail.supervisor.observe import may_have_lost_job, observe, observe_policy
-from rerail.sweep.describe_schedule import (
-    EACH_MINUTE,
-    OWN_MINUTE,
-    has_changed,
-    is_describe_due,
-    is_known,
-    make_unchanged_job,
-)
+from rerail.sweep.describe_schedule import EACH_MINUTE, OWN_MINUTE, has_changed, is_known, make_unchanged_job
 from rerail.sweep.fleet_metrics import Fleet, make_fleet, sum_fleets
 from rerail.sweep.fleet_metrics import list_metrics as of_the_fleet
 from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
@@ -453,7 +446,7 @@ class Sweep:
         """Return when checkpoints were saved; if they were not listed, list them every few minutes."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
             return ListedSaves(list_save_times(seen.checkpoints or ()))
-        if not is_describe_due(run.id, at, every=OWN_MINUTE):
+        if not is_turn(run.id, at, every=OWN_MINUTE):
             return ListedSaves(())
         return self.checkpoints.list_saves(run.checkpoint_uri)
 
