@@ -15,6 +15,7 @@ SMALLEST = {
     "agent": "--steps 1 --agreements 1 --commands 1 --poll 0.01",
     "bubbles": "--cases 1",
     "cost": "",
+    "culprits": "",
     "detection": f"--corpus {CORPUS}",
     "goodput": "--days 0.1 --seeds 1 --no-sweeps",
     "idle": "--hours 4",
