@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bench.evidence import Evidence, Sheet, finish
 from rerail.diagnosis.classify import diagnose
+from rerail.model.diagnosis import Diagnosis
 
 CORPUS = Path(__file__).parent / "corpus" / "culprits.jsonl"
 SPLITS = ("tune", "apart")
@@ -33,8 +34,13 @@ def judge(culprit: int | None, named: int | None) -> str:
 
 def count_verdicts(cases: list[dict[str, Any]], split: str) -> dict[str, int]:
     """Return the number of the split's texts by verdict."""
-    verdicts = [judge(case["culprit"], diagnose(case["text"]).rank) for case in cases if case["split"] == split]
+    verdicts = [judge(case["culprit"], _diagnose(case).rank) for case in cases if case["split"] == split]
     return {verdict: verdicts.count(verdict) for verdict in (RIGHT, UNKNOWN, NONE, WRONG)}
+
+
+def _diagnose(case: dict[str, Any]) -> Diagnosis:
+    """Diagnose it as a job whose number of hosts is known where the thread says that there is one."""
+    return diagnose(case["text"], hosts=case.get("hosts", 0))
 
 
 def measure(
@@ -51,7 +57,7 @@ def measure(
     sheet = Sheet("The rank that failed first", columns, tuple(rows))
     notes = []
     for case in cases if misses else ():
-        found = diagnose(case["text"])
+        found = _diagnose(case)
         if case["split"] == "tune" and found.rank != case["culprit"]:
             notes.append(f"{case['id']}: {case['culprit']} named {found.rank} by {found.rule}: {case['note']}")
     evidence = Evidence("The rank that failed first is named", (sheet,), notes=tuple(notes))

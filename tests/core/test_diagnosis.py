@@ -21,6 +21,14 @@ ROOT = Path(__file__).parents[2]
 CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
 
 
+STALL = (
+    "[1,0]<stderr>:W: submitted by subset of ranks and are waiting for remainder of ranks\n[1,0]<stderr>:Stalled ops:w"
+)
+TABLE = (
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_10:00:{}\n  rank      : {}\n  exitcode : -9\n"
+)
+
+
 def _rows(path: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
 
@@ -133,11 +141,24 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
         ('KeyError when resuming\n[rank4]: Traceback\n[rank4]:   File "a.py", line 7, in fit', 4),
         ("RuntimeError: Rank 2, node a, device 2: found NaN in local grad norm", 2),
         ("AlgorithmError: KeyError: 'labels'", None),
+        *(
+            (f"Rank{ranks} failed to pass monitoredBarrier in 9 ms", rank)
+            for ranks, rank in ((" 2", 2), ("s 2, 3", None))
+        ),
+        *((f"{STALL} [missing ranks: {ranks}]", rank) for ranks, rank in (("3", 3), ("0, 3", None))),
+        ("[rank2]: DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0]", None),
+        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 1.", 2),
+        *((f"{TABLE.format(59, 0)}{TABLE.format(second, 4)}", rank) for second, rank in ((58, 4), (60, 0))),
     ],
 )
 def test_the_first_rank_that_failed_is_named(text: str, rank: int | None) -> None:
     """None of a wave of ranks that wait for each other, and no number within one machine."""
     assert diagnose(text).rank == rank
+
+
+@pytest.mark.parametrize(("hosts", "rank"), [(1, 3), (2, None), (0, None)])
+def test_the_number_on_a_host_is_the_rank_where_there_is_one(hosts: int, rank: int | None) -> None:
+    assert diagnose("api:failed (exitcode: -9) local_rank: 3 (pid: 12) of binary: python", hosts=hosts).rank == rank
 
 
 @pytest.mark.parametrize(

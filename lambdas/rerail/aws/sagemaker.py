@@ -150,7 +150,8 @@ def read_job(description: Mapping[str, Any]) -> Job:
     if reason:
         # Removing the secrets first would hide words of the error that a secret happens to equal.
         secrets = find_secrets(description)
-        diagnosis = diagnose(reason, secondary_status=description.get("SecondaryStatus", ""))
+        secondary, hosts = description.get("SecondaryStatus", ""), read_cluster(description).count
+        diagnosis = diagnose(reason, secondary_status=secondary, hosts=hosts)
         reason, diagnosis = redact_secrets(reason, secrets), with_redaction(diagnosis, secrets)
     return Job(
         name=description["TrainingJobName"],

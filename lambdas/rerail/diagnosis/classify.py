@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rerail.diagnosis.failure_lines import (
+    LOCAL_RANK,
     WAVE,
     FailureLines,
     find_failure_lines,
@@ -147,11 +148,12 @@ _VOLATILE_PATTERNS: tuple[tuple[LazyPattern, str], ...] = (
 
 
 def diagnose(
-    text: str, *, logs: Sequence[str] = (), exit_code: int | None = None, secondary_status: str | None = None
+    text: str, *, logs: Sequence[str] = (), exit_code: int | None = None, secondary_status: str = "", hosts: int = 0
 ) -> Diagnosis:
     """Return the diagnosis of a failed job; never raises, whatever the text.
 
     `logs` are the ends of its hosts' logs. `exit_code` has priority over a number found in the text.
+    `hosts` is their number, 0 where it is not known.
     """
     if secondary_status in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         rule = "max-runtime" if secondary_status == "MaxRuntimeExceeded" else "max-wait"
@@ -160,10 +162,14 @@ def diagnose(
     report = _find_report(text)
     if report is not None:
         return _diagnose_report(text, report, exit_code)
-    return _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
+    found = _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
+    if hosts == 1 and found.rank is None and found.cause is not Cause.HANG and found.rule not in CASCADES:
+        local = LOCAL_RANK.search("\n".join((text, *logs)))
+        return replace(found, rank=int(local[1])) if local else found
+    return found
 
 
-def needs_log(reason: str, *, secondary_status: str | None = None) -> bool:
+def needs_log(reason: str, *, secondary_status: str = "") -> bool:
     """Return whether a FailureReason names no error, or is cut off before it."""
     if secondary_status in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded") or _find_report(reason) is not None:
         return False
@@ -210,7 +216,8 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
     if last := wrapper or _first_match(LOOSE, _clean(line for line in read if not is_wrapper(line))):
         return _make_match(last, texts, exit_code)
-    return _make_diagnosis(Cause.UNKNOWN, "no-rule" if all_lines else "empty", " ".join(all_lines), None, exit_code)
+    rule, rank = "no-rule" if all_lines else "empty", find_rank(texts, "")
+    return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)
 
 
 def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> Diagnosis:

@@ -5,7 +5,7 @@ of memory", `NCCL_TIMEOUT=1800`, `handle_nan(loss)`. In a traceback only the exc
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rerail.model.lazy_pattern import LazyPattern
@@ -147,11 +147,30 @@ _RANK = LazyPattern(
     r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
     re.IGNORECASE,
 )
+# What names the first rank that failed, whoever prints it: torchrun's table with its time, and the words of others.
+_ROOT_CAUSE = LazyPattern(
+    r"(?s)Root Cause \(first observed failure\):(?:.{0,99}?\btime {1,8}: (\S{8,40}))?.{0,600}?\brank {1,8}: (\d{1,6})\b"
+)
 _LAUNCHER_RANK = LazyPattern(
-    r"Root Cause \(first observed failure\):.{0,600}?\brank {1,8}: (\d{1,6})\b|\bprocess rank (\d{1,6}) with PID"
-    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|waiting for send/recv from rank (\d{1,6})\b"
-    r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal",
-    re.IGNORECASE | re.DOTALL,
+    r"\bprocess rank (\d{1,6}) with PID|waiting for send/recv from rank (\d{1,6})\b"
+    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
+    r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal"
+    r"|\bProcess name: (?:\[\[\d+,\d+\],(\d{1,6})\]|\[\S{1,80}@\d+,(\d{1,6})\]|(\d{1,6})\s*$)"
+    r"|\[rank: (\d{1,6})\] Child process with PID|\btrainer process with rank=\[(\d{1,6})\] was aborted",
+    re.IGNORECASE | re.MULTILINE,
+)
+# torchrun's number on its host of the process that failed first: the rank, where there is one host.
+LOCAL_RANK = LazyPattern(r"\bfailed \(exitcode: -?\d{1,3}\).{0,300}?\blocal_rank: (\d{1,4})\b")
+# The ranks that the others wait for: Horovod's tensors and stalled ranks, Gloo's barrier.
+_MISSING = LazyPattern(
+    r"\[missing ranks: ([\d, ]{1,400})\]|\bRanks? ([\d, ]{1,400}) failed to pass monitoredBarrier"
+    r"|^(?:\[1,\d{1,6}\]<std(?:out|err)>:)?(\d{1,6}): \[(?=[^\]\s]{0,200}(?:orovod|llreduce|llgather|roadcast))",
+    re.MULTILINE,
+)
+# The lines of a rank that waits for another one or has lost it.
+_LOST = LazyPattern(
+    r"\bsetting up NCCL communicator|\bapplication crash on rank|remote process exited|[\"']should dump[\"'] flag"
+    r"|\b(?:recvValue|sendBytes) failed|submitted to be reduced"
 )
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
 
@@ -234,26 +253,37 @@ def is_exception(line: str) -> bool:
     return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
 
 
-def find_rank(texts: Iterable[str], root: str, *, is_wave: bool = False) -> int | None:
+def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int | None:
     """Return the first rank that printed the root error, or else the one that the launcher names.
 
-    In a wave, where ranks wait for each other, the only one that printed it.
+    In a wave, where ranks wait for each other, the only one that is missing or, where none is, that printed it.
     """
-    key, ranks, framed = _make_key(root)[:30], [], set()
+    key, ranks, framed, is_lost = _make_key(root)[:30], [], set(), False
     for text in texts:
         spawned = ""
         for line in re.split(r"[\r\n]+", text):
-            spawned = match[1] if (match := _SPAWNED.search(line)) else spawned
-            found = _RANK.search(line)
-            framed |= {"".join(filter(None, found.groups()))} if found and '", line ' in line else set()
-            if (key and key in _make_key(line)) or (is_wave and WAVE.search(line)):
-                ranks += [int("".join(filter(None, found.groups())) if found else spawned)] if found or spawned else []
+            spawned = _join(_SPAWNED.search(line)) or spawned
+            rank = _join(_RANK.search(line))
+            framed |= {rank} if rank and '", line ' in line else set()
+            if _LOST.search(line):
+                is_lost = True
+            elif (rank or spawned) and ((key and key in _make_key(line)) or (is_wave and WAVE.search(line))):
+                ranks.append(int(rank or spawned))
+    joined = "\n".join(texts)
+    lists = " ".join(map(_join, _MISSING.finditer(joined))) if is_wave else ""
+    if missing := set(re.findall(r"\d+", lists)):
+        return int(missing.pop()) if len(missing) == 1 else None
     if ranks:
         return None if is_wave and len(set(ranks)) > 1 else ranks[0]
-    named = next((match for text in texts if (match := _LAUNCHER_RANK.search(text))), None)
-    # Or else the only rank that printed a traceback, whose end is missing.
-    only = {"".join(filter(None, named.groups()))} if named else set() if is_wave else framed
-    return int(only.pop()) if len(only) == 1 else None
+    # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
+    tables = _ROOT_CAUSE.findall(joined)
+    named = min(tables)[1] if tables else _join(_LAUNCHER_RANK.search(joined))
+    named = named or ("" if is_wave or is_lost or len(framed) != 1 else framed.pop())
+    return int(named) if named else None
+
+
+def _join(match: "re.Match[str] | None") -> str:
+    return "".join(filter(None, match.groups())) if match else ""
 
 
 def find_final_error(log: str) -> str:

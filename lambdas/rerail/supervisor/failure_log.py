@@ -7,6 +7,7 @@ from typing import Any
 from rerail.diagnosis.classify import diagnose, needs_log, with_redaction
 from rerail.diagnosis.failure_lines import find_final_error
 from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.machines import read_cluster
 from rerail.model.redaction import find_secrets, redact_secrets
 from rerail.model.run import Job, JobStatus
 from rerail.ports import FailureLogs
@@ -30,7 +31,8 @@ def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -
         problem = "" if any(ends) else "the job has no log"
     except (StateUnknown, Throttled) as error:
         ends, problem = (), redact_secrets(str(error)[:MAX_PROBLEM_CHARS], secrets)
-    diagnosis = with_redaction(diagnose(reason, logs=ends, secondary_status=secondary), secrets)
+    found = diagnose(reason, logs=ends, secondary_status=secondary, hosts=read_cluster(description).count)
+    diagnosis = with_redaction(found, secrets)
     limitation = f"no log could be read: {problem}" if problem else ""
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation))
 
