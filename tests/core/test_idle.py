@@ -1,7 +1,8 @@
 """Jobs that publish nothing of their own: SageMaker's load of their machines tells whether they compute."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import StateUnknown
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.metrics import Cursor, HostLoad, MetricQuery, Statistic
+from rerail.model.metrics import Cursor, HostLoad, MetricQuery, Points, Statistic
 from rerail.model.policy import Policy
 from rerail.model.run import OpenPage
 from rerail.model.thresholds import Thresholds
@@ -103,8 +104,7 @@ def test_a_page_about_metrics_is_over_only_if_there_are_none(world, has_agent, i
     page = Notify(Severity.PAGE, "gpt: blind", "why", "gpt/blind", until=ClearedBy.RECOVERED, about=Kind.BLIND)
     attempts = (replace(world.run().current, agent=has_agent),)
     run = replace(world.run(), pages=(OpenPage(page, 1, MIDNIGHT),), attempts=attempts)
-    values = [(MIDNIGHT + minute * MINUTE, 900.0) for minute in range(60)]
-    busy = {MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"): values}
+    busy = make_answers(HOUR_OF_LOAD)
     monitored, memory = MonitoredRun(run, Policy(), None, is_training=True), RunDetection("gpt", Cursor("gpt"))
     found = evaluate_load(memory, monitored, busy, at=MIDNIGHT + 61 * MINUTE).findings
     assert [finding.kind for finding in found] == is_over
@@ -121,6 +121,43 @@ def test_a_folder_that_cannot_be_listed_stops_nothing_and_is_no_failure_of_the_s
     compute(world, 90, HUNG)
     assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
     assert world.round().run().unknown == ()
+
+
+def make_answers(
+    cpu: Sequence[tuple[datetime, float]], gpu: Sequence[tuple[datetime, float]] | None = ()
+) -> dict[MetricQuery, Points]:
+    """Return the answers of CloudWatch for one machine; None: not answered."""
+    answers = {"CPUUtilization": cpu, "GPUUtilization": gpu}
+    named = {MetricQuery("gpt", name, Statistic.AVERAGE, "algo-1"): points for name, points in answers.items()}
+    return {query: points for query, points in named.items() if points is not None}
+
+
+HOUR_OF_LOAD = [(MIDNIGHT + minute * MINUTE, 900.0) for minute in range(60)]
+HOUR_OF_WAITING = [(MIDNIGHT + minute * MINUTE, 40.0) for minute in range(60, 120)]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu"),
+    [
+        ([*HOUR_OF_LOAD, *HOUR_OF_WAITING], None),
+        ([*HOUR_OF_LOAD, *HOUR_OF_WAITING], HOUR_OF_LOAD),
+        ([*HOUR_OF_LOAD, HOUR_OF_WAITING[0], HOUR_OF_WAITING[-1]], ()),
+        ([*HOUR_OF_LOAD[:20], HOUR_OF_WAITING[40]], ()),
+    ],
+    ids=["a series that was not answered", "a series that ends", "a gap between two short pauses", "an old value"],
+)
+def test_missing_load_is_no_idle_machine(world, cpu, gpu):
+    monitored = MonitoredRun(world.run(), Policy(), None, is_training=True, saved_at=(MIDNIGHT + MINUTE,))
+    memory = RunDetection("gpt", Cursor("gpt"))
+    assert evaluate_load(memory, monitored, make_answers(cpu, gpu), at=MIDNIGHT + 121 * MINUTE).findings == ()
+
+
+def test_a_checkpoint_from_before_the_job_lets_nothing_be_stopped(world):
+    """Others may have saved it: the job itself saves none, so none is overdue."""
+    monitored = MonitoredRun(world.run(), Policy(), None, is_training=True, saved_at=(MIDNIGHT - MINUTE,))
+    answers, memory = make_answers([*HOUR_OF_LOAD, *HOUR_OF_WAITING]), RunDetection("gpt", Cursor("gpt"))
+    found = evaluate_load(memory, monitored, answers, at=MIDNIGHT + 121 * MINUTE).findings
+    assert [finding.level for finding in found] == [Level.WARN]
 
 
 def make_loads(levels: list[float], *, host: str = "algo-1") -> dict[str, tuple[HostLoad, ...]]:

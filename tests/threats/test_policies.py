@@ -1,15 +1,16 @@
 """Missing or unreadable configuration never increases what Rerail may do."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
 
 import pytest
 
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.errors import PolicyError, StateUnknown
-from rerail.model.policy import Mode
+from rerail.model.policy import Mode, parse_policy
 from rerail.model.run import RunState
-from tests.fakes import DEFAULT, World
+from tests.fakes import DEFAULT, Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
@@ -152,3 +153,21 @@ def test_a_job_is_adopted_though_the_default_is_missing_too():
     world.sagemaker.submit("gpt")
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().observe_only
+
+
+SECTIONS = {f.name: value for f in fields(DEFAULT) if is_dataclass(value := getattr(DEFAULT, f.name))}
+DURATIONS = [(name, f.name) for name, section in SECTIONS.items() for f in fields(section) if f.type is timedelta]
+
+
+@pytest.mark.threat("T26")
+@pytest.mark.parametrize(("section", "name"), DURATIONS)
+def test_a_duration_of_zero_fails_no_sweep(section, name):
+    world = World()
+    world.policies.by_name["default"] = parse_policy(f'[{section}]\n{name} = "0s"\n', name="default")
+    world.sagemaker.defined_metrics = ()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    Agent(world).hello()
+    world.minutes(6)
+    report = world.round().run()
+    assert (report.broken, report.unread) == ({}, "")

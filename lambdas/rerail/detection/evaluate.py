@@ -240,7 +240,9 @@ def evaluate_load(
     period, run = find_resolution(monitored.policy.metrics.period), monitored.run
     loads = list_loads(answers, memory.cursor.job, hosts=run.current.instance_count, period=period)
     hosts = describe_hosts(loads, at=at, period=period)
-    if idle := find_idle(hosts, monitored.saved_at, at=at, detection=monitored.policy.detection):
+    began = run.attempts[0].created_at
+    own_saves = [saved for saved in monitored.saved_at if began is None or saved >= began]
+    if idle := find_idle(hosts, own_saves, at=at, detection=monitored.policy.detection):
         return Evaluation(memory, (idle,))
     # Without values nothing is known, so that an open page stays open.
     if not hosts or any(host.idle_since for host in hosts.values()):

@@ -5,11 +5,12 @@ It needs nothing in the job: no agent and no metrics. What is usual comes from t
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from statistics import median
+from itertools import pairwise
+from statistics import median, median_low
 from typing import NamedTuple
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.metrics import HostLoad
+from rerail.model.metrics import HostLoad, find_resolution
 from rerail.model.partitions import is_turn
 from rerail.model.thresholds import Thresholds
 
@@ -23,7 +24,7 @@ ENOUGH = 20
 SHORTEST_STALLS, LONGEST_PAUSES = 2, 1.5
 # It is stopped after this many times that: a pause also delays the next checkpoint, which is the other reason to stop.
 STOPPED_AFTER = 3
-# Load is read once in so many periods, and older values prove nothing about now.
+# Load is read once in so many periods. Older values prove nothing about now, and nothing is known of longer gaps.
 READ_EVERY = 5
 
 
@@ -38,14 +39,14 @@ class HostHistory(NamedTuple):
 
 def is_load_due(run_id: str, at: datetime, period: timedelta) -> bool:
     """Return whether the load of the run's machines is read now; runs are spread evenly over the periods."""
-    return is_turn(run_id, at, every=READ_EVERY, period=period)
+    return is_turn(run_id, at, every=READ_EVERY, period=find_resolution(period))
 
 
 def describe_hosts(
     loads: Mapping[str, Sequence[HostLoad]], *, at: datetime, period: timedelta
 ) -> dict[str, HostHistory]:
     """Return what is known of each machine from its values, oldest first; nothing unless it is known of all."""
-    hosts = {name: _describe(values, period) for name, values in loads.items() if _is_current(values, at, period)}
+    hosts = {name: _describe(values, at, period) for name, values in loads.items()}
     known = {name: host for name, host in hosts.items() if host is not None}
     return known if len(known) == len(loads) else {}
 
@@ -81,20 +82,22 @@ def find_idle(
     return Finding(Kind.STALL, level, None, None, text, at, since)
 
 
-def _is_current(values: Sequence[HostLoad], at: datetime, period: timedelta) -> bool:
-    """Return whether the newest value is as new as it can be; with a short period there is not one in each."""
+def _describe(values: Sequence[HostLoad], at: datetime, period: timedelta) -> HostHistory | None:
+    """Return what is known of a machine, or None before its usual load is, or if its newest value is too old.
+
+    With a short period there is not a value in each. A machine is idle only since the newest gap.
+    """
     if len(values) < ENOUGH:
-        return False
-    usual = (values[-1].at - values[0].at) / (len(values) - 1)
-    return at - values[-1].at <= READ_EVERY * max(period, usual)
-
-
-def _describe(values: Sequence[HostLoad], period: timedelta) -> HostHistory | None:
-    """Return what is known of a machine, or None before its usual load is."""
+        return None
+    longest_gap = READ_EVERY * max(period, median_low(later.at - earlier.at for earlier, later in pairwise(values)))
+    if at - values[-1].at > longest_gap:
+        return None
     gpu = _find_usual([value.gpu for value in values])
     cpu = _find_usual([value.cpu for value in values])
     idle_since, longest, busy = None, timedelta(), 0
-    for value in values:
+    for before, value in pairwise((values[0], *values)):
+        if value.at - before.at > longest_gap:
+            idle_since = None
         if _is_idle(value, gpu=gpu, cpu=cpu):
             idle_since = idle_since or value.at - period
             continue

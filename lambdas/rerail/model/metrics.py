@@ -413,11 +413,16 @@ class HostLoad(NamedTuple):
 def list_loads(
     series: Mapping[MetricQuery, Points], job: str, *, hosts: int, period: timedelta
 ) -> dict[str, tuple[HostLoad, ...]]:
-    """Return what was read of the load of each of the job's hosts, oldest first."""
+    """Return what was read of the load of each of the job's hosts, oldest first.
+
+    Of a host that publishes both, only times with both tell its load; of one that was not fully read, nothing is known.
+    """
     loads = {}
     for host in name_hosts(hosts):
-        gpu, cpu = (dict(series.get(query, ())) for query in _make_host_queries(job, host))
-        loads[host] = tuple(HostLoad(at + period, gpu.get(at), cpu.get(at)) for at in sorted(gpu | cpu))
+        read = [series.get(query) for query in _make_host_queries(job, host)]
+        gpu, cpu = (dict(points or ()) for points in read)
+        known = set() if None in read else gpu.keys() & cpu.keys() if gpu and cpu else gpu.keys() | cpu.keys()
+        loads[host] = tuple(HostLoad(at + period, gpu.get(at), cpu.get(at)) for at in sorted(known))
     return loads
 
 
