@@ -319,9 +319,27 @@ def test_a_checkpoint_names_few_missing_files():
 
 @pytest.mark.threat("T26")
 def test_keys_as_strange_as_s3_takes_them_are_read(s3):
-    """Newlines, dots, empty parts, escapes and times ahead: nothing is raised, and nothing else is found."""
+    """Newlines, dots, empty parts, escapes, longer than a file system allows: nothing else is found or raised."""
     strange = ("checkpoint-5\n/a", "checkpoint-5/../../b", "//checkpoint-6//c", "checkpoint-%37/d", "step=7\n.ckpt")
+    put(s3, f"{'it1.' * 61}step=8.ckpt.pt", f"{'a/' * 50}checkpoint-9/e")
     put(s3, *strange, *(f"checkpoint-{'9' * 30}/{name}" for name in NAMES))
     found = S3Checkpoints().list_checkpoints("s3://shared/run")
     assert {checkpoint.step for checkpoint in found} == {5, 6}
     assert BUCKET not in {checkpoint.uri for checkpoint in found}
+
+
+@pytest.mark.threat("T26")
+def test_hashed_names_of_more_hosts_are_compared_by_size():
+    """Digits of a hash count nothing: a file of them is no reason to raise, nor one to call a save complete."""
+    stored = [
+        StoredObject(f"checkpoint_{step}/{name}", size, MIDNIGHT)
+        for step, hosts, size in ((1000, 2, 90), (2000, 2, 90), (3000, 4, 20))
+        for host in range(hosts)
+        for name in (
+            "_METADATA",
+            f"process_{host}/manifest.ocdbt",
+            f"process_{host}/d/{step + host:x}".ljust(40, "7a"[host % 2]),
+        )
+    ]
+    found = {checkpoint.step: checkpoint.missing for checkpoint in find_checkpoints(stored)}
+    assert found == {1000: (), 2000: (), 3000: ("process_#/d/* (4 of 2)",)}

@@ -263,6 +263,8 @@ _BESIDE = re.compile(
 _MAX_SINGLE_FILES = 20
 # At most so many kinds of missing files are named.
 _MAX_MISSING = 20
+# Of file systems: a longer name or a deeper folder comes from no job, and reading it would take long.
+_MAX_NAME, _MAX_DEPTH = 255, 50
 # Numbers of steps are multiples of at least this, unlike the ids of jobs.
 _MIN_ROUND = 10
 # Numbers of steps are so many times larger than the number of checkpoints.
@@ -553,7 +555,7 @@ class _Located(NamedTuple):
 def _read_name(name: str, *, is_folder: bool = False) -> tuple[tuple[KnownLayout, ...], int] | None:
     """Return the rows whose pattern the name has, and its number."""
     names, rows = _FOLDERS if is_folder else _FILES
-    match = names.fullmatch(name)
+    match = names.fullmatch(name) if len(name) <= _MAX_NAME else None
     return (rows[match.lastindex - 1], int(match[match.lastindex])) if match and match.lastindex else None
 
 
@@ -561,7 +563,7 @@ def _locate_folder(path: str) -> _Located | None:
     """Return the outermost checkpoint folder in a path whose name tells most."""
     best: _Located | None = None
     end = 0
-    for part in path.split("/"):
+    for part in path.split("/", _MAX_DEPTH)[:_MAX_DEPTH]:
         end += len(part) + 1
         if _DIGIT.search(part) and (read := _read_name(part, is_folder=True)):
             found = _Located(read[0], f"{path}/"[:end], read[1], _rank(read[0]))
@@ -762,7 +764,8 @@ class _Siblings:
         named = 0
         for kind in sorted(doubtful):
             number = mine.get(kind, (0, 0))[0]
-            if number and resized and not _BINARY.fullmatch(kind) and _is_contiguous(checkpoint, kind):
+            is_numbered = "*" not in kind and not _BINARY.fullmatch(kind)
+            if number and resized and is_numbered and _is_contiguous(checkpoint, kind):
                 continue  # a small file of each rank, while the shards are of another number of ranks
             if named == _MAX_MISSING:
                 yield "and more"
