@@ -93,6 +93,18 @@ def test_a_job_that_completed_with_an_error_at_its_end_is_reported(ends: tuple[s
     assert (error in notice.body, "with an error" in notice.title) == (True, bool(error))
 
 
+def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:
+    """The notice quotes the beginning of the error; without the host behind it, a password looks like any word."""
+    world = World().with_saves()
+    traceback = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: '
+    login = ":".join(("ada", "hunter2hunter2"))
+    world.logs.ends["gpt"] = (f"{traceback}{'x' * 158} postgres://{login}@{'h' * 40}/db",)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    assert "xxx" in world.bus.notices[-1].body
+    assert "hunter2" not in world.bus.notices[-1].body
+
+
 def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
     world = World().with_saves()
     world.logs.error = StateUnknown("get_log_events: AccessDenied")

@@ -30,7 +30,7 @@ def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -
         ends = logs.read_ends(job.name)
         problem = "" if any(ends) else "the job has no log"
     except (StateUnknown, Throttled) as error:
-        ends, problem = (), redact_secrets(str(error)[:MAX_PROBLEM_CHARS], secrets)
+        ends, problem = (), redact_secrets(str(error), secrets)[:MAX_PROBLEM_CHARS]
     found = diagnose(reason, logs=ends, secondary_status=secondary, hosts=read_cluster(description).count)
     diagnosis = with_redaction(found, secrets)
     limitation = f"no log could be read: {problem}" if problem else ""
@@ -43,4 +43,4 @@ def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLo
     except (StateUnknown, Throttled):
         return ""  # the job is complete, whatever its log says
     error = next(filter(None, map(find_final_error, ends)), "")
-    return redact_secrets(error[:MAX_PROBLEM_CHARS], find_secrets(description))
+    return redact_secrets(error, find_secrets(description))[:MAX_PROBLEM_CHARS]  # a part may not look like a secret
