@@ -119,7 +119,7 @@ def _read_thresholds(text: str, log: Log) -> Thresholds:
     """Return the thresholds with the fields that a JSON object sets; one bad field, and none is set."""
     try:
         return _read_object(Thresholds(), text, '{"patience_rows": 40}')
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         log(f"RERAIL_DETECTION: {error}; taking the defaults")
         return Thresholds()
 
@@ -132,7 +132,7 @@ def _read_interval(text: str, log: Log) -> SaveInterval:
         interval = _read_object(SaveInterval(), text, '{"longest": 1800}, or off')
         if not 0 < interval.most_share <= 1:
             raise ValueError(f"field 'most_share' is {interval.most_share}; it must be above 0, at most 1")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         log(f"RERAIL_SAVE_INTERVAL: {error}; only the script saves periodically now")
         return SaveInterval(automatic=False)
     return interval

@@ -112,7 +112,9 @@ class Patterns:
 
     def leave_out(self, name: str, *, is_folder: bool) -> bool:
         """Return whether the file or folder of this relative path is left out."""
-        return any(_leaves_out(rules, name, is_folder=is_folder) for rules in self._lists)
+        own, always = self._lists
+        # Tools read the files of `always` in any case on some file systems.
+        return _leaves_out(own, name, is_folder=is_folder) or _leaves_out(always, name.lower(), is_folder=is_folder)
 
     def leave_out_below(self, path: Path) -> bool:
         """Return whether the file of this relative path, or a folder that it is in, is left out."""

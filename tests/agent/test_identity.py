@@ -98,6 +98,8 @@ def test_settings_have_defaults_and_can_be_overridden():
         ('{"patience_rows": true}', "field 'patience_rows'"),
         ('{"spike_gate": NaN}', "field 'spike_gate'"),
         ('{"planned": [20000]}', "field 'planned'"),
+        ('{"startup_limit": 1e300}', "too large to convert"),
+        (f'{{"spike_gate": 1{"0" * 400}}}', "too large to convert"),
     ],
 )
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):

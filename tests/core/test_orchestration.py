@@ -110,6 +110,15 @@ def test_a_wait_goes_on_over_a_relaunch_with_heartbeats_and_has_one_answer():
     assert not waiting.waits.kept and not waiting.commands
 
 
+def test_a_wait_whose_first_check_fails_is_not_kept():
+    """An execution that cannot be described, such as a name in place of its ARN, would fail each turn for ever."""
+    waiting = Waiting()
+    waiting.callers.broken.add("token")
+    with pytest.raises(RuntimeError):
+        waiting.orchestrator.begin(WAIT)
+    assert waiting.waits.kept == {}
+
+
 def test_waits_are_bounded():
     """Who can send messages can keep only so many waits, each of which is read each minute; one more fails at once."""
     waiting = Waiting()

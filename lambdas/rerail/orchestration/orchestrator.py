@@ -68,7 +68,11 @@ class Orchestrator:
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.TooManyWaits", cause))
             return
         self.waits.keep(wait)
-        self.check(wait)
+        try:
+            self.check(wait)
+        except Exception:
+            self.waits.forget(wait)  # nobody waits: the error fails the task, and a callback step's message comes again
+            raise
 
     def on_callback(self, received: CallbackReceived) -> None:
         """Begin the wait of a callback step, or stop the run whose pipeline was stopped.

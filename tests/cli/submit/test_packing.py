@@ -146,7 +146,7 @@ def test_usual_secrets_are_never_packed_whatever_a_project_takes_back(tmp_path):
         *("a.tfstate", "a.tfstate.backup", "prod.tfvars", "a.pem", "a.jks", ".aws/config", ".ssh/config", "x/.aws/a"),
         *(".kube/config", ".docker/config.json", "service-account-prod.json", "client_secret_1.json", ".pgpass"),
         *(".streamlit/secrets.toml", ".gnupg/a", ".huggingface/token", "kaggle.json", ".s3cfg", ".boto", "a.ppk"),
-        *("lib/.env", "lib/id_rsa", "lib/credentials"),
+        *("lib/.env", "lib/id_rsa", "lib/credentials", "B.PEM", "ID_RSA.old", "Credentials.JSON", ".Env.prod"),
     ]
     tree(tmp_path, *secrets, "train.py", "credentials.py", ".env.example", "keys.py")
     harmless = {"train.py", "credentials.py", ".env.example", "keys.py"}
