@@ -609,7 +609,7 @@ def _metric(name: str, statistic: str, at: datetime) -> float:
         return 0.0
     if statistic == "SampleCount":
         return 6.0
-    return 2.0 + 0.5 / (1 + _step(at) / 1e6) + 0.01 * (_step(at) // 60 % 7 / 7) - 0.01 * (statistic == "Minimum")
+    return 2.0 + 0.5 / (1 + _step(at) / 1e6) + 0.01 * (_step(at) // 60 % 7 / 7) + 0.01 * (statistic == "Maximum")
 
 
 if __name__ == "__main__":

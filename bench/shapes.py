@@ -44,6 +44,11 @@ def _count(said: Said, *kinds: Kind) -> int:
     return sum(finding.kind in kinds for _, finding in said)
 
 
+def _notices(said: Said) -> int:
+    """A notice is sent once for an onset, however often it is found."""
+    return len({(finding.kind, finding.onset_step) for _, finding in said})
+
+
 def _stops(said: Said) -> int:
     return sum(finding.level is Level.INTERVENE for _, finding in said)
 
@@ -180,7 +185,6 @@ def _constant_below_zero(rng: random.Random) -> Iterator[Sample]:
 
 
 def _spikes_found_once(said: Said) -> bool:
-    """A notice is sent once for an onset, however often it is found."""
     onsets = {finding.onset_step or 0 for _, finding in said if finding.kind is Kind.LOSS_SPIKE}
     return all(sum(start - 2 <= onset < start + 50 for onset in onsets) == 1 for start in range(120, 1000, 80))
 
@@ -202,7 +206,7 @@ SHAPES = (
     Shape("a short dip", _small_dip, lambda s: _stops_nothing(s) and len(s) <= 1, "silence"),
     Shape("a smooth small fall", _smooth_fall, _is_silent, "silence"),
     Shape("slow rows, twice as slow", _slow_rows, lambda s: any(row <= 156 for row, _ in s), "told within 3 hours"),
-    Shape("a swing and back", _swing, lambda s: 1 <= len(s) <= 2 and _stops_nothing(s), "told once"),
+    Shape("a swing and back", _swing, lambda s: 1 <= _notices(s) <= 2 and _stops_nothing(s), "a spike and a rise told"),
     Shape("constant below zero", _constant_below_zero, _is_silent, "silence"),
 )
 

@@ -13,18 +13,17 @@ from cli.place import client
 from rerail.model.sample import Sample
 
 NAMESPACE = LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-# CloudWatch's statistic for each metric; the loss has its smallest and largest value and its count as well.
+# CloudWatch's statistic for each metric; the loss has its largest value and its count as well.
 STATISTICS = {
     "step": "Maximum",
     "loss": "Average",
-    "loss_min": "Minimum",
     "loss_max": "Maximum",
     "count": "SampleCount",
     "grad_norm": "Average",
     "tokens_per_s": "Average",
     "nonfinite": "Maximum",
 }
-METRIC_OF = {"loss_min": "loss", "loss_max": "loss", "count": "loss"}
+METRIC_OF = {"loss_max": "loss", "count": "loss"}
 # CloudWatch keeps minutes for 15 days, five minutes for 63 days, hours for 455 days.
 KEPT = ((timedelta(days=15), 60), (timedelta(days=63), 300), (timedelta(days=455), 3600))
 # FilterLogEvents takes 100 streams by name.
@@ -94,7 +93,6 @@ def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
         tokens_per_s=average.tokens_per_s,
         nonfinite=average.nonfinite,
         count=count,
-        loss_min=values.get("loss_min"),
         loss_max=values.get("loss_max"),
     )
 

@@ -1,4 +1,4 @@
-"""A log as CloudWatch would keep it: one sample a minute, with the smallest, the mean and the largest of its points."""
+"""A log as CloudWatch would keep it: one sample a minute, with the mean and the largest of its points."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -93,7 +93,6 @@ def _aggregate(rows: Sequence[Sample], minute: int) -> Sample:
         # CloudWatch takes no NaN; the flag that our metric lines carry is a number.
         nonfinite=any(row.nonfinite or _broken(row.loss) or _broken(row.grad_norm) for row in rows),
         count=len(rows),
-        loss_min=min(losses, default=None),
         loss_max=max(losses, default=None),
         suspect=next((row.suspect for row in rows if row.suspect), ""),
     )

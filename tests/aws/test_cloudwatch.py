@@ -81,13 +81,13 @@ def test_a_job_becomes_samples():
     now = START + 5 * MINUTE
     series = fetch(CloudWatchSeries(), [MetricsReading(Cursor("gpt"), NAMES)], now=now)
     _, found = make_samples(series, Cursor("gpt"), NAMES, now=now)
-    assert [(s.step, s.loss, s.loss_min, s.count, s.step_time_s) for s in found] == [
-        (10, 2.5, 2.0, 2, None),
-        (20, 2.5, 2.0, 2, 6.0),
-        (30, 2.5, 2.0, 2, 6.0),
+    assert [(s.step, s.loss, s.loss_max, s.count, s.step_time_s) for s in found] == [
+        (10, 2.5, 3.0, 2, None),
+        (20, 2.5, 3.0, 2, 6.0),
+        (30, 2.5, 3.0, 2, 6.0),
     ]
     assert [s.nonfinite for s in found] == [False, False, True]
-    assert found[0] == Sample(step=10, at=START + MINUTE, loss=2.5, loss_min=2.0, count=2)
+    assert found[0] == Sample(step=10, at=START + MINUTE, loss=2.5, loss_max=3.0, count=2)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ def log(count: int, *, seconds: float | None = 10.0) -> list[Sample]:
     return [Sample(step=i + 1, loss=float(i), step_time_s=seconds) for i in range(count)]
 
 
-def test_a_minute_has_a_mean_and_its_extremes():
+def test_a_minute_has_a_mean_and_a_maximum():
     """Six steps of ten seconds; a step that ends with the minute belongs to the next one."""
     found = minutes(log(12))
     assert found.last_rows == (4, 10, 11)
     first = found.samples[0]
-    assert (first.count, first.loss, first.loss_min, first.loss_max) == (5, 2.0, 0.0, 4.0)
+    assert (first.count, first.loss, first.loss_max) == (5, 2.0, 4.0)
     assert (first.step, first.at) == (5, START)
 
 
@@ -46,7 +46,7 @@ def test_what_is_not_finite_leaves_a_flag_and_no_number():
     (one,) = minutes(samples).samples
     assert (one.loss, one.loss_max, one.nonfinite, one.count) == (2.0, 3.0, True, 3)
     (empty,) = minutes([Sample(loss=math.nan)]).samples
-    assert (empty.loss, empty.loss_min, empty.nonfinite) == (None, None, True)
+    assert (empty.loss, empty.loss_max, empty.nonfinite) == (None, None, True)
 
 
 def test_labels_move_to_the_minutes_of_their_rows():

@@ -104,7 +104,7 @@ def test_a_run_is_asked_five_things():
     assert make_queries("gpt", NAMES) == (
         MetricQuery("gpt", "step", Statistic.MAXIMUM),
         MetricQuery("gpt", "loss", Statistic.AVERAGE),
-        MetricQuery("gpt", "loss", Statistic.MINIMUM),
+        MetricQuery("gpt", "loss", Statistic.MAXIMUM),
         MetricQuery("gpt", "loss", Statistic.COUNT),
         MetricQuery("gpt", "nonfinite", Statistic.MAXIMUM),
     )
@@ -114,7 +114,7 @@ def test_names_decide_what_is_asked():
     """What is not published is not paid for; without steps the tokens tell the speed; details are extra."""
     stepless = MetricNames(step="", nonfinite="")
     assert [q.metric for q in make_queries("gpt", stepless)] == ["loss", "loss", "loss", "tokens_per_s"]
-    assert len(make_queries("gpt", replace(NAMES, detailed=True))) == 8
+    assert len(make_queries("gpt", replace(NAMES, detailed=True))) == 7
     assert make_queries("gpt", MetricNames("", "", "", "", "")) == ()
 
 
@@ -139,7 +139,7 @@ class PublishedSeries:
     def minute(self, number: int, job: str = "gpt", **row: float) -> None:
         """One minute's aggregates, by the column that they become."""
         if "loss" in row:
-            row = {"loss_min": row["loss"], "count": 6.0} | row
+            row = {"loss_max": row["loss"], "count": 6.0} | row
         for metric, statistic, column in metrics._columns(replace(NAMES, detailed=True)):
             if column in row:
                 self.values.setdefault(MetricQuery(job, metric, statistic), {})[START + number * MINUTE] = row[column]
@@ -166,10 +166,10 @@ def see(
 
 def test_a_minute_becomes_a_sample():
     series = PublishedSeries()
-    series.minute(0, step=10.0, loss=3.0, loss_min=2.9, count=5.0, nonfinite=0.0)
-    series.minute(1, step=22.0, loss=2.8, loss_min=2.7, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
+    series.minute(0, step=10.0, loss=3.0, loss_max=3.1, count=5.0, nonfinite=0.0)
+    series.minute(1, step=22.0, loss=2.8, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
     cursor, (first, second) = see(series, Cursor("gpt"), names=replace(NAMES, detailed=True))
-    assert first == Sample(step=10, at=START + MINUTE, loss=3.0, loss_min=2.9, count=5)
+    assert first == Sample(step=10, at=START + MINUTE, loss=3.0, loss_max=3.1, count=5)
     assert second == Sample(
         step=22,
         at=START + 2 * MINUTE,
@@ -177,7 +177,6 @@ def test_a_minute_becomes_a_sample():
         grad_norm=1.5,
         step_time_s=5.0,
         count=12,
-        loss_min=2.7,
         loss_max=3.1,
     )
     silence = LossSilence(loss_received=True, complete_to=10)

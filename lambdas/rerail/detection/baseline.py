@@ -10,10 +10,14 @@ LEVEL_NEEDS = 6
 NOISE_ROWS = 96
 NOISE_NEEDS = 28
 HISTORY_ROWS = 512
+# In a shorter history than this, a few jumps are not a habit.
+HISTORY_LEAST = 128
 # Increments of white noise have a median of 0.95 standard deviations. If rows differ far less from one another than
 # from their median, the log prints running means, which deviate at the start of an epoch: the gate is then doubled.
 SMOOTH = 0.4
 SMOOTH_GATE = 2.0
+# A loss counts as this many times as far above what was expected as it is above the last rows, at most.
+ABOVE_LEVEL = 2.0
 # However often a run has had them, jumps by more than a factor of 5 are told.
 MOST_USUAL = 1.6
 
@@ -61,13 +65,16 @@ class Baseline:
             return None
         noise = max(self.residuals.deviation(), detection.noise_floor, floor)
         expected = self.level.median() + self.residuals.median()
+        usual = 1 - (1 - detection.history_up) * max(1, HISTORY_LEAST / len(self.history))
         allowed = max(
             detection.spike_noise * noise,
             detection.spike_gate * (SMOOTH_GATE if self.increments.median() < SMOOTH * noise else 1),
-            min(detection.history_up_factor * self.history.quantile(detection.history_up), MOST_USUAL),
+            min(detection.history_up_factor * self.history.quantile(usual), MOST_USUAL),
             -detection.history_down_factor * self.history.quantile(detection.history_down),
         )
-        return Reading(expected, value - expected, noise, allowed)
+        # The end of a fall is above what was expected, but not above the last rows.
+        excess = min(value - expected, ABOVE_LEVEL * (value - self.level.median()))
+        return Reading(expected, excess, noise, allowed)
 
     def learn(self, value: float) -> None:
         """Learn from a normal value."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from rerail.detection import blind, capacity_wait, checkpoint_stall, stall, startup_stall
@@ -39,6 +40,7 @@ class Detectors:
     non_finite: NonFinite = field(default_factory=NonFinite)
     frozen_loss: FrozenLoss = field(default_factory=FrozenLoss)
     loss_spike: LossSpike = field(default_factory=LossSpike)
+    highest_spike: LossSpike = field(default_factory=partial(LossSpike, of_highest=True))
     divergence: Divergence = field(default_factory=Divergence)
     loss_drop: LossDrop = field(default_factory=LossDrop)
     plateau: Plateau = field(default_factory=Plateau)

@@ -15,6 +15,8 @@ LEVEL_NEEDS = 24
 BEST_ROWS = 200
 HISTORY_ROWS = 128
 HISTORY_NEEDS = 24
+# Until the history is full, the rises of the last rows are not part of it.
+NEW_ROWS = 24
 NORMAL_MAD = 1.4826
 UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longer before it becomes the normal level
 # A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
@@ -146,15 +148,19 @@ class Divergence:
     def _allowed(self, detection: Thresholds) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.rise_tail * self.strays.quantile(0.9))
         within_noise = detection.rise_noise * max(noise, detection.noise_floor)
-        # A slow rise must not become normal while it goes on. But before the loss has ever fallen, rises are normal:
-        # some objectives grow from the start, such as the value loss of reinforcement learning.
-        learnt = len(self.rises) == HISTORY_ROWS and self.start - self.best.value() > max(LEARNT, within_noise)
-        habit = detection.rise_history * self.rises.quantile(detection.rise_quantile)
-        return max(detection.rise_gate, within_noise, min(habit, detection.rise_history_cap) if learnt else habit)
+        # Before the loss has ever fallen, rises are normal: some objectives grow from the start, such as the value loss
+        # of reinforcement learning. After that, a slow rise must not become normal while it goes on.
+        learnt, is_full = self.start - self.best.value() > max(LEARNT, within_noise), len(self.rises) == HISTORY_ROWS
+        newest = NEW_ROWS if learnt and not is_full else 0
+        known = sorted(self.rises.values[: max(HISTORY_NEEDS, len(self.rises) - newest)])
+        habit = detection.rise_history * known[int(detection.rise_quantile * len(known))]
+        if learnt and is_full:
+            habit = min(habit, detection.rise_history_cap)
+        return max(detection.rise_gate, within_noise, habit)
 
     def _find_rise_to_act_on(self, detection: Thresholds) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.noise_floor)
-        return detection.rise_noise * noise * (1 + (noise / NOISY) ** 2)
+        return detection.rise_noise * noise * (1 + (noise / NOISY) ** 4)
 
     def _follow_rise(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
         assert self.rise is not None

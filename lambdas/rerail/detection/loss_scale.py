@@ -55,6 +55,12 @@ class LossScale:
                 return None
         return self._read_linear(loss)
 
+    def place(self, loss: float) -> float | None:
+        """Return a loss on the scale as it stands; None if it has no place there."""
+        if self.unit:
+            return max(-LARGEST_VALUE, min(LARGEST_VALUE, GAIN * loss / self.unit))
+        return math.log(loss) if loss > 0 and self.negative < NEGATIVE_ROWS else None
+
     def convert(self, difference: float, loss: float) -> float:
         """Return a small difference of the loss in units of the scale."""
         return GAIN * difference / self.unit if self.unit else difference / abs(loss)
@@ -96,4 +102,4 @@ class LossScale:
         if progress > GROWTH * self.unit:
             self.is_new, self.factor = not self.unit, self.unit / progress if self.unit else 1.0
             self.unit = progress
-        return max(-LARGEST_VALUE, min(LARGEST_VALUE, GAIN * loss / self.unit)) if self.unit else None
+        return self.place(loss) if self.unit else None

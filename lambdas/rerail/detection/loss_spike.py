@@ -27,6 +27,8 @@ SHORT_MEMORY = 4
 class LossSpike:
     """The baseline, and the spike in progress."""
 
+    # Of the highest loss that each row aggregates: in a mean, a short spike disappears.
+    of_highest: bool = False
     baseline: Baseline = field(default_factory=Baseline)
     rows: int = 0
     # Rows in a row that are clearly raised.
@@ -60,7 +62,7 @@ class LossSpike:
             self.baseline.scale(row.scale.factor)
             self.expected, self.allowed = self.expected * row.scale.factor, self.allowed * row.scale.factor
             self.size, self.short = self.size * row.scale.factor, [size * row.scale.factor for size in self.short]
-        value = row.value
+        value = row.highest if self.of_highest else row.value
         if value is None:
             return None
         self.rows += 1
@@ -125,7 +127,8 @@ class LossSpike:
         if self.size < IRREGULAR_SIZE and _are_regular(self.starts):
             return None
         sample = row.sample
-        text = f"loss {sample.loss:.4g} is {row.scale.format_rise(self.expected, excess)}, row {self.up} of it"
+        loss = sample.loss_max if self.of_highest else sample.loss
+        text = f"loss {loss:.4g} is {row.scale.format_rise(self.expected, excess)}, row {self.up} of it"
         return Finding(Kind.LOSS_SPIKE, Level.WARN, sample.step, self.onset, text, sample.at)
 
 

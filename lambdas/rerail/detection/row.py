@@ -55,6 +55,8 @@ class Row:
     row_seconds: float = 0.0
     # Steps from one row to the next; 0: unknown.
     spacing: int = 0
+    # The highest loss that the row aggregates, on the scale; None: not known.
+    highest: float | None = None
 
     def find_patience_factor(self, rows: int) -> int:
         """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
@@ -119,9 +121,12 @@ class RowReader:
             # Rounding may leave a recovered time at or below zero.
             seconds = seconds if seconds is not None and seconds > 0 else None
         self._learn_pace(sample, seconds, is_launch=is_launch)
-        is_mean, pace = self.loss_mean.is_mean, self.row_seconds
+        is_mean, pace, highest = self.loss_mean.is_mean, self.row_seconds, None
+        if value is not None and not is_mean and sample.loss_max is not None and math.isfinite(sample.loss_max):
+            highest = self.scale.place(sample.loss_max)
         return Row(
-            sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, self.spacing
+            *(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, self.spacing),
+            highest=highest,
         )
 
     def _recover(self, loss: float, quantum: float) -> float | None:

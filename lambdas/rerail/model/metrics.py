@@ -6,7 +6,7 @@ series consists of the series of its attempts, joined by step.
 The cost is GetMetricData's, $0.01 per 1,000 metrics: a series that is read each minute costs
 43,200 / 1,000 x $0.01 = $0.43 a month. Five series a run (the default) are at most $2.16 a job-month. By the price
 list, up to five statistics of one metric in one request count as one, which makes it $1.30, but bills are reported to
-count each. The three further series of `detailed` make it $3.46; a period of five minutes costs a fifth.
+count each. The two further series of `detailed` make it $3.02; a period of five minutes costs a fifth.
 Datapoints are free, so the queries are limited by the number of series and the frequency, not by the time range.
 """
 
@@ -81,7 +81,7 @@ class MetricNames:
     grad_norm: str = "grad_norm"
     tokens_per_s: str = "tokens_per_s"
     nonfinite: str = "nonfinite"
-    # Also read the maximum loss, the gradient norm and the throughput.
+    # Also read the gradient norm and the throughput.
     detailed: bool = False
     # How often values are read, and the interval that they are aggregated over.
     period: timedelta = timedelta(minutes=1)
@@ -127,18 +127,17 @@ def make_definitions(names: MetricNames = MetricNames()) -> list[dict[str, str]]
 
 
 # Field of MetricNames, statistic, and column of a sample's row. The maxima give the last step of the minute and whether
-# any flag was set. With slow steps the minimum loss shows whether a run recovers by itself; the count is the number of
-# lines in the minute.
+# any flag was set. In the mean of a minute a short spike disappears; the maximum loss shows it. The count is the number
+# of lines in the minute.
 _DEFAULT_COLUMNS = (
     ("step", Statistic.MAXIMUM, "step"),
     ("loss", Statistic.AVERAGE, "loss"),
-    ("loss", Statistic.MINIMUM, "loss_min"),
+    ("loss", Statistic.MAXIMUM, "loss_max"),
     ("loss", Statistic.COUNT, "count"),
     ("nonfinite", Statistic.MAXIMUM, "nonfinite"),
 )
 # Not needed by default: implied by the steps, or used only for warnings that arrive two minutes late.
 _DETAILED_COLUMNS = (
-    ("loss", Statistic.MAXIMUM, "loss_max"),
     ("grad_norm", Statistic.MAXIMUM, "grad_norm"),
     ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"),
 )
@@ -361,7 +360,6 @@ def _evaluate_minute(
         tokens_per_s=row.get("tokens_per_s"),
         nonfinite=silent or row.get("nonfinite", 0) > 0,
         count=max(1, int(row.get("count", 1))),
-        loss_min=row.get("loss_min"),
         loss_max=row.get("loss_max"),
         complete_to=silence.complete_to if silent else None,
     )

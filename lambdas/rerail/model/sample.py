@@ -26,8 +26,7 @@ class Sample:
     nonfinite: bool = False
     # The number of logged rows that the sample aggregates.
     count: int = 1
-    # The minimum and maximum loss of the aggregated rows.
-    loss_min: float | None = None
+    # The maximum loss of the aggregated rows.
     loss_max: float | None = None
     # What shows that slow steps are a fault and were not planned: a slow rank, or an idle machine; "" if nothing does.
     suspect: str = ""
