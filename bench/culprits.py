@@ -1,4 +1,4 @@
-"""Count of how many multi-rank failures the diagnosis names the rank that failed first: `python -m bench.culprits`.
+"""Count how often the diagnosis names the rank that failed first: `python -m bench.culprits`.
 
 The texts are those of bench/corpus/culprits.jsonl. A text that shows no single culprit asks for no name.
 """
@@ -39,7 +39,7 @@ def count_verdicts(cases: list[dict[str, Any]], split: str) -> dict[str, int]:
 
 
 def _diagnose(case: dict[str, Any]) -> Diagnosis:
-    """Diagnose it as a job whose number of hosts is known where the thread says that there is one."""
+    """Diagnose the text; the number of hosts is known only where its thread says that there is one."""
     return diagnose(case["text"], hosts=case.get("hosts", 0))
 
 

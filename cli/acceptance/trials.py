@@ -127,7 +127,8 @@ TRIALS: tuple[AcceptanceTrial, ...] = (
         "the script raises an exception under the agent's init",
         _follow(Name.INPLACE, causes=("user_code",), findings=(), rolls_back=False),
         fault="error",
-        environment={},
+        # Longer than usual: the functions that send the command may start cold.
+        environment={"RERAIL_HOLD_SECONDS": "120"},
         jobs=1,
     ),
     AcceptanceTrial(
