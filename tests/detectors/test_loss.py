@@ -49,6 +49,28 @@ def test_a_spike_early_in_a_steep_fall_is_seen() -> None:
     assert said(samples(lifted(falling(120), 60, 64, times=1.4)), Kind.LOSS_SPIKE)[0][0] == 60
 
 
+def test_two_early_spikes_are_no_habit() -> None:
+    """Nor are the rows of a short history that lie above the others."""
+    flat = [2.0 * math.exp(random.Random(row).gauss(0, 0.01)) for row in range(60)]
+    twice = lifted(lifted(flat, 34, 34, times=1.8), 45, 45, times=1.8)
+    assert [row for row, _ in said(samples(twice), *LOSS)] == [34, 45]
+
+
+@pytest.mark.parametrize("offset", [0.0, -9.0], ids=["positive", "below zero"])
+def test_a_spike_that_the_mean_of_a_minute_hides_is_found_in_its_maximum(offset: float) -> None:
+    """One of thirty rows at twice the loss raises the mean by 3 %. Without a maximum, or with NaN, nothing is said."""
+    means, highest = falling(seed=1), lifted([1.03 * loss for loss in falling(seed=2)], 300, 300, times=2)
+    minutes = [
+        replace(row, loss=mean + offset, loss_max=peak + offset, count=30)
+        for row, mean, peak in zip(samples(means), means, highest, strict=True)
+    ]
+    [(row, finding)] = said(minutes, *LOSS)
+    assert (row, finding.kind, finding.level, finding.onset_step) == (300, Kind.LOSS_SPIKE, Level.WARN, 301)
+    assert f"loss {highest[300] + offset:.4g} is" in finding.evidence
+    for peak in (None, math.nan, math.inf):
+        assert said([replace(minute, loss_max=peak) for minute in minutes], *LOSS) == []
+
+
 def test_a_spike_that_recovers_is_never_intervened_on() -> None:
     """Forty rows at three times the loss, then back: warned of, and left alone."""
     found = said(samples(lifted(falling(600), 300, 340, times=3)), *LOSS)
