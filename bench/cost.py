@@ -76,7 +76,8 @@ QUERIES_A_SWEEP = 9
 LISTS_A_RUN = 0.1  # checkpoints are listed in one minute of ten
 METRICS_A_RUN = 5  # without the agent; GetMetricData is billed by the metric
 HEARTBEATS_A_RUN = 1  # with it: one GET by the sweep, and one PUT by the agent
-MEMORY_BYTES = 3_000  # the compressed detector state of a run: read and written each minute
+# The compressed detector state of a run, read and written each minute: with an agent, which keeps its own, and without.
+MEMORY_BYTES, FULL_MEMORY_BYTES = 3_000, 10_500
 RUN_BYTES = 1_500  # a run's record, as the index of open runs gives it
 MAILBOX_POLL_S = 5.0
 # Resources of the template; tests/stacks/test_fixed_cost.py counts them.
@@ -135,8 +136,9 @@ def per_run(*, agent: bool) -> Iterator[PriceLine]:
     else:
         yield PriceLine("metrics, read by the sweep", "metric_read", MINUTES * METRICS_A_RUN)
     yield PriceLine("sweep time for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
-    yield PriceLine("detector state, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
-    yield PriceLine("detector state, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
+    size, state = (MEMORY_BYTES, "detector state") if agent else (FULL_MEMORY_BYTES, "state with its history")
+    yield PriceLine(f"{state}, read", "read", MINUTES * ceil(size / 4096) * 0.5)
+    yield PriceLine(f"{state}, written", "write", MINUTES * ceil(size / 1024))
     yield PriceLine("record of the run, read", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
     yield PriceLine("listings of its checkpoints", "put", MINUTES * LISTS_A_RUN)
     yield PriceLine("messages", "message", wakeups * 3)

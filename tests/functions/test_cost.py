@@ -1,8 +1,9 @@
 """What the bill is made of: the functions are run against a pretend AWS, and what they call is counted."""
 
+import random
 from collections import Counter
-from datetime import UTC, datetime
-from math import ceil
+from datetime import UTC, datetime, timedelta
+from math import ceil, exp
 from pathlib import Path
 from zlib import compress
 
@@ -14,10 +15,14 @@ import sweep
 from bench import cost
 from cli.simulate import pages
 from rerail.aws import clients
+from rerail.detection.detectors import DetectorState, evaluate_sample
+from rerail.model.codec import dumps
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, Report, ReportKind, make_heartbeat_key, make_report_key, serialize
 from rerail.model.metrics import make_definitions
+from rerail.model.sample import Sample
 from rerail.model.signatures import sign
+from rerail.model.thresholds import Thresholds
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -102,6 +107,17 @@ def test_what_is_stored_is_no_longer_than_it_is_counted(kind):
         assert max(len(compress(line)) for line in lines) <= cost.MEMORY_BYTES
     else:
         assert sorted(map(len, lines))[len(lines) // 2] <= cost.RUN_BYTES
+
+
+def test_a_detector_state_is_no_longer_than_it_is_counted():
+    """After a day of minutes its windows are full."""
+    state, dice, at = DetectorState(), random.Random(3), datetime(2026, 1, 31, tzinfo=UTC)
+    for minute in range(1440):
+        loss, seconds = 2 * exp(dice.gauss(0, 0.02)), dice.gauss(1, 0.02)
+        highest, at = loss * dice.uniform(1, 1.1), at + timedelta(minutes=1)
+        minutely = Sample(60 * minute, at, loss, step_time_s=seconds, count=30, loss_max=highest)
+        state, _ = evaluate_sample(state, minutely, Thresholds())
+    assert 0.9 * cost.FULL_MEMORY_BYTES <= len(compress(dumps(state).encode())) <= cost.FULL_MEMORY_BYTES
 
 
 def test_the_bill_is_its_lines():

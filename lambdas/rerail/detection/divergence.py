@@ -151,9 +151,10 @@ class Divergence:
         # Before the loss has ever fallen, rises are normal: some objectives grow from the start, such as the value loss
         # of reinforcement learning. After that, a slow rise must not become normal while it goes on.
         learnt, is_full = self.start - self.best.value() > max(LEARNT, within_noise), len(self.rises) == HISTORY_ROWS
-        newest = NEW_ROWS if learnt and not is_full else 0
-        known = sorted(self.rises.values[: max(HISTORY_NEEDS, len(self.rises) - newest)])
-        habit = detection.rise_history * known[int(detection.rise_quantile * len(known))]
+        known = self.rises
+        if learnt and not is_full:
+            known = Window(HISTORY_ROWS, known.values[: max(HISTORY_NEEDS, len(known) - NEW_ROWS)])
+        habit = detection.rise_history * known.quantile(detection.rise_quantile)
         if learnt and is_full:
             habit = min(habit, detection.rise_history_cap)
         return max(detection.rise_gate, within_noise, habit)
