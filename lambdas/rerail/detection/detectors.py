@@ -19,7 +19,7 @@ from rerail.detection.row import Row, RowReader
 from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
 from rerail.detection.throughput_rise import ThroughputRise
-from rerail.model.finding import Finding
+from rerail.model.finding import Finding, Kind
 from rerail.model.liveness import Liveness, with_row
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
@@ -50,11 +50,14 @@ class Detectors:
     throughput_rise: ThroughputRise = field(default_factory=ThroughputRise)
 
     def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
-        """Update the state with one more sample, and return the findings."""
+        """Update the state with one more sample, and return the findings, one of each kind."""
         row = self.rows.read(sample, detection.planned)
         detectors: Iterator[Detector] = (getattr(self, name) for name in _DETECTOR_NAMES)
-        findings = (detector.see(row, detection) for detector in detectors)
-        return [finding for finding in findings if finding is not None]
+        findings: dict[Kind, Finding] = {}
+        for detector in detectors:
+            if finding := detector.see(row, detection):
+                findings.setdefault(finding.kind, finding)  # a spike may show in the mean and in the maximum
+        return list(findings.values())
 
 
 # The detectors that run on the liveness at a point in time, because they detect missing samples.

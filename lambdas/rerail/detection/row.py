@@ -121,12 +121,11 @@ class RowReader:
             # Rounding may leave a recovered time at or below zero.
             seconds = seconds if seconds is not None and seconds > 0 else None
         self._learn_pace(sample, seconds, is_launch=is_launch)
-        is_mean, pace, highest = self.loss_mean.is_mean, self.row_seconds, None
+        is_mean, pace, spacing, highest = self.loss_mean.is_mean, self.row_seconds, self.spacing, None
         if value is not None and not is_mean and sample.loss_max is not None and math.isfinite(sample.loss_max):
             highest = self.scale.place(sample.loss_max)
         return Row(
-            *(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, self.spacing),
-            highest=highest,
+            sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, spacing, highest
         )
 
     def _recover(self, loss: float, quantum: float) -> float | None:

@@ -147,7 +147,7 @@ _RANK = LazyPattern(
     r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
     re.IGNORECASE,
 )
-# What names the first rank that failed, whoever prints it: torchrun's table with its time, and the words of others.
+# What launchers and libraries print about the first rank that failed: torchrun's table, with its time, and others.
 _ROOT_CAUSE = LazyPattern(
     r"(?s)Root Cause \(first observed failure\):(?:.{0,99}?\btime {1,8}: (\S{8,40}))?.{0,600}?\brank {1,8}: (\d{1,6})\b"
 )
@@ -262,27 +262,27 @@ def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int 
     for text in texts:
         spawned = ""
         for line in re.split(r"[\r\n]+", text):
-            spawned = _join(_SPAWNED.search(line)) or spawned
-            rank = _join(_RANK.search(line))
+            spawned = _join_groups(_SPAWNED.search(line)) or spawned
+            rank = _join_groups(_RANK.search(line))
             framed |= {rank} if rank and '", line ' in line else set()
             if _LOST.search(line):
                 is_lost = True
             elif (rank or spawned) and ((key and key in _make_key(line)) or (is_wave and WAVE.search(line))):
                 ranks.append(int(rank or spawned))
     joined = "\n".join(texts)
-    lists = " ".join(map(_join, _MISSING.finditer(joined))) if is_wave else ""
+    lists = " ".join(map(_join_groups, _MISSING.finditer(joined))) if is_wave else ""
     if missing := set(re.findall(r"\d+", lists)):
         return int(missing.pop()) if len(missing) == 1 else None
     if ranks:
         return None if is_wave and len(set(ranks)) > 1 else ranks[0]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
-    named = min(tables)[1] if tables else _join(_LAUNCHER_RANK.search(joined))
+    named = min(tables)[1] if tables else _join_groups(_LAUNCHER_RANK.search(joined))
     named = named or ("" if is_wave or is_lost or len(framed) != 1 else framed.pop())
     return int(named) if named else None
 
 
-def _join(match: "re.Match[str] | None") -> str:
+def _join_groups(match: "re.Match[str] | None") -> str:
     return "".join(filter(None, match.groups())) if match else ""
 
 

@@ -71,7 +71,7 @@ class Orchestrator:
         try:
             self.check(wait)
         except Exception:
-            self.waits.forget(wait)  # nobody waits: the error fails the task, and a callback step's message comes again
+            self.waits.forget(wait)  # the error fails the task, or has its message delivered again
             raise
 
     def on_callback(self, received: CallbackReceived) -> None:
