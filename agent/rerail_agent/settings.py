@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rerail.model.agent_settings import DETECTION_VARIABLE, INTERVAL_VARIABLE, MTBF_VARIABLE
 from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.skipped_samples import Ranges, parse_ranges
-from rerail.model.thresholds import RETIRED_THRESHOLDS, Thresholds, read_planned
+from rerail.model.thresholds import RETIRED_THRESHOLDS, Thresholds, find_zero, read_planned
 
 Log = Callable[[str], None]
 S = TypeVar("S", Thresholds, SaveInterval)
@@ -118,7 +118,10 @@ def _read_capacity_end(text: str, log: Log) -> float | None:
 def _read_thresholds(text: str, log: Log) -> Thresholds:
     """Return the thresholds with the fields that a JSON object sets; one bad field, and none is set."""
     try:
-        return _read_object(Thresholds(), text, '{"patience_rows": 40}')
+        thresholds = _read_object(Thresholds(), text, '{"patience_rows": 40}')
+        if zero := find_zero(thresholds):
+            raise ValueError(f"field {zero!r} is 0; it must be above 0")
+        return thresholds
     except (ValueError, OverflowError, RecursionError) as error:
         log(f"RERAIL_DETECTION: {error}; taking the defaults")
         return Thresholds()

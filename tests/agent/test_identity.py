@@ -99,6 +99,7 @@ def test_settings_have_defaults_and_can_be_overridden():
         ('{"spike_gate": NaN}', "field 'spike_gate'"),
         ('{"planned": [20000]}', "field 'planned'"),
         ('{"startup_limit": 1e300}', "too large to convert"),
+        ('{"startup_limit": 0}', "field 'startup_limit' is 0; it must be above 0"),
         (f'{{"spike_gate": 1{"0" * 400}}}', "too large to convert"),
     ],
 )

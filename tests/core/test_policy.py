@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
-from rerail.model.thresholds import PlannedChange
+from rerail.model.thresholds import PlannedChange, Thresholds
 from tests.core.strategies import policies
 
 SHIPPED = sorted((Path(__file__).parents[2] / "policies").glob("*.toml"))
@@ -157,6 +157,12 @@ def test_a_policy_on_a_faster_clock_differs_in_durations_alone():
 def test_a_scaled_policy_can_be_deployed(policy, factor):
     scaled = policy.scaled(factor)
     assert parse_policy(to_toml(scaled), name="any") == scaled
+
+
+def test_a_threshold_of_zero_is_refused():
+    """Every healthy run would exceed it at once; where 0 is the default it stays allowed."""
+    assert "field 'detection.stall_floor' is 0; it must be above 0" in refusal('[detection]\nstall_floor = "0s"')
+    assert parse_policy('[detection]\nthroughput_floor = "0s"', name="night").detection == Thresholds()
 
 
 def test_a_policy_may_set_prices():

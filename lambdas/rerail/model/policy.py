@@ -15,7 +15,7 @@ from rerail.model.checkpoint_intervals import MACHINE_MTBF, SaveInterval
 from rerail.model.errors import PolicyError
 from rerail.model.machines import read_fallback
 from rerail.model.metrics import MetricNames
-from rerail.model.thresholds import RETIRED_THRESHOLDS, PlannedChange, Thresholds, read_planned
+from rerail.model.thresholds import RETIRED_THRESHOLDS, PlannedChange, Thresholds, find_zero, read_planned
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 FALLBACKS_LIMIT = 10
@@ -339,6 +339,8 @@ def parse_policy(text: str, *, name: str) -> Policy:
     if not 0 < policy.ladder.rate_factor < 1:
         what = f"field 'ladder.rate_factor' is {policy.ladder.rate_factor}; it must be a number between 0 and 1"
         raise PolicyError(f"policy {name!r}: {what}, such as 0.9")
+    if zero := find_zero(policy.detection):
+        raise PolicyError(f"policy {name!r}: field 'detection.{zero}' is 0; it must be above 0")
     if not 0 < policy.interval.most_share <= 1:
         what = f"field 'interval.most_share' is {policy.interval.most_share}; it must be a number above 0, at most 1"
         raise PolicyError(f"policy {name!r}: {what}, such as 0.05; automatic = false turns the interval off")

@@ -129,6 +129,12 @@ class Thresholds:
 RETIRED_THRESHOLDS = frozenset(Thresholds.__annotations__) - {f.name for f in fields(Thresholds)}
 
 
+def find_zero(thresholds: Thresholds) -> str:
+    """Return a number that is 0 though its default is not, or "": healthy runs would exceed it at once."""
+    numbers = {f.name: getattr(thresholds, f.name) for f in fields(Thresholds) if f.default and f.type is not bool}
+    return next((name for name, value in numbers.items() if not value), "")
+
+
 def read_planned(value: Any) -> tuple[PlannedChange, ...]:
     """Return the planned changes in a list of tables; raise ValueError with what it must be."""
     if not isinstance(value, list) or len(value) > PLANNED_LIMIT or not all(map(_is_planned, value)):
