@@ -229,6 +229,7 @@ def make_attempts_table(run: Run) -> Table:
             " ".join(filter(None, steps)),
             *_orders(attempt),
             f"on {format_instance_types(attempt.machines)}" if attempt.machines else "",
+            f"failed on {attempt.gpu}" if attempt.gpu else "",
         )
         lines = [Text.assemble((attempt.job_name, "bold"), "  ", ", ".join(filter(None, facts)))]
         if evidence := find_evidence(attempt, run.incidents):

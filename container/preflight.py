@@ -22,6 +22,7 @@ from torch import distributed as dist
 from instances import INSTANCES
 from job import TrainingCluster, TrainingJob
 from parallel import DistributedWorld
+from rerail_agent.gpus import find_gpu, list_gpus
 from rerail_agent.machine_probes import (
     HUNG_S,
     ProbeResult,
@@ -77,6 +78,12 @@ def inspect(
         }
 
     def mine(result: ProbeResult) -> ProbeResult:
+        if (
+            result.probe == "compute"
+            and result.status is ProbeStatus.BROKEN
+            and (gpu := find_gpu(list_gpus(), os.environ))
+        ):
+            result = replace(result, detail=f"{result.detail}, on {gpu}")
         return replace(result, host=cluster.current_host, rank=world.rank)
 
     own = [mine(result) for result in run_probes(probes, limit_s=limit_s)]

@@ -67,6 +67,8 @@ class ProcessExit:
     at: float
     # The content of torch's error file, if the process left one.
     error_text: str = ""
+    # The variables of its environment about its rank.
+    rank_variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from rerail_agent import gpus
+
 LIMIT = 1024  # characters of the file that SageMaker keeps
 LAST_LINES = 6
 
@@ -111,7 +113,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def describe(error: BaseException, position: Position, *, exit_code: int = 1) -> str:
+def describe(error: BaseException, position: Position, *, exit_code: int = 1, gpu: str = "") -> str:
     """Return the failure file's text: valid JSON of at most 1024 characters for any error."""
     return FailureReport(
         cause=find_cause(error),
@@ -120,6 +122,7 @@ def describe(error: BaseException, position: Position, *, exit_code: int = 1) ->
         rank=position.rank,
         exit_code=exit_code,
         last_lines="".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines(),
+        gpu=gpu,
     ).text()
 
 
@@ -133,6 +136,8 @@ class FailureReport:
     rank: int | None
     exit_code: int
     last_lines: Sequence[str]
+    # The GPU of the rank that failed, where the error concerns one.
+    gpu: str = ""
 
     def text(self) -> str:
         """Return valid JSON of at most 1024 characters: drop the oldest lines first, then shorten the error's text."""
@@ -149,6 +154,7 @@ class FailureReport:
             {
                 "rerail": 1,
                 "cause": self.cause.value,
+                **({"gpu": self.gpu} if self.gpu else {}),
                 "error": error,
                 "step": self.step,
                 "rank": self.rank,
@@ -177,5 +183,6 @@ def record_failure(path: Path, *, rank: int) -> Iterator[Position]:
     try:
         yield position
     except Exception as error:
-        write(path, describe(error, position))
+        gpu = gpus.describe_own_gpu(f"{type(error).__name__}: {error}", os.environ)
+        write(path, describe(error, position, gpu=gpu))
         raise

@@ -17,14 +17,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rerail_agent import exit_report, failure
+from rerail_agent import exit_report, failure, gpus
 from rerail_agent import processes as proc
 from rerail_agent.exit_report import ProcessExit
+from rerail_agent.failure import FailureCause, FailureReport
 from rerail_agent.in_place_restarts import Restarts, with_another_port
+from rerail_agent.init_channel import read_host
 from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_marked, find_training_processes
 from rerail_agent.snapshot_launch import SnapshotProcessHandle
@@ -76,6 +78,9 @@ def run(
     without other children.
     """
     base = Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    if returned := gpus.find_returned(environment):
+        refuse_machine(base, returned)
+        return 1
     session = JobSession.start(environment, base)
     prepare = prepare or (lambda environment: (command, with_another_port(environment)))
     while True:
@@ -90,6 +95,14 @@ def run(
     if init.code and not init.has_ended_on_request:
         init.write_failure(lines)
     return init.code
+
+
+def refuse_machine(base: Path, returned: str) -> None:
+    """Write the failure file of a host whose GPU failed in an earlier attempt: the job may run on another machine."""
+    print(f"rerail init: {returned}; not starting on this machine", file=sys.stderr, flush=True)
+    text = FailureReport(FailureCause.HARDWARE, f"{read_host(base)}: {returned}", None, None, 1, ()).text()
+    with suppress(OSError):
+        failure.write(base / "output" / "failure", text)
 
 
 def _read_grace_s(environment: Mapping[str, str]) -> float:
@@ -308,7 +321,7 @@ class Init:
         if status is None and rank.pidfd is not None:
             status = proc.read_reaped_status(rank.pidfd)
         error_text = exit_report.read_error_file(dict(process.rank_variables).get(proc.ERROR_FILE, ""))
-        return ProcessExit(process.rank, status, time.monotonic(), error_text)
+        return ProcessExit(process.rank, status, time.monotonic(), error_text, process.rank_variables)
 
     def _reap(self) -> None:
         """Reap all children: init inherits every orphan, and zombies would fill the process table."""
@@ -463,7 +476,9 @@ class Init:
         assert self.command_exit is not None
         own_lines = [line for line in lines if line.at >= self.on_started]  # without those of the run before this one
         oom_killed = proc.count_oom_kills() > self.oom_kills
-        return exit_report.make_report(self.command_exit, exits, own_lines, oom_killed=oom_killed).text()
+        report = exit_report.make_report(self.command_exit, exits, own_lines, oom_killed=oom_killed)
+        marks = next((process_exit.rank_variables for process_exit in exits if process_exit.rank == report.rank), ())
+        return replace(report, gpu=gpus.describe_own_gpu(report.error, {**os.environ, **dict(marks)})).text()
 
 
 def _find_ancestors(process: LinuxProcess, tree: Mapping[int, LinuxProcess]) -> Iterable[LinuxProcess]:

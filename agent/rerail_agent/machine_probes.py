@@ -24,6 +24,8 @@ FATAL_XIDS = {
     79: "fell off the bus",
     95: "an uncontained memory error",
 }
+# What a program caused, or the driver after it was ended; an earlier job may have left them in the log.
+PROGRAM_XIDS = frozenset((13, 31, 43, 45, 68))
 
 
 class ProbeStatus(StrEnum):
@@ -182,14 +184,18 @@ def read_kernel_log() -> ProbeResult:
 
 
 def evaluate_kernel_log(text: str) -> ProbeResult:
-    found = re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", text)
+    found = [
+        (place, xid)
+        for place, xid in re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", text)
+        if int(xid) not in PROGRAM_XIDS
+    ]
     fatal = [f"GPU {place}: Xid {xid}, {FATAL_XIDS[int(xid)]}" for place, xid in found if int(xid) in FATAL_XIDS]
     if fatal:
         return ProbeResult("kernel log", ProbeStatus.BROKEN, "; ".join(dict.fromkeys(fatal)))
     if found:
         detail = ", ".join(dict.fromkeys(f"Xid {xid} of GPU {place}" for place, xid in found))
         return ProbeResult("kernel log", ProbeStatus.ODD, detail)
-    return ProbeResult("kernel log", ProbeStatus.PASSED, "without Xid")
+    return ProbeResult("kernel log", ProbeStatus.PASSED, "without an Xid of the machine")
 
 
 def run_tool(*command: str) -> ProbeResult:

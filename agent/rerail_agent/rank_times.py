@@ -151,8 +151,9 @@ def describe_place(environment: Mapping[str, str]) -> str:
     host = environment.get("SM_CURRENT_HOST") or socket.gethostname()
     if cuda := find_cuda():
         device = cuda.current_device()
+        # torch leaves out the prefix that the driver writes.
         uuid = getattr(cuda.get_device_properties(device), "uuid", "unknown")
-        return f"{host} GPU {device} (UUID {uuid})"
+        return f"{host} GPU {device} (GPU-{uuid})"
     local_rank = next((environment[name] for name in LOCAL_RANKS if environment.get(name)), "0")
     return f"{host} local rank {local_rank}"
 

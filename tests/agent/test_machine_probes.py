@@ -34,7 +34,8 @@ def test_memory_errors_of_nvidia_smi_are_classified(
     ("text", "expected"),
     [
         ("[1.0] usb 1-1: new device", ProbeStatus.PASSED),
-        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 13, pid=7, Graphics Exception", ProbeStatus.ODD),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 13, pid=7, Graphics Exception", ProbeStatus.PASSED),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 63, pid=7, Row Remapper", ProbeStatus.ODD),
         ("[7.1] NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.", ProbeStatus.BROKEN),
         ("[7.1] NVRM: Xid (PCI:0000:10:1c): 95, pid=7, Uncontained", ProbeStatus.BROKEN),
     ],

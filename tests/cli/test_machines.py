@@ -19,10 +19,12 @@ def a_run(**facts) -> Run:
     return Run("gpt", "default", RunState.WAITING, NOON, (attempt,))
 
 
-def test_an_attempt_on_other_machines_is_shown_with_them():
+def test_an_attempt_on_other_machines_is_shown_with_them_and_one_that_failed_with_its_gpu():
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(make_attempts_table(a_run(machines=Machines(("ml.p4de.24xlarge",), ("subnet-1",)))))
-    assert "on ml.p4de.24xlarge in subnet-1" in console.export_text()
+    console.print(make_attempts_table(a_run(gpu="GPU-5a1c (serial 7, driver 580.159)")))
+    shown = console.export_text()
+    assert "on ml.p4de.24xlarge in subnet-1" in shown and "failed on GPU-5a1c (serial 7, driver 580.159)" in shown
 
 
 def test_machines_that_are_kept_are_shown_as_long_as_they_may_be_paid_for():

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from local.pace import measure_pace
-from rerail_agent import init, processes
+from rerail_agent import gpus, init, processes
 from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_training_processes
 from tests.container.namespaces import AGENT, Namespace, find_refusal
@@ -422,6 +422,25 @@ def test_a_signal_that_kills_a_rank_has_a_name(new_job: NewJob) -> None:
     assert job.failure is not None
     assert (job.failure["error"], job.failure["cause"]) == ("rank 1 was killed by SIGSEGV", "user_code")
     assert job.failure["exit_code"] == 139
+
+
+def test_no_rank_starts_on_a_gpu_that_failed_before(new_job: NewJob, tmp_path: Path) -> None:
+    """Where it breaks, the report of the rank below a launcher names it; where it comes back, nothing starts."""
+    uuids = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(2)]
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\n" + "".join(f"echo {n}, {uuid}, 0, 580.1\n" for n, uuid in enumerate(uuids)))
+    driver.chmod(0o755)
+    error = "time.sleep(0.8)\nif rank == '1': raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+    job = new_job(error, PATH=f"{tmp_path}:{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="1,0")
+    job.launcher.write_text(LAUNCHER.replace('"RANK": str(rank)', '"RANK": str(rank), "LOCAL_RANK": str(rank)'))
+    assert job.start(PYTHON, job.launcher, 2, job.rank).end() == 1
+    assert job.failure is not None
+    assert (job.failure["cause"], job.failure["gpu"]) == ("hardware", f"{uuids[0]} (driver 580.1)")
+    (job.base / "output" / "failure").unlink()
+    job.environment[gpus.VARIABLE] = f"1:{uuids[0]}"
+    assert job.start("touch", tmp_path / "started").end() == 1
+    assert not (tmp_path / "started").exists()
+    assert job.failure["error"] == f"algo-1: the GPU that failed in attempt 1 is back: {uuids[0]} (driver 580.1)"
 
 
 def test_the_first_failure_file_stays(new_job: NewJob) -> None:

@@ -24,6 +24,7 @@ from rerail.decisions.decision import (
     with_attempt,
     without_pending,
 )
+from rerail.decisions.failed_gpus import list_refused
 from rerail.decisions.fallback_machines import with_machines
 from rerail.decisions.file_copies import format_copies, list_copies_before, list_restored, with_onsets_dated
 from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, with_runtime_left
@@ -133,6 +134,7 @@ def make_create_job(run: Run) -> CreateJob:
         max_runtime_s=attempt.max_runtime_s,
         drill=attempt.drill,
         previous_cause=previous.value if previous else "",
+        failed_gpus=list_refused(run),
     )
 
 

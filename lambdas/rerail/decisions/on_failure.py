@@ -24,6 +24,7 @@ from rerail.decisions.decision import (
     with_incident_closed,
     without_pending,
 )
+from rerail.decisions.failed_gpus import describe_return, format_case
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.file_copies import with_damaged_files
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
@@ -64,6 +65,7 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     run = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
     what += f"; {diagnosis.limitation}" if diagnosis.limitation else ""
+    what += f"; {returned}" if (returned := describe_return(run)) else ""
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
         notice = make_notice(
@@ -123,6 +125,7 @@ def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
         cause=failure.diagnosis.cause,
         fingerprint=failure.diagnosis.fingerprint,
         last_step=failure.last_step,
+        gpu=failure.diagnosis.gpu,
     )
 
 
@@ -138,11 +141,12 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
         ledger=with_charge(
             ledger,
             failure.diagnosis.cause,
-            # Rollbacks repeat steps on purpose, and the ladder has limits of its own. What could not load its file has
-            # not trained.
+            # Rollbacks repeat steps on purpose, and the ladder has limits of its own. What could not load its file, or
+            # was not started on a GPU that had failed, has not trained.
             trained=run.current.training_started_at is not None
             and not is_loss_rollback(failure)
-            and not failure.restored,
+            and not failure.restored
+            and not (describe_return(run) and failure.last_step is None),
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
         ),
@@ -210,6 +214,7 @@ def _apply_verdict(
                 what,
                 key=f"failed-{run.current.number}",
                 did=did,
+                todo=format_case(run, run.current),
                 since=run.current.ended_at,
             )
             actions = (*("release_warm_pool" for _ in release), "relaunch")

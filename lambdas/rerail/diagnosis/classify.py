@@ -118,7 +118,11 @@ _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
-_FIELD = LazyPattern(r'"(cause|error|step|exit_code|rank)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
+# A GPU as the agent names it, and as drivers do.
+_GPU = LazyPattern(
+    r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b(?: \((?:serial \d{1,20}, )?driver [\d.]{1,20}\))?"
+)
+_FIELD = LazyPattern(r'"(cause|gpu|error|step|exit_code|rank)"\s{0,3}:\s{0,3}(?:"((?:[^"\\]|\\.)*+)|(-?\d{1,15}))')
 
 # The step in an error, and the last one that Megatron or NeMo printed.
 _STEP_OF_ERROR = LazyPattern(r"\b(?:step|iteration|iter)\b[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
@@ -161,12 +165,21 @@ def diagnose(
     text = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
     report = _find_report(text)
     if report is not None:
-        return _diagnose_report(text, report, exit_code)
+        found = _diagnose_report(text, report, exit_code)
+        return replace(found, gpu=find_gpu(found.cause, str(report.get("gpu") or ""), str(report.get("error") or "")))
     found = _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
     if hosts == 1 and found.rank is None and found.cause is not Cause.HANG and found.rule not in CASCADES:
         local = LOCAL_RANK.search("\n".join((text, *logs)))
         return replace(found, rank=int(local[1])) if local else found
     return found
+
+
+def find_gpu(cause: Cause, *texts: str) -> str:
+    """Return the GPU that a hardware failure's texts name; "" where they name none, or several."""
+    if cause is not Cause.HARDWARE:
+        return ""
+    named = [found[0] for found in _GPU.finditer("\n".join(texts))]
+    return max(named, key=len) if len({name.split()[0] for name in named}) == 1 else ""
 
 
 def needs_log(reason: str, *, secondary_status: str = "") -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rerail.accounting.costs import find_unpriced_type
 from rerail.accounting.save_interval import NEAR, advise_interval, format_advice
 from rerail.decisions.decision import has_agent
+from rerail.decisions.failed_gpus import format_case
 from rerail.incident_report.facts import Facts
 from rerail.model.causes import Cause
 from rerail.model.finding import Kind
@@ -56,7 +57,10 @@ def _memory(known: Facts) -> Iterator[str]:
 
 def _hardware(known: Facts) -> Iterator[str]:
     failed = sum(attempt.cause is Cause.HARDWARE for attempt in known.run.attempts)
-    if failed > 1:
+    named = [attempt for attempt in known.run.attempts if attempt.gpu]
+    if named:
+        yield format_case(known.run, named[-1])
+    elif failed > 1:
         yield f"Open a case with AWS: {failed} attempts failed because of broken hardware; their jobs are listed below."
 
 

@@ -22,3 +22,5 @@ class Diagnosis:
     limitation: str = ""
     # The first rank that printed the error, where the text names it.
     rank: int | None = None
+    # The GPU that failed, with its UUID first; empty if none is named, or the cause is another.
+    gpu: str = ""

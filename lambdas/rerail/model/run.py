@@ -256,6 +256,8 @@ class Attempt(Record):
     artifacts: str = ""
     # When its launch was last recorded, or CreateTrainingJob last known to have succeeded.
     requested_at: datetime | None = None
+    # The GPU that it failed on, with its UUID first.
+    gpu: str = ""
 
     @property
     def began_step(self) -> int | None:

@@ -23,7 +23,8 @@ ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 VALUE_LIMIT = 512  # characters of a variable
 # Variables for a single attempt, which are not carried over to the next one.
-ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE")
+FAILED_GPUS = "RERAIL_FAILED_GPUS"
+ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE", FAILED_GPUS)
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
@@ -93,9 +94,10 @@ def make_request(
         **_variables_for_script(action, own),
         **_variable_for_tracking(action, own),
     }
-    for name, value in make_policy_variables(detection, interval, mtbf_s).items():
-        # A job without room for it has it from the mailbox.
-        if len(environment) < ENVIRONMENT_LIMIT and len(value) <= VALUE_LIMIT:
+    policy = make_policy_variables(detection, interval, mtbf_s)
+    for name, value in {FAILED_GPUS: ",".join(action.failed_gpus), **policy}.items():
+        # A job without room for the policy has it from the mailbox.
+        if value and len(environment) < ENVIRONMENT_LIMIT and len(value) <= VALUE_LIMIT:
             environment.setdefault(name, value)
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
