@@ -19,9 +19,9 @@ OTHER = "GPU-77e0aa10-1111-2222-3333-444455556666"
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 
-def fail_on(gpu: str, error: str = ECC, cause: FailureCause = FailureCause.HARDWARE) -> str:
+def fail_on(gpu: str, error: str = ECC, cause: FailureCause = FailureCause.HARDWARE, last: str = "") -> str:
     """Return SageMaker's FailureReason of a job whose agent reported this."""
-    report = FailureReport(cause, error, step=None, rank=3, exit_code=1, last_lines=(), gpu=gpu)
+    report = FailureReport(cause, error, step=None, rank=3, exit_code=1, last_lines=(last,), gpu=gpu)
     return f"AlgorithmError: {report.text()}, exit code: 1"
 
 
@@ -64,10 +64,12 @@ def test_a_gpu_that_comes_back_is_refused_twice_and_then_trained_on():
         (fail_on(FIRST, cause=FailureCause.USER_CODE, error="KeyError: 'x'"), ""),
         (fail_on("", f"{FIRST} failed as {OTHER} did"), ""),
         (fail_on("GPU-0"), ""),
+        (fail_on(FIRST, "rank 3 ended with exit code 1", FailureCause.UNKNOWN, last=f"rank 7: {ECC}"), ""),
+        (fail_on(FIRST, ECC, FailureCause.USER_CODE, last="bye"), FIRST),
         (fail_on(FIRST)[:-90], FIRST),
         (fail_on("", f"algo-1 (rank 2): gpus: {FIRST}: a row of memory could not be remapped"), FIRST),
     ],
-    ids=["named", "a bug", "two", "malformed", "cut", "by the pre-flight check"],
+    ids=["named", "a bug", "two", "malformed", "another rank's", "by its text", "cut", "by the pre-flight check"],
 )
 def test_only_a_hardware_failure_names_one_gpu(reason, gpu):
     """Otherwise nothing is said about a machine."""

@@ -22,9 +22,7 @@ def list_refused(run: Run) -> tuple[str, ...]:
 def describe_return(run: Run) -> str:
     """Return in which attempts the GPU of the current one has failed before, in words; "" if in none."""
     earlier = _list_earlier(run, run.current)
-    if not earlier:
-        return ""
-    return f"{_uuid(run.current)} failed in attempt {_join(earlier)} too"
+    return f"{_uuid(run.current)} failed in attempt {_join(earlier)} too" if earlier else ""
 
 
 def format_case(run: Run, attempt: Attempt) -> str:

@@ -118,7 +118,8 @@ _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
-# A GPU as the agent names it, and as drivers do.
+# A GPU as the agent names it, and as drivers do; and the characters of evidence that are looked up in an error.
+_QUOTED = 60
 _GPU = LazyPattern(
     r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b(?: \((?:serial \d{1,20}, )?driver [\d.]{1,20}\))?"
 )
@@ -166,7 +167,7 @@ def diagnose(
     report = _find_report(text)
     if report is not None:
         found = _diagnose_report(text, report, exit_code)
-        return replace(found, gpu=find_gpu(found.cause, str(report.get("gpu") or ""), str(report.get("error") or "")))
+        return replace(found, gpu=_find_gpu(found, report))
     found = _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
     if hosts == 1 and found.rank is None and found.cause is not Cause.HANG and found.rule not in CASCADES:
         local = LOCAL_RANK.search("\n".join((text, *logs)))
@@ -174,11 +175,16 @@ def diagnose(
     return found
 
 
-def find_gpu(cause: Cause, *texts: str) -> str:
-    """Return the GPU that a hardware failure's texts name; "" where they name none, or several."""
-    if cause is not Cause.HARDWARE:
+def _find_gpu(found: Diagnosis, report: Mapping[str, object]) -> str:
+    """Return the GPU that a hardware failure's report names; "" where it names none, or several.
+
+    What was found in the last lines only may be about another rank's GPU.
+    """
+    error = " ".join(str(report.get("error") or "").split())
+    is_own = report.get("cause") == Cause.HARDWARE or found.evidence[:_QUOTED] in error
+    if found.cause is not Cause.HARDWARE or not is_own:
         return ""
-    named = [found[0] for found in _GPU.finditer("\n".join(texts))]
+    named = [match[0] for match in _GPU.finditer(f"{report.get('gpu') or ''}\n{error}")]
     return max(named, key=len) if len({name.split()[0] for name in named}) == 1 else ""
 
 
