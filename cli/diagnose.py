@@ -1,6 +1,7 @@
 """`rerail diagnose`: says in plain words what killed a job, from one text or from a JSONL file of texts."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
+from cli.flight_recorder import RankDump, describe_meeting, find_culprits, read_dump
 from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
@@ -22,6 +24,7 @@ from rerail.model.diagnosis import Diagnosis
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
 
 MAX_PATH = 4_096  # characters
+DUMP_NAME = re.compile(r"(?<!\d)(\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 
 _WORDS = {
     Cause.INFRASTRUCTURE: "the machines or services around the job failed",
@@ -39,7 +42,10 @@ _WORDS = {
 
 def diagnose(
     text: Annotated[
-        str | None, typer.Argument(help="A FailureReason, or a file with one or with a log; - is stdin.")
+        str | None,
+        typer.Argument(
+            help="A FailureReason, a file with one or with a log (- is stdin), or a folder of flight recorder dumps."
+        ),
     ] = None,
     file: Annotated[
         Optional[Path],  # noqa: UP045
@@ -58,8 +64,36 @@ def diagnose(
         diagnoses = [diagnose_text(row["text"]) for row in rows]
         _print_json(rows, diagnoses) if as_json else _print_tables(rows, diagnoses)
         return
-    found = diagnose_text(_read_text(text or ""))
-    _print_json([{"id": None}], [found]) if as_json else _print_words(found)
+    if dumps := _read_dumps(text or ""):
+        culprits = find_culprits(dumps)
+        only = next(iter(culprits)) if len(culprits) == 1 else None
+        found = Diagnosis(Cause.HANG, _format_culprits(culprits, dumps), "flight-recorder", "", rank=only)
+    else:
+        culprits, found = {}, diagnose_text(_read_text(text or ""))
+    _print_json([{"id": None}], [found], culprits) if as_json else _print_words(found)
+
+
+def _read_dumps(text: str) -> dict[int, RankDump]:
+    """Return the dump of each rank in the folder that the text names; empty if it names none."""
+    dumps: dict[int, RankDump] = {}
+    if len(text) > MAX_PATH or "\0" in text or not Path(text).is_dir():
+        return dumps
+    for path in sorted(Path(text).iterdir()):
+        if number := DUMP_NAME.search(path.name):
+            try:
+                dumps[int(number[1])] = read_dump(path.read_bytes())
+            except (OSError, ValueError) as error:
+                place.fail(f"cannot read {path}: {error}", "leave only the dumps of one job in the folder")
+    if not dumps:
+        remedy = "give a folder with a file for each rank whose name ends with the rank, such as nccl_trace_rank_0"
+        place.fail(f"{text} holds no dump of torch's flight recorder", remedy)
+    return dumps
+
+
+def _format_culprits(culprits: dict[int, str], dumps: dict[int, RankDump]) -> str:
+    """Return the ranks that the others wait for, each with the reason."""
+    named = "; ".join(f"rank {rank}: {why}" for rank, why in culprits.items())
+    return named or "; ".join(filter(None, ("no rank stands out from the others", describe_meeting(dumps))))
 
 
 def _read_text(text: str) -> str:
@@ -93,7 +127,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) -> None:
+def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis], culprits: Iterable[int] = ()) -> None:
     for row, diagnosis in zip(rows, diagnoses, strict=True):
         line = {
             "id": row.get("id"),
@@ -101,6 +135,7 @@ def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) 
             "retry": RETRY[diagnosis.cause],
             "evidence": diagnosis.evidence,
             "rank": diagnosis.rank,
+            "ranks": list(culprits) or [rank for rank in (diagnosis.rank,) if rank is not None],
         }
         typer.echo(json.dumps(line))
 

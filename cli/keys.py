@@ -85,6 +85,8 @@ KEYS: Mapping[str, Printed] = {
             "unknown",
             "retry": "whether the same job may get further when it is relaunched",
             "evidence": "the line that tells",
+            "rank": "the rank that failed first, or null",
+            "ranks": "the same as a list; of a hang, the ranks that the others wait for",
         },
     ),
     "metrics": Printed(LIST, {"Name": "the metric", "Regex": "its expression"}),

@@ -22,6 +22,8 @@ from rerail_agent.in_place_restarts import next_port
 from rerail_agent.spawn import STOP_SIGNALS
 
 TRAIN = Path(__file__).with_name("train.py")
+# Operations that torch keeps for the diagnosis of a hang, by its former and its present name.
+FLIGHT_RECORDER = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 DEFAULT_PORT = 7777  # the port that AWS's toolkit uses between the hosts of a job
 # Hyperparameters that train.py does not know.
 OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE", "RERAIL_SNAPSHOT_STEPS")
@@ -44,6 +46,7 @@ def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     cluster = TrainingCluster.read(base)
     environment = {
         **make_network_settings(cluster.instance_type),
+        **dict.fromkeys(FLIGHT_RECORDER, "2000"),
         **environment,
         **choose_rendezvous(cluster, environment),
         "RERAIL_INSTANCE_TYPE": cluster.instance_type,

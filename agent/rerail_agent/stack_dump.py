@@ -5,7 +5,7 @@ import json
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -49,21 +49,29 @@ def find_collective() -> str:
 
 def read_flight_recorder() -> str:
     """Return the last collectives of torch's flight recorder, newest first, if it is switched on."""
+    entries = _read_entries(dump_flight_recorder())
+    newest = "\n".join(map(_format_entry, entries[-5:][::-1]))
+    return f"last collectives, by torch's flight recorder:\n{newest}" if newest else ""
+
+
+def dump_flight_recorder() -> bytes:
+    """Return what torch's flight recorder has, as JSON that `rerail diagnose` reads; empty if it is switched off."""
     torch = sys.modules.get("torch")
     inner = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     for name in RECORDERS:
-        entries = _read_entries(getattr(inner, name, None))
-        if entries:
-            return "last collectives, by torch's flight recorder:\n" + "\n".join(map(_format_entry, entries[-5:][::-1]))
-    return ""
+        try:
+            dump: str | bytes = getattr(inner, name)()
+        except (RuntimeError, AttributeError):
+            continue
+        if _read_entries(dump):
+            return dump.encode() if isinstance(dump, str) else dump
+    return b""
 
 
-def _read_entries(dump: Callable[[], bytes] | None) -> list[dict[str, Any]]:
-    if dump is None:
-        return []
+def _read_entries(dump: str | bytes) -> list[dict[str, Any]]:
     try:
-        return list(json.loads(dump()).get("entries") or ())
-    except (ValueError, RuntimeError, AttributeError):  # a private format of torch, which has changed before
+        return list(json.loads(dump).get("entries") or ())
+    except (ValueError, AttributeError):  # a private format of torch, which has changed before
         return []
 
 
@@ -74,7 +82,7 @@ def _format_entry(entry: dict[str, Any]) -> str:
 
 
 def dump_stacks(path: Path | None, heading: str) -> None:
-    """Write all threads to stderr, and to a file if a path is given."""
+    """Write all threads to stderr, and to a file if a path is given; beside it what the flight recorder has."""
     _dump(sys.__stderr__, heading)
     if path is None:
         return
@@ -82,6 +90,8 @@ def dump_stacks(path: Path | None, heading: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             _dump(file, heading)
+        if recorded := dump_flight_recorder():
+            path.with_name(path.name.replace("stacks", "flight-recorder")).with_suffix(".json").write_bytes(recorded)
     except OSError as error:
         print(f"rerail: {path} cannot be written: {error}", file=sys.stderr, flush=True)
 

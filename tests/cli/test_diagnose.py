@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli.diagnose import diagnose
+from tests.cli.test_flight_recorder import BEFORE, WAITING
 
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -29,6 +30,20 @@ def failures(tmp_path: Path) -> Path:
     path = tmp_path / "failures.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     return path
+
+
+def test_a_folder_of_flight_recorder_dumps_names_who_is_waited_for(tmp_path: Path) -> None:
+    """Whatever else the agent wrote there; what is no dump is named, and so is a folder without any."""
+    result = run(str(tmp_path))
+    assert result.exit_code == 2 and "holds no dump of torch's flight recorder" in result.stderr
+    for rank, content in enumerate((WAITING, WAITING, BEFORE, WAITING)):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
+    (tmp_path / "rerail-stacks-rank1.txt").write_text("rerail: no step for 300 s")
+    found = json.loads(run(str(tmp_path), "--json").stdout)
+    assert (found["cause"], found["rank"], found["ranks"]) == ("hang", 2, [2])
+    assert "rank 2: it has not entered nccl:all_reduce 7" in run(str(tmp_path)).stdout
+    (tmp_path / "dump_9").write_text("?")
+    assert "dump_9" in run(str(tmp_path)).stderr
 
 
 def test_a_text_is_explained() -> None:
@@ -54,7 +69,7 @@ def test_a_path_of_a_file_is_read_as_a_log(tmp_path: Path) -> None:
         "step 1 loss 2.3\n" * 20 + 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n'
     )
     assert json.loads(run(str(log), "--json").stdout)["evidence"] == "KeyError: 1"
-    assert json.loads(run(str(tmp_path), "--json").stdout)["cause"] == "unknown"
+    assert json.loads(run(str(tmp_path / "none"), "--json").stdout)["cause"] == "unknown"
 
 
 def test_a_full_disk_is_answered_with_what_to_change() -> None:
@@ -69,7 +84,7 @@ def test_a_file_becomes_one_json_line_each(failures: Path) -> None:
     lines = [json.loads(line) for line in run("--file", str(failures), "--json").stdout.splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c", "d"]
     assert [line["cause"] for line in lines] == ["oom", "infrastructure", "user_code", "unknown"]
-    assert all(set(line) == {"id", "cause", "retry", "evidence", "rank"} for line in lines)
+    assert all(set(line) == {"id", "cause", "retry", "evidence", "rank", "ranks"} for line in lines)
 
 
 def test_the_rank_and_the_step_of_a_failure_are_named() -> None:

@@ -1,0 +1,175 @@
+"""The culprit of a hang, by the dumps of torch's flight recorder."""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.flight_recorder import describe_meeting, find_culprits, read_dump
+
+GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3)}
+ALL_REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
+
+
+def dump(*entries: tuple[str, int, str], done: dict[str, int] | None = None, state: str = "scheduled") -> bytes:
+    """Return a rank's dump, as torch 2.9 writes it: group, number and name of each operation, oldest first."""
+    names = sorted(GROUPS)
+    rows = [
+        {
+            "record_id": place,
+            "pg_id": names.index(group),
+            "process_group": (group, f"G{group}"),
+            "collective_seq_id": 0 if "->" in name or "<-" in name else number,
+            "p2p_seq_id": number,
+            "op_id": number,
+            "profiling_name": name,
+            "state": "completed" if number <= (done or {}).get(group, 0) else state,
+        }
+        for place, (group, number, name) in enumerate(entries)
+    ]
+    status = {str(i): {"last_completed_collective": (done or {}).get(name, 0)} for i, name in enumerate(names)}
+    config = {name: {"name": name, "ranks": str(list(ranks))} for name, ranks in GROUPS.items()}
+    return pickle.dumps({"version": "2.9", "pg_config": config, "pg_status": status, "entries": rows}, protocol=2)
+
+
+def evaluate(*dumps: bytes | None) -> dict[int, str]:
+    return find_culprits({rank: read_dump(content) for rank, content in enumerate(dumps) if content})
+
+
+WAITING = dump(("0", 7, ALL_REDUCE))
+RUNNING = dump(("0", 7, ALL_REDUCE), state="started")
+BEFORE = dump(("0", 6, ALL_REDUCE), done={"0": 6})
+
+
+@pytest.mark.parametrize(
+    ("dumps", "culprits"),
+    [
+        ((WAITING, WAITING, BEFORE, WAITING), [2]),
+        ((WAITING, WAITING, None, WAITING), [2]),
+        ((WAITING, WAITING, dump(), WAITING), [2]),
+        # Rank 1 waits for rank 0 in their own group, the others for both.
+        ((BEFORE, dump(("1", 3, GATHER), ("0", 7, ALL_REDUCE)), WAITING, WAITING), [0]),
+        # Rank 1 has completed what rank 0 has not, and waits for it in the next operation.
+        ((dump(("1", 3, GATHER)), dump(("1", 3, GATHER), ("0", 7, ALL_REDUCE), done={"1": 3}), WAITING, WAITING), [0]),
+        ((dump(("0", 7, "nccl:send 0->2")), dump(), dump(), dump()), [2]),
+        ((WAITING, WAITING, dump(("0", 7, GATHER)), WAITING), [2]),
+        ((WAITING, WAITING, WAITING, WAITING), []),
+        ((WAITING, WAITING, dump(("0", 7, GATHER)), dump(("0", 7, GATHER))), []),
+        ((BEFORE, BEFORE, BEFORE, BEFORE), []),
+        ((RUNNING, RUNNING, WAITING, RUNNING), [2]),
+    ],
+    ids=[
+        "absent",
+        "no dump",
+        "empty",
+        "chain",
+        "gpu",
+        "transfer",
+        "other name",
+        "all there",
+        "a draw",
+        "idle",
+        "not started",
+    ],
+)
+def test_who_is_waited_for_and_waits_for_nobody_is_the_culprit(dumps, culprits):
+    """Where nobody stands out, nobody is named."""
+    assert list(evaluate(*dumps)) == culprits
+
+
+def test_the_reason_names_the_operation_and_who_waits():
+    found = evaluate(WAITING, WAITING, BEFORE, WAITING)[2]
+    assert found == (
+        "it has not entered nccl:all_reduce 7 of group 0 (G0), where ranks 0, 1, 3 wait for it; "
+        "its last was nccl:all_reduce 6 of group 0 (G0)"
+    )
+    stuck = evaluate(dump(("1", 3, GATHER)), dump(("1", 3, GATHER), done={"1": 3}))
+    assert stuck == {0: "its GPU has not finished nccl:_all_gather_base 3 of group 1 (G1), which rank 1 completed"}
+
+
+def test_ranks_that_are_all_there_are_described_without_a_name():
+    """The others wait for them."""
+    pair = dump(("1", 3, GATHER), ("0", 7, ALL_REDUCE))
+    dumps = {rank: read_dump(content) for rank, content in enumerate((pair, pair, WAITING, WAITING))}
+    assert find_culprits(dumps) == {}
+    assert (
+        describe_meeting(dumps) == "ranks 0, 1 are in nccl:_all_gather_base 3 of group 1 (G1), and none has finished it"
+    )
+
+
+class Command:
+    """What a dump must not be able to do."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("/nonexistent/rerail",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps({"entries": [Command()]}, protocol=2), "its pickle has GLOBAL"),
+        (pickle.dumps({"entries": [Command()]}), "its pickle has STACK_GLOBAL"),
+        (pickle.dumps(bytearray(9), protocol=5), "its pickle has BYTEARRAY8"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "index without data"),
+        (WAITING[:-40], "no dump of torch's flight recorder"),
+        (b"\x80\x02].", "TypeError"),
+        (b'{"pg_config": {}, "entries": [{"record_id": 1}]}', "KeyError: 'pg_id'"),
+        (b"{" * 100_000, "no dump of torch's flight recorder"),
+        (b"", "no dump of torch's flight recorder"),
+        (b"x" * (33 << 20), "bytes, at most"),
+    ],
+)
+def test_what_is_no_plain_dump_is_refused_with_the_reason(content, words):
+    """A dump comes from a bucket that others may write to."""
+    with pytest.raises(ValueError, match=words):
+        read_dump(content)
+
+
+@given(st.binary(max_size=200) | st.integers(0, len(WAITING)).map(lambda end: WAITING[:end] + b"." + WAITING[end:]))
+def test_no_bytes_raise_anything_else(content):
+    with contextlib.suppress(ValueError):
+        read_dump(content)
+
+
+HANG = """
+import os, sys, threading, time, torch
+from pathlib import Path
+from rerail_agent import stack_dump
+from torch import distributed as dist
+from torch._C import _distributed_c10d
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=rank, world_size=3)
+for _ in range(3): dist.all_reduce(torch.ones(4))
+def write():
+    time.sleep(3)
+    open(f"{sys.argv[1]}/dump_{rank}", "wb").write(_distributed_c10d._dump_fr_trace())
+    stack_dump.dump_stacks(Path(f"{sys.argv[1]}/rerail-stacks-rank{rank}.txt"), "no step")
+    time.sleep(3)
+    os._exit(0)
+threading.Thread(target=write).start()
+if rank != 1: dist.all_reduce(torch.ones(4))
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_torchs_own_dumps_of_a_hang_are_read(tmp_path: Path):
+    """Three ranks of gloo, of which rank 1 does not enter the fourth all-reduce; the agent writes beside its stacks."""
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", HANG, str(tmp_path)]
+    ranks = [subprocess.Popen([*words, str(rank)], env=environment, stderr=subprocess.DEVNULL) for rank in range(3)]
+    for process in ranks:
+        process.wait(timeout=90)
+    for name in ("dump_{}", "rerail-flight-recorder-rank{}.json"):
+        dumps = {rank: read_dump((tmp_path / name.format(rank)).read_bytes()) for rank in range(3)}
+        assert find_culprits(dumps) == {
+            1: "it has not entered gloo:all_reduce 4 of group 0 (default_pg), where ranks 0, 2 wait for it; "
+            "its last was gloo:all_reduce 3 of group 0 (default_pg)"
+        }
