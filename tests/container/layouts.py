@@ -7,6 +7,7 @@ Some layouts, with `matrix` all of them, are also rolled back behind an emergenc
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -73,8 +74,6 @@ def runs(ranks: int) -> list[Run]:
             Run("fsdp bf16", FSDP | BF16),
             Run("tensor bf16", TWO | BF16),
         ]
-    if ranks == 8:
-        return [Run("ddp x pipeline x tensor", piped("1f1b", 2) | TWO)]
     return [
         Run("pipeline 1f1b x ddp", piped("1f1b", 2)),
         Run("pipeline zero_bubble x tensor", piped("zero_bubble", 2) | TWO),
@@ -319,13 +318,15 @@ def fork(ranks: int, work: Callable[[parallel.DistributedWorld], None]) -> bool:
 
 
 def main() -> int:
-    phases = [save_all, resume_all, roll_back_all] if len(sys.argv) > 2 else [run_all]
+    phases, sizes = [run_all], (4, 2, 1)
     if sys.argv[2:]:
+        phases, sizes = [save_all, resume_all, roll_back_all], (8, 4, 2, 1)
         fork(1, lambda world: print(json.dumps({"ranks": 1, "run": "one", **train(Run("", DEEP), world, Path())})))
-    return int(any(fork(ranks, phase) for phase in phases for ranks in (8, 4, 2, 1)))
+    return int(any(fork(ranks, phase) for phase in phases for ranks in sizes))
 
 
 if __name__ == "__main__":
     import torch._dynamo  # every rank would import it by itself, for AdamW and DDP
 
+    gc.freeze()  # nor need every rank search what is there already
     raise SystemExit(main())

@@ -49,7 +49,7 @@ def run_layouts(*arguments: str | Path) -> Results:
 
 
 def names(*, dropout: bool) -> list[tuple[int, str]]:
-    every = [(ranks, run) for ranks in (8, 4, 2, 1) for run in layouts.runs(ranks) if run.can_run]
+    every = [(ranks, run) for ranks in (4, 2, 1) for run in layouts.runs(ranks) if run.can_run]
     return [(ranks, run.name) for ranks, run in every if ("dropout" in run.name) == dropout]
 
 
