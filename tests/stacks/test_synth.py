@@ -109,11 +109,9 @@ def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "JSII_"))}
     environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath])}
-    # Validation takes most of a synthesis, so one of them does without.
-    for command, validation in (("python app.py", {"CDK_VALIDATION": "false"}), ("python -m cli.deploy.cdk synth", {})):
-        run = subprocess.run(
-            command.split(), cwd=clone, env=environment | validation, capture_output=True, text=True, timeout=1800
-        )
+    environment |= {"CDK_VALIDATION": "false"}  # takes most of a synthesis, and has found nothing in `assembly`
+    for command in ("python app.py", "python -m cli.deploy.cdk synth"):
+        run = subprocess.run(command.split(), cwd=clone, env=environment, capture_output=True, text=True, timeout=1800)
         assert run.returncode == 0, run.stderr
         (note,) = (line for line in run.stderr.splitlines() if line.startswith("note: "))
         assert "trainingRoleArns and checkpointBuckets are not set, so this template can only observe" in note
