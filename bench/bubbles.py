@@ -127,7 +127,7 @@ def measure_all(folder: Path, cases: Sequence[tuple[int, int]]) -> list[dict[str
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        multiprocessing.spawn(become, (ranks, port, str(folder), cases), nprocs=ranks)
+        multiprocessing.start_processes(become, (ranks, port, str(folder), cases), nprocs=ranks, start_method="fork")
     return [row for path in sorted(folder.glob("*.json")) for row in json.loads(path.read_text())]
 
 
