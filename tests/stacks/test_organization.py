@@ -62,10 +62,6 @@ def test_the_code_is_read_by_the_organization_alone(organization):
     assert text(bucket["BucketName"]) == "rerail-assets-<AWS::AccountId>-<AWS::Region>"
 
 
-def test_every_finding_of_it_is_fixed_or_acknowledged(organization):
-    assert json.loads((organization / "validation-report.json").read_text())["pluginReports"] == []
-
-
 @pytest.mark.parametrize("missing", ["organizationId", "organizationRegions"])
 def test_half_an_organization_is_refused(missing):
     with pytest.raises(BadOption, match=missing):
