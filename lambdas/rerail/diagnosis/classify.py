@@ -45,6 +45,7 @@ FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 _Match = tuple[SymptomRule, str, str]
 
 _SIGNALS: Mapping[int, tuple[Cause, str]] = {
+    1: (Cause.INFRASTRUCTURE, "sighup"),  # the connection or the terminal of the launcher is gone
     4: (Cause.USER_CODE, "sigill"),
     6: (Cause.UNKNOWN, "sigabrt"),  # from watchdogs, C++ assertions and glibc: proves nothing without a message
     7: (Cause.OOM, "sigbus"),  # a full /dev/shm
@@ -54,7 +55,7 @@ _SIGNALS: Mapping[int, tuple[Cause, str]] = {
     15: (Cause.INFRASTRUCTURE, "sigterm"),  # terminated from outside
 }
 # Without SIGABRT and SIGTERM, which end a process after another one's failure.
-_FATAL_SIGNALS = frozenset(_SIGNALS) - {6, 15}
+_FATAL_SIGNALS = frozenset(_SIGNALS) - {1, 6, 15}
 _EXITS: Mapping[int, tuple[Cause, str]] = {
     16: (Cause.HARDWARE, "megatron-rerun-elsewhere"),  # "same wrong result twice here, try this step on other GPUs"
     17: (Cause.DIVERGED, "megatron-result-invalid"),
@@ -71,7 +72,7 @@ _BOILERPLATE = LazyPattern(
     r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
     r"|This (?:might|may|could) be (?:caused by|due to)) ?[^.]{0,200}\.?"
     r"|Worker unexpectedly exits with a connection error code \d+\. End of file\.?"
-    r"|There are some potential root causes\. .{0,400}?unexpected errors\.?"
+    r"|There are some potential root causes\. .{0,400}?unexpected errors\.?|\bSolution: 1\. .{0,600}"
     # A counter of what did not happen, and the name of a logger: "number of nan iterations: 0", "INFO:uvicorn.error:".
     r"|(?-i:(?<![A-Za-z])(?:[Nn]a[Nn]s?|inf|OOMs?|ooms?|[Ee]rrors?|[Ff]ail(?:ed|ures?)|[Ss]kipped|[Cc]orrupt(?:ed)?"
     r"|[Hh]angs?|[Tt]imeouts?|ECC|crashes|retries|overflows?)(?:[ _-](?:nans?|inf|(?:iteration|step|count|error|sample"
@@ -105,10 +106,10 @@ _LAUNCHER_CODE = LazyPattern(
     r"|\b(?:rank|process) \d{1,6}(?: \(PID \d{1,9}\))? exit(?:ed)? with (?:status |exit )?code (-?\d{1,4})\b",
     re.IGNORECASE,
 )
-# The signals that they report: mpirun, multiprocessing, srun, shells.
+# The signals that they report: mpirun, multiprocessing, torchrun of itself, srun, shells.
 _LAUNCHER_SIGNAL = LazyPattern(
     r"\bprocess rank \d{1,6} .{1,200} exited on signal (\d{1,2})\b"
-    r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b"
+    r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b|\b(?:Received (?=\d+ death)|got signal: )(1|15)\b"
     r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"
 )
 _SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
@@ -224,7 +225,8 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
         found = _find_rule(lines)
     # The other ranks lost a process that was ended by a signal.
     is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
-    if found is not None and not is_lost:
+    is_cut = found is not None and found[0] is FALLBACKS[0] and lines.is_cut
+    if found is not None and not is_lost and not (is_cut and (exited or 0) < 0):
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
@@ -251,7 +253,7 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
-    is_wave = rule.name in CASCADES and rule.name != "storage"  # which fails each rank by itself
+    is_wave = rule.name in CASCADES and rule.name not in ("storage", "nccl-system-error")  # which fail each rank
     rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=is_wave)
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 

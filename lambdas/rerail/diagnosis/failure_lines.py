@@ -33,9 +33,9 @@ _CHAIN = LazyPattern(
 )
 # The names of exceptions; a bare class in a flattened traceback, where indentation does not tell code from exception.
 _EXCEPTION = LazyPattern(
-    r"(?:[A-Za-z_]\w*\.){0,8}[A-Za-z_]\w*?"
+    r"(?:[A-Za-z_]\w*\.){0,8}(?:Exception|[A-Za-z_]\w*?"
     r"(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|TimedOut|Failure|Failed|Fault|Abort|Aborted|Killed|Lost|"
-    r"Killer|Empty|NotFound|Group|Usage|OutOfMemory|Died|Unavailable|Refused|Truncated|NaN|Nan|Diverged|Traceback)"
+    r"Killer|Empty|NotFound|Group|Usage|OutOfMemory|Died|Unavailable|Refused|Truncated|NaN|Nan|Diverged|Traceback))"
     r"(?:\([\w., ]{1,80}\))?(?::(?!\s{0,2}\[?(?:INFO|DEBUG)\b)(?:\s|$)|$)"
 )
 _DOTTED = LazyPattern(r"(?:[A-Za-z_]\w*\.){1,8}[A-Z]\w*(?::(?!\s{0,2}\[?(?:INFO|DEBUG)\b)(?:\s|$)|$)")
@@ -51,8 +51,8 @@ _AROUND = LazyPattern(
 # Exceptions that only report that another process, task or call has failed.
 _WRAPPERS = LazyPattern(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
-    r"|ProcessExitedException|RemoteTraceback|_RemoteTraceback|RayTaskError|TrainingFailedError|TuneError|SystemExit"
-    r"|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
+    r"|ProcessExitedException|_?RemoteTraceback|RayTaskError(?!\((?!Runtime|OS|Exc)\w)|TrainingFailedError|TuneError"
+    r"|SystemExit|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
     r"|RetryError|SignalException)\b|RuntimeError: DataLoader worker \(pid.{0,60}exited unexpectedly"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
@@ -65,7 +65,7 @@ _OF_PROGRAM = LazyPattern(
 _FAULT = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
-    r"|\b(?:FATAL|Fatal|CRITICAL|ERROR)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
+    r"|\b(?:FATAL|Fatal|CRITICAL|ERROR|FAIL)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
     r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
 )
 _DEVICE = LazyPattern(
@@ -142,7 +142,7 @@ MIN_PROGRESS = 3
 # What names the rank of a line: prefixes of torchrun, mpirun, Horovod, srun and Composer, and the words of libraries.
 _RANK = LazyPattern(
     r"\[rank[ _:-]?(\d{1,6})\]|\[(?:\d+,)?(?:mpirank:)?(\d{1,6})(?:,[\w.:-]+)?\]<std|^\s{0,3}\[(\d{1,6})\]: ?(?=\S)"
-    r"|^\s?(\d{1,5}): |\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]"
+    r"|^\s?(\d{1,5}): (?!\[rank)|\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]"
     r"|\brank[ =](\d{1,6})(?:: found\b|, node\b| at iter|\])"
     r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
     re.IGNORECASE,
@@ -170,7 +170,7 @@ _MISSING = LazyPattern(
 # The lines of a rank that waits for another one or has lost it.
 _LOST = LazyPattern(
     r"\bsetting up NCCL communicator|\bapplication crash on rank|remote process exited|[\"']should dump[\"'] flag"
-    r"|\b(?:recvValue|sendBytes) failed|submitted to be reduced"
+    r"|\b(?:recvValue|sendBytes) failed|submitted to be reduced|Remote Rank did not send|Horovod has been shut"
 )
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
 

@@ -160,17 +160,13 @@ RULES: tuple[SymptomRule, ...] = (
         "capacity",
         Cause.CAPACITY,
         r"\b(?:no|not enough) (?:ml\.)?(?:p|g|trn|inf)\d\w*(?:\.\w+)?(?: instances?| nodes?)? available",
-        r"provision(?:ing)? failed",
+        r"provision(?:ing)? failed|Unable to provision requested ML compute capacity",
         r"fail\w* to (?:provision|acquire) (?:\w+ ){0,3}(?:resources|instances?|capacity|nodes?|machines?)",
         r"\bCapacityError\b|Insufficient(?:Instance|HostCapacity|ReservedInstance|Capacity|FreeAddresses)\w*",
-        r"EC2Insufficient\w*|Unable to provision requested ML compute capacity",
-        r"\b(?:insufficient|not enough|lack of|no|out of|limited|without|reserved|available|spot|on-demand|compute|"
-        r"EC2|GPU|ML)[\w\s-]{0,25}capacity (?:error|crunch|shortage|issue|problem|is unavailable|unavailable|"
-        r"not available|available)",
         r"\b(?:insufficient|not (?:have )?enough|lack of|no|out of|ran out of|"
         r"short of) (?:[\w.*-]+ ){0,4}capacity\b(?! of \d)",
-        r"capacity (?:crunch|shortage|constraint|exhausted|unavailable|not available|issue|problem)s?",
-        r"instance type .{0,60}(?:temporarily unavailable|not (?:currently )?available|is unavailable|out of stock)",
+        r"capacity (?:error|crunch|shortage|constraint|exhausted|(?:is )?unavailable|not available|issue|problem)s?",
+        r"\binstances?\b.{0,50}(?:(?:temporarily|is|are|was|were) (?:\w+ )?(?:un|not (?:\w+ )?)available|out of stock)",
         r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |"
         r"were )?(?:currently )?available\b",
         r"ResourceLimitExceeded|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded",
@@ -181,8 +177,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"ZONE_RESOURCE_POOL_EXHAUSTED|RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill",
         r"\bexceed\w* (?:\w+ )?quota\b|(?<!disk )\bquotas? (?:\w+ ){0,2}(?:exceed|exhaust|reach|used up|of 0\b)|"
         r"OutOfQuota|\b(?:out of|enough|over|no|insufficient) (?:\w+ ){0,3}quotas?\b",
-        r"\binstances?(?: types?)? (?:is|are|was|were) (?:currently |still )?(?:not available|unavailable)",
-        r"\bcapacity ?errors?\b|\b(?:on-demand|spot|GPU|EC2|unused|spare) capacity (?:waits?|in)\b|waited for capacity",
+        r"\b(?:on-demand|spot|GPU|EC2|unused|spare) capacity (?:waits?|in)\b|waited for capacity",
         r"\bstock-?out\b|SkuNotAvailable|AllocationFailed|ResourcesUnavailableError",
         r"nodes are available: .{0,80}Insufficient|FailedScheduling|MaxPendingTime\w*",
         r"Spot (?:instance|request|capacity|block)?s?.{0,40}(?:interrupt|reclaim|terminat|no capacity|unfulfill)",
@@ -210,7 +205,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.USER_CODE,
         # EFA refuses to register memory: the limit of locked memory, or versions that do not fit.
         r"Unable to register (?:memory|MR)\b|\b(?:libfabric|efa|NET/OFI)\b.{0,200}cannot allocate memory",
-        r"\b(?:fi_mr_reg|ibv_reg_mr|nccl_net_ofi)\w* .{0,60}Cannot allocate memory",
+        r"\b(?:fi_mr_reg|ibv_(?:reg|create|alloc)_|nccl_net_ofi)\w*.{0,60}Cannot allocate memory|max locked memory",
         # A host name of digits, or a netmask, is taken for an address that no host has.
         r"\bconnect to \W{0,2}(?:::ffff:)?(?!0\.0\.0\.0)(?:0|255)(?:\.\d+){3}\b|network address of \(\d+, \d+\)",
         r"cannot allocate memory for EFA|Only EFA provider is supported|NET/OFI\b.{0,200}Invalid argument",
@@ -244,7 +239,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.OOM,
         r"insufficient shared memory|out of shared memory|raise your shared memory limit",
         r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",  # nosec B108
-        r"worker .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
+        r"(?:worker|process) .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
         r"unable to (?:open|write|resize|mmap|allocate) .{0,30}(?:shared memory|bytes from file).{0,120}(?:No "
         r"space|Cannot allocate|memory)",
     ),
@@ -437,6 +432,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|(?:link|port|switch)(?= (?:error|failure)))\b"
         r".{0,25}\b(?:fail\w*|errors?|timed? ?out)\b",
         r"\b(?:RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH|REM_\w{2,8}|LOC_\w{2,8}|GENERAL|FATAL)_ERR\b|wc(?:->|\.)status",
+        r"(?:async\w*|watchdog|ncclComm\w+Error|nccl(?:All|Reduce|Broadcast)\w*) .{0,120}unhandled system error",
         r"\bCQE?\b.{0,40}(?:error|syndrome)|bad completion|completion (?:queue )?(?:error|with status)|vendor syndrome",
         r"fi_\w+ (?:failed|error)|libfabric.{0,60}(?:error|fail)|UCX +(?:ERROR|FATAL)|Link DOWN",
         r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
@@ -451,8 +447,8 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.INFRASTRUCTURE,
         r"Disk quota exceeded|Read-only file system|file ?system .{0,20}read-?only|Stale (?:NFS )?file handle",
         r"Transport endpoint is (?:not connected|already)|Input/output error|Remote I/O error",
-        r"(?:\[|\b)Errno (?:5|30|107|116|121|122)\b|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
-        r"unexpected pos \d+ vs|EXT4-fs error|XFS .{0,30}(?:error|shutdown)",
+        r"(?:\[|\b)Errno (?:5|30|107|116|121|122)\b|ephemeral-storage|DiskPressure",
+        r"EXT4-fs error|XFS .{0,30}(?:error|shutdown)",
         r"\b(?:NFS|Lustre|GPFS|FSx|EFS|BeeGFS|WekaFS|filesystem|file system|storage|fuse)\b.{0,60}(?:not responding|"
         r"evicted|unavailable|went down|down|hiccup|outage|connection lost|crash|failure|error|timed? ?out|"
         r"unresponsive|problem|issue)",
@@ -489,7 +485,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
         r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
         r"(?:security )?token .{0,30}(?:expired|is expired)|CredentialRetrievalError|ImagePullBackOff|ErrImagePull",
-        r"CannotPullContainer|Connection broken|InvalidChunkLength",
+        r"CannotPullContainer|Connection broken|InvalidChunkLength|Consistency check failed: file should",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
@@ -511,11 +507,11 @@ RULES: tuple[SymptomRule, ...] = (
         "program-fault-on-device",
         Cause.USER_CODE,
         r"device-side assert triggered|an? illegal (?:memory access|instruction)|misaligned address",
-        r"unspecified launch failure",
+        r"unspecified launch failure|Memory access fault by GPU|HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL|MEMORY)\w*",
         r"double free|corrupted (?:size|double-linked)|heap corruption|stack smashing|free\(\): invalid",
         r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
-        r"no kernel image is available|kernel image is invalid|too many resources requested|IndexKernel",
-        r"srcIndex < srcSelectDimSize|t >= 0 && t < n_classes",
+        r"no kernel image is available|not compatible with the current \w+ installation|kernel image is invalid",
+        r"too many resources requested|IndexKernel|srcIndex < srcSelectDimSize|t >= 0 && t < n_classes",
         r"CU(?:DNN|BLAS)_STATUS_(?:BAD_PARAM|INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH)",
         r"driver (?:version )?.{0,30}(?:is insufficient|too old)|forward compatibility was attempted",
         r"PTX .{0,40}unsupported toolchain",
@@ -551,8 +547,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible",
         r"subprocess-exited-with-error|Failed building wheel|Error building extension|CUDA_HOME|not compiled with CUDA",
         r"CUDA is not available|Found no NVIDIA driver|Ninja is required|DistributionNotFound|VersionConflict",
-        r"is required but|requires? (?:the )?(?:package|library|`\w+`)|Please (?:install|run)\b",
-        r"unexpected keyword argument|positional arguments?|object has no attribute",
+        r"is required\b.{0,50}\bbut\b|\bbut (?:found|you have) \S+ ?[=\d]|requires? (?:the )?(?:package|library|`\w+`)",
+        r"Please (?:install|run)\b|unexpected keyword argument|positional arguments?|object has no attribute",
         r"object is not (?:callable|iterable|subscriptable)|unsupported operand|is not defined\b",
         r"referenced before assignment|has not been initialized|trying to initialize the default process group twice",
         r"Detected mismatch between collectives|mismatch(?:ed)? collective|invalid literal for int",
@@ -580,8 +576,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:StopIteration|argparse\.ArgumentError|TorchRuntimeError|InternalTorchDynamoError)\b",
         r"(?<!\w)error: argument|usage: \S+\.py|assertion .{0,80}failed|Fatal Python error: (?!Aborted|Bus error)\w",
     ),
-    # ---- A local error of NCCL's: the other ranks wait for this one until their clocks run out.
-    _rule("nccl-system-error", Cause.INFRASTRUCTURE, r"ncclSystemError|unhandled system error"),
+    # ---- A local error of NCCL's, often of its settings: the other ranks wait for this one until their clocks run out.
+    _rule("nccl-system-error", Cause.UNKNOWN, r"ncclSystemError|unhandled system error"),
     # ---- Hangs: a timeout fired before any error.
     _rule(
         "collective-timeout",
@@ -599,8 +595,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"timeout[- ]?(?:waiting|in|of|after|reached) |(?:operation|request|barrier|rendezvous|connection attempt|"
         r"allreduce|all_?reduce|broadcast|all_?gather|send|recv|init\w*|store)\w* (?:has )?time(?:d|s)? ?out",
         r"monitored ?barrier|store[- ]based[- ]barrier|client socket has timed out|Rendezvous ?Timeout\w*",
-        r"Socket ?Timeout|DataLoader timed out|DEADLINE_EXCEEDED|Deadline ?Exceeded|Barrier time|waiting for clients",
-        r"TimeoutExpired|\bTimeoutError\b",
+        r"Socket ?time[sd]? ?out|DataLoader timed out|DEADLINE_EXCEEDED|Deadline ?Exceeded|Barrier time",
+        r"waiting for clients|TimeoutExpired|\bTimeoutError\b",
         r"waiting (?:for|on) (?:the )?(?:other )?(?:ranks?|workers|peers?|nodes|remainder)\b",
         r"Stalled (?:tensor|rank|op|process)\w*|StallInspector|waiting for remainder of ranks",
         r"submitted to be reduced, gathered or broadcast|blocked for more than \d+ sec|\bdead-?lock\w*",
@@ -619,7 +615,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"RendezvousGracefulExit\w*|failed to recv|recvValue failed|sendBytes failed|recvBytes failed|DistNetworkError",
         r"DistStoreError|connection to the C10d store|C10d store .{0,30}fail|TCPStore.{0,60}(?:fail|error)",
         r"Gloo connect\w* .{0,60}(?:fail|error)|store->get\(\)|connectFullMesh|gloo/transport|HorovodInternalError",
-        r"Horovod has been shut ?down|process group .{0,30}aborted|communicator was aborted",
+        r"process group .{0,30}aborted|communicator was aborted",
         r"NCCL communicator .{0,30}abort|UnavailableError|\bUNAVAILABLE:|failed to connect to all addresses",
         r"Connection to \S+ (?:\S+ )?(?:closed|lost|reset|refused|dropped)|closed by (?:the )?(?:remote )?(?:host|"
         r"peer)\b|Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
@@ -627,6 +623,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
         r"Transport (?:closed|error)",
     ),
+    _rule("peer-failed", Cause.UNKNOWN, r"Horovod has been shut ?down"),
     # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.
     _rule(
         "device-note",
@@ -637,11 +634,10 @@ RULES: tuple[SymptomRule, ...] = (
         rf"(?:\w+ )?{_PART}\b",
         r"CUDA error: (?:unknown error|CUDA-capable device\(s\) is/are busy)",
         r"\b(?:instability|degradation|degraded|anomal\w+) (?:\S+ ){0,5}GPUs?\b",
-        r"all CUDA-capable devices are busy or unavailable|CUDA driver (?:initialization failed|error)",
-        r"no CUDA-capable device is detected|No CUDA GPUs are available|cudaErrorUnknown",
-        r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|NO_DEVICE|SYSTEM\w*|LAUNCH_FAILED)|No devices were found",
-        r"Driver/library version mismatch|Unexpected error from cudaGetDeviceCount|\b(?:PC|desktop|computer|"
-        r"workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|powered off|restarts|reboots)\b",
+        r"all CUDA-capable devices are busy or unavailable|CUDA driver error|cudaErrorUnknown",
+        r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|SYSTEM\w*|LAUNCH_FAILED)|Unexpected error from cudaGetDeviceCount",
+        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|powered "
+        r"off|restarts|reboots)\b",
         r"\b(?:shut(?:s|down)?|power(?:s|ed)?) (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|"
         r"workstation)\b",
         r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
@@ -649,11 +645,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"NPU .{0,20}(?:error|fault)",
         firm=False,
     ),
-    # A bad device prints these, and so do too little memory, a wrong version and a bug.
+    # A bad device or disk prints these, and so do too little memory or space, a wrong version or setting, and a bug.
     _rule(
         "undecidable",
         Cause.UNKNOWN,
         r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
+        r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
+        r"Driver/library version mismatch|CUDA driver init\w+ failed|PytorchStreamWriter failed|unexpected pos \d",
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
         firm=False,
     ),
@@ -765,8 +763,8 @@ DAMAGE = _rule(
 TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
 
 # Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
-CASCADES = ("collective-timeout", "peer-gone", "fabric", "service", "storage", "program-fault-on-device",
-            "node-failure")  # fmt: skip
+CASCADES = ("collective-timeout", "peer-gone", "peer-failed", "fabric", "service", "storage", "program-fault-on-device",
+            "node-failure", "nccl-system-error")  # fmt: skip
 
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
@@ -777,7 +775,7 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?-i:Error|Exception|"
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
-        r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b",
+        r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b|(?<![\w.])(?-i:Exception): \S",
         firm=False,
     ),
     _rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?", firm=False),
