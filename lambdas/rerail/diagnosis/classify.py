@@ -38,9 +38,9 @@ from rerail.model.run import Job
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a large log
 # A text with more lines that name no error is a log, in which ordinary words are no evidence.
 MAX_NOTE_LINES = 6
-# A rule of these found an error; any other only found that there was one.
-NAMED_RULES = frozenset(rule.name for rule in (*RULES, FALLBACKS[0]) if rule.firm or rule is FALLBACKS[0])
 FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
+# A rule of these found an error; any other only found that there was one.
+NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
 
@@ -225,8 +225,7 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
         found = _find_rule(lines)
     # The other ranks lost a process that was ended by a signal.
     is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
-    is_cut = found is not None and found[0] is FALLBACKS[0] and lines.is_cut
-    if found is not None and not is_lost and not (is_cut and (exited or 0) < 0):
+    if found is not None and not is_lost and not (found[0] is FALLBACKS[0] and lines.is_cut and (exited or 0) < 0):
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
@@ -251,6 +250,8 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
             rule = TIMEOUT_WHILE_READING
         # The ranks print the lines of one timeout in any order.
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
+    if rule.name == "nccl-system-error" and _STEP_OF_ERROR.search(joined):
+        rule = replace(rule, cause=Cause.INFRASTRUCTURE)  # wrong settings fail before the first step
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
     is_wave = rule.name in CASCADES and rule.name not in ("storage", "nccl-system-error")  # which fail each rank

@@ -636,10 +636,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:instability|degradation|degraded|anomal\w+) (?:\S+ ){0,5}GPUs?\b",
         r"all CUDA-capable devices are busy or unavailable|CUDA driver error|cudaErrorUnknown",
         r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|SYSTEM\w*|LAUNCH_FAILED)|Unexpected error from cudaGetDeviceCount",
-        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|powered "
-        r"off|restarts|reboots)\b",
-        r"\b(?:shut(?:s|down)?|power(?:s|ed)?) (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|"
-        r"workstation)\b",
+        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|"
+        r"powers? off|powered off|restarts|reboots)\b",
+        r"\b(?:shut|power)\w{0,4} (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|workstation)\b",
         r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
         r"PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b(?! limit)|Ascend.{0,40}(?:error|fault)",
         r"NPU .{0,20}(?:error|fault)",
