@@ -193,7 +193,7 @@ def describe_meeting(dumps: Mapping[int, RankDump]) -> str:
     for dump in dumps.values():
         inside = _find_ranks_in(dump.oldest, dumps) if dump.oldest else {}
         if dump.oldest and all(not _list_awaited(rank, own, dumps) for rank, own in inside.items()):
-            return f"{_format_ranks(list(inside))} are in {dump.oldest}, and none has finished it"
+            return f"{_format_ranks(list(inside))} entered {dump.oldest}, and none has finished it"
     return ""
 
 

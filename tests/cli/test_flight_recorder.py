@@ -100,7 +100,8 @@ def test_ranks_that_are_all_there_are_described_without_a_name():
     dumps = {rank: read_dump(content) for rank, content in enumerate((pair, pair, WAITING, WAITING))}
     assert find_culprits(dumps) == {}
     assert (
-        describe_meeting(dumps) == "ranks 0, 1 are in nccl:_all_gather_base 3 of group 1 (G1), and none has finished it"
+        describe_meeting(dumps)
+        == "ranks 0, 1 entered nccl:_all_gather_base 3 of group 1 (G1), and none has finished it"
     )
 
 
