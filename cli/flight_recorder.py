@@ -21,6 +21,8 @@ PLAIN = re.compile(
 )
 _P2P = re.compile(r"(?:\w+:)?(?:send|recv) (\d{1,6})(?:->|<-)(\d{1,6})")
 
+OperationKey = tuple[str, int, str | frozenset[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -41,7 +43,7 @@ class Operation:
     pair: frozenset[int] = frozenset()
 
     @property
-    def key(self) -> tuple[str, int, str | frozenset[int]]:
+    def key(self) -> OperationKey:
         """Return what the records of the same operation share on all of its ranks."""
         return self.group, self.number, self.pair or self.name
 
@@ -57,11 +59,19 @@ class RankDump:
     operations: tuple[Operation, ...]
     # By group, the number of the newest operation that it completed.
     completed: Mapping[str, int]
+    # The oldest operation that is not completed.
+    oldest: Operation | None
+    # By operation, whether it is completed.
+    states: Mapping[OperationKey, bool]
+    # The groups that transfer between two ranks too.
+    mixed: frozenset[str]
 
-    @property
-    def oldest(self) -> Operation | None:
-        """Return the oldest operation that is not completed."""
-        return next((operation for operation in self.operations if not operation.is_completed), None)
+    @classmethod
+    def make(cls, operations: tuple[Operation, ...], completed: Mapping[str, int]) -> "RankDump":
+        """Return the dump of these operations, with what is looked up once for each other rank."""
+        oldest = next((operation for operation in operations if not operation.is_completed), None)
+        states = {operation.key: operation.is_completed for operation in operations}
+        return cls(operations, completed, oldest, states, frozenset(o.group for o in operations if o.pair))
 
 
 def read_dump(content: bytes) -> RankDump:
@@ -71,7 +81,7 @@ def read_dump(content: bytes) -> RankDump:
     try:
         table = json.loads(content) if content[:1] == b"{" else _load_plain(content)
         return _parse_dump(table)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"it is no dump of torch's flight recorder: {type(error).__name__}: {error}") from error
 
 
@@ -103,8 +113,8 @@ def _parse_dump(table: Any) -> RankDump:
         if not str(entry["profiling_name"]).startswith("nccl:"):
             # gloo's state comes late; the call before the newest one has returned.
             group = str(entry["process_group"][0])
-            completed[group] = max(completed.get(group, -1), int(entry["op_id"]) - 1)
-    return RankDump(tuple(_parse_operation(entry, groups, completed) for entry in entries), completed)
+            completed[group] = max(completed.get(group, -1), int(entry.get("op_id", entry["collective_seq_id"])) - 1)
+    return RankDump.make(tuple(_parse_operation(entry, groups, completed) for entry in entries), completed)
 
 
 def _are_numbers(names: Mapping[str, Any]) -> bool:
@@ -153,12 +163,10 @@ def _takes_part(dump: RankDump, operation: Operation) -> bool:
 
 
 def _has_completed(dump: RankDump, operation: Operation) -> bool:
-    same = [own for own in dump.operations if own.key == operation.key]
-    if same or operation.pair:
-        return any(own.is_completed for own in same)
+    if operation.key in dump.states or operation.pair:
+        return dump.states.get(operation.key, False)
     # Of a group that transfers too, torch counts both kinds in one number.
-    is_mixed = any(own.pair for own in dump.operations if own.group == operation.group)
-    return not is_mixed and dump.completed.get(operation.group, -1) >= operation.number
+    return operation.group not in dump.mixed and dump.completed.get(operation.group, -1) >= operation.number
 
 
 def _explain(rank: int, waiting: list[int], dumps: Mapping[int, RankDump]) -> str:

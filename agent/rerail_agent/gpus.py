@@ -5,7 +5,6 @@ Standard library only: `rerail_agent.init` looks before it starts the command, i
 
 from __future__ import annotations
 
-import csv
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -51,11 +50,11 @@ def list_gpus() -> list[Gpu]:
 
 def parse_gpus(table: str) -> list[Gpu]:
     """Return the GPUs of nvidia-smi's table; its lines for people, such as errors, are left out."""
-    rows = csv.reader(table.splitlines(), skipinitialspace=True)
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
     return [
-        Gpu(int(row[0]), row[1], row[2] if row[2].isdigit() and int(row[2]) else "", row[3])
+        Gpu(int(row[0]), row[1], row[2] if row[2].strip("0").isdecimal() else "", row[3])
         for row in rows
-        if len(row) == 4 and row[0].isdigit() and row[1].startswith("GPU-")
+        if len(row) == 4 and row[0].isdecimal() and row[1].startswith("GPU-")
     ]
 
 
@@ -65,7 +64,7 @@ def find_gpu(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Gpu | None:
     local_rank = next((value for name in LOCAL_RANKS if (value := environment.get(name))), "")
     if len(visible) == 1:
         return visible[0]
-    return visible[int(local_rank)] if local_rank.isdigit() and int(local_rank) < len(visible) else None
+    return visible[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(visible) else None
 
 
 def select_visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:

@@ -123,6 +123,7 @@ class Command:
         (b"\x80\x02].", "TypeError"),
         (b'{"pg_config": {}, "entries": [{"record_id": 1}]}', "KeyError: 'pg_id'"),
         (b"{" * 100_000, "no dump of torch's flight recorder"),
+        (b'{"pg_config": {"0": {"ranks": [1e999]}}, "entries": []}', "OverflowError"),
         (b"", "no dump of torch's flight recorder"),
         (b"x" * (33 << 20), "bytes, at most"),
     ],
