@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.flight_recorder import describe_meeting, find_culprits, read_dump
+from tests.container.hosts import IMPORT_PATH
 
 GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3)}
 ALL_REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
@@ -146,14 +147,18 @@ from pathlib import Path
 from rerail_agent import stack_dump
 from torch import distributed as dist
 from torch._C import _distributed_c10d
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=rank, world_size=3)
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3)
 for _ in range(3): dist.all_reduce(torch.ones(4))
+def meet(name):
+    (folder / f"{name}-{rank}").touch()
+    while len(list(folder.glob(f"{name}-*"))) < 3: time.sleep(0.05)
 def write():
+    meet("ready")
     time.sleep(3)
-    open(f"{sys.argv[1]}/dump_{rank}", "wb").write(_distributed_c10d._dump_fr_trace())
-    stack_dump.dump_stacks(Path(f"{sys.argv[1]}/rerail-stacks-rank{rank}.txt"), "no step")
-    time.sleep(3)
+    (folder / f"dump_{rank}").write_bytes(_distributed_c10d._dump_fr_trace())
+    stack_dump.dump_stacks(folder / f"rerail-stacks-rank{rank}.txt", "no step")
+    meet("written")
     os._exit(0)
 threading.Thread(target=write).start()
 if rank != 1: dist.all_reduce(torch.ones(4))
@@ -164,11 +169,14 @@ time.sleep(60)
 @pytest.mark.slow
 def test_torchs_own_dumps_of_a_hang_are_read(tmp_path: Path):
     """Three ranks of gloo, of which rank 1 does not enter the fourth all-reduce; the agent writes beside its stacks."""
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", HANG, str(tmp_path)]
-    ranks = [subprocess.Popen([*words, str(rank)], env=environment, stderr=subprocess.DEVNULL) for rank in range(3)]
-    for process in ranks:
-        process.wait(timeout=90)
+    ranks = [subprocess.Popen([*words, str(rank)], env=environment, stdin=subprocess.DEVNULL) for rank in range(3)]
+    try:
+        assert [process.wait(timeout=90) for process in ranks] == [0, 0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
     for name in ("dump_{}", "rerail-flight-recorder-rank{}.json"):
         dumps = {rank: read_dump((tmp_path / name.format(rank)).read_bytes()) for rank in range(3)}
         assert find_culprits(dumps) == {
