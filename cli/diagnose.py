@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.flight_recorder import RankDump, describe_meeting, find_culprits, read_dump
+from cli.flight_recorder import RankDump, describe_unfinished, find_culprits, read_dump
 from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
@@ -93,7 +93,7 @@ def _read_dumps(text: str) -> dict[int, RankDump]:
 def _format_culprits(culprits: dict[int, str], dumps: dict[int, RankDump]) -> str:
     """Return the ranks that the others wait for, each with the reason."""
     named = "; ".join(f"rank {rank}: {why}" for rank, why in culprits.items())
-    return named or "; ".join(filter(None, ("no rank stands out from the others", describe_meeting(dumps))))
+    return named or "; ".join(filter(None, ("no rank stands out from the others", describe_unfinished(dumps))))
 
 
 def _read_text(text: str) -> str:

@@ -104,10 +104,9 @@ def _parse_dump(table: Any) -> RankDump:
     entries = sorted(table["entries"], key=lambda entry: int(entry["record_id"]))
     status = table.get("pg_status") or {}
     names = {str(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries}
-    if len(status) == len(groups):  # both are numbered as the groups were made
-        names |= (
-            dict(zip(sorted(status, key=int), sorted(groups, key=int), strict=True)) if _are_numbers(groups) else {}
-        )
+    if len(status) == len(groups) and all(name.isdecimal() for name in groups):
+        # Both are numbered in the order in which the groups were made.
+        names |= dict(zip(sorted(status, key=int), sorted(groups, key=int), strict=True))
     completed = {names[i]: int(s["last_completed_collective"]) for i, s in status.items() if i in names}
     for entry in entries:
         if not str(entry["profiling_name"]).startswith("nccl:"):
@@ -115,10 +114,6 @@ def _parse_dump(table: Any) -> RankDump:
             group = str(entry["process_group"][0])
             completed[group] = max(completed.get(group, -1), int(entry.get("op_id", entry["collective_seq_id"])) - 1)
     return RankDump.make(tuple(_parse_operation(entry, groups, completed) for entry in entries), completed)
-
-
-def _are_numbers(names: Mapping[str, Any]) -> bool:
-    return all(name.isdecimal() for name in names)
 
 
 def _parse_ranks(ranks: Any) -> tuple[int, ...]:
@@ -146,7 +141,7 @@ def find_culprits(dumps: Mapping[int, RankDump]) -> dict[int, str]:
         waiting = sorted(other for other, ranks in waits.items() if rank in ranks)
         if not waits.get(rank) and (why := _explain(rank, waiting, dumps)):
             culprits[rank] = why
-    return culprits or _find_others_collective(dumps)
+    return culprits or _find_mismatches(dumps)
 
 
 def _list_awaited(rank: int, operation: Operation | None, dumps: Mapping[int, RankDump]) -> set[int]:
@@ -196,8 +191,8 @@ def _find_ranks_in(operation: Operation, dumps: Mapping[int, RankDump]) -> dict[
     return {rank: own for rank, own in oldest.items() if own and own.key == operation.key}
 
 
-def describe_meeting(dumps: Mapping[int, RankDump]) -> str:
-    """Return which operation all of its ranks are in while others wait for them, in words; "" if there is none."""
+def describe_unfinished(dumps: Mapping[int, RankDump]) -> str:
+    """Return an operation that all of its ranks have entered and none has finished, in words; "" if there is none."""
     for dump in dumps.values():
         inside = _find_ranks_in(dump.oldest, dumps) if dump.oldest else {}
         if dump.oldest and all(not _list_awaited(rank, own, dumps) for rank, own in inside.items()):
@@ -205,7 +200,7 @@ def describe_meeting(dumps: Mapping[int, RankDump]) -> str:
     return ""
 
 
-def _find_others_collective(dumps: Mapping[int, RankDump]) -> dict[int, str]:
+def _find_mismatches(dumps: Mapping[int, RankDump]) -> dict[int, str]:
     """Return the ranks that entered another collective than most ranks of their group at the same place."""
     culprits: dict[int, str] = {}
     pending = {rank: dump.oldest for rank, dump in dumps.items() if dump.oldest and not dump.oldest.pair}

@@ -10,13 +10,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rerail_agent.processes import LOCAL_MARKS
+
 # The attempts of the run that failed on a GPU, each with that GPU's UUID: `2:GPU-...,3:GPU-...`.
 VARIABLE = "RERAIL_FAILED_GPUS"
 FAILED = re.compile(r"(\d{1,9}):(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,serial,driver_version", "--format=csv,noheader")
-# A driver whose GPU is broken may not answer.
+# Seconds; with a broken GPU, nvidia-smi may never end.
 LIMIT_S = 20.0
-LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 CONCERNS_GPU = re.compile(r"cuda|nccl|nvlink|\bgpu|\bxid\b|\becc\b", re.IGNORECASE)
 
 
@@ -34,7 +35,7 @@ class Gpu(NamedTuple):
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the GPUs that the driver lists; none where there is no driver, or it does not answer in time."""
+    """Return the GPUs of this machine; empty without a driver, or if nvidia-smi runs longer than LIMIT_S."""
     try:
         process = subprocess.Popen(
             QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
@@ -49,7 +50,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def parse_gpus(table: str) -> list[Gpu]:
-    """Return the GPUs of nvidia-smi's table; its lines for people, such as errors, are left out."""
+    """Return the GPUs in the output of nvidia-smi; skip lines that are no row of its table, such as errors."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
     return [
         Gpu(int(row[0]), row[1], row[2] if row[2].strip("0").isdecimal() else "", row[3])
@@ -61,7 +62,7 @@ def parse_gpus(table: str) -> list[Gpu]:
 def find_gpu(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Gpu | None:
     """Return the GPU of the rank with this environment; None where that is not certain."""
     visible = select_visible(gpus, environment)
-    local_rank = next((value for name in LOCAL_RANKS if (value := environment.get(name))), "")
+    local_rank = next((value for name in LOCAL_MARKS if (value := environment.get(name))), "")
     if len(visible) == 1:
         return visible[0]
     return visible[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(visible) else None
@@ -84,9 +85,9 @@ def select_visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[
 
 
 def describe_own_gpu(error: str, environment: Mapping[str, str]) -> str:
-    """Return the GPU of the rank whose error this is, for its failure report; "" if it is no matter of a GPU.
+    """Return the GPU of the rank that raised an error; "" if the error concerns no GPU, or may concern another rank's.
 
-    What names a GPU by its UUID, or is raised on all ranks for a machine that is not fit, may be about another rank's.
+    It may if it names a GPU by its UUID, or is a HardwareError, which all ranks raise for the one that is not fit.
     """
     if not CONCERNS_GPU.search(error) or "GPU-" in error or "HardwareError" in error:
         return ""

@@ -100,9 +100,10 @@ def run(
 def refuse_machine(base: Path, returned: str) -> None:
     """Write the failure file of a host whose GPU failed in an earlier attempt: the job may run on another machine."""
     print(f"rerail init: {returned}; not starting on this machine", file=sys.stderr, flush=True)
-    text = FailureReport(FailureCause.HARDWARE, f"{read_host(base)}: {returned}", None, None, 1, ()).text()
+    error = f"{read_host(base)}: {returned}"
+    report = FailureReport(FailureCause.HARDWARE, error, step=None, rank=None, exit_code=1, last_lines=())
     with suppress(OSError):
-        failure.write(base / "output" / "failure", text)
+        failure.write(base / "output" / "failure", report.text())
 
 
 def _read_grace_s(environment: Mapping[str, str]) -> float:
@@ -477,8 +478,8 @@ class Init:
         own_lines = [line for line in lines if line.at >= self.on_started]  # without those of the run before this one
         oom_killed = proc.count_oom_kills() > self.oom_kills
         report = exit_report.make_report(self.command_exit, exits, own_lines, oom_killed=oom_killed)
-        marks = next((process_exit.rank_variables for process_exit in exits if process_exit.rank == report.rank), ())
-        return replace(report, gpu=gpus.describe_own_gpu(report.error, {**os.environ, **dict(marks)})).text()
+        variables = next((each.rank_variables for each in exits if each.rank == report.rank), ())
+        return replace(report, gpu=gpus.describe_own_gpu(report.error, {**os.environ, **dict(variables)})).text()
 
 
 def _find_ancestors(process: LinuxProcess, tree: Mapping[int, LinuxProcess]) -> Iterable[LinuxProcess]:

@@ -24,7 +24,7 @@ FATAL_XIDS = {
     79: "fell off the bus",
     95: "an uncontained memory error",
 }
-# What a program caused, or the driver after it was ended; an earlier job may have left them in the log.
+# By the same catalogue these are faults of a program (45: of one that was ended), perhaps of an earlier job.
 PROGRAM_XIDS = frozenset((13, 31, 43, 45, 68))
 
 

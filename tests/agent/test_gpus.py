@@ -26,7 +26,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_drivers_table_is_read_without_its_complaints():
-    """A serial number that is hidden is none."""
+    """Read a word or zeros in place of a serial number as none."""
+    assert parse_gpus(f"0, {FIRST}, 0, 535.1") == [Gpu(0, FIRST, "", "535.1")]
     assert [str(gpu) for gpu in parse_gpus(TABLE)] == [
         f"{FIRST} (serial 1652923012345, driver 580.159.03)",
         f"{OTHER} (driver 580.159.03)",
@@ -49,7 +50,7 @@ def test_the_drivers_table_is_read_without_its_complaints():
     ],
 )
 def test_a_rank_has_the_gpu_of_its_local_rank(environment, number):
-    """Where that is not certain it has none: a wrong one would be refused later."""
+    """Name none where that is not certain: a wrong one would be refused later."""
     found = find_gpu(parse_gpus(TABLE), environment)
     assert (found.number if found else None) == number
 
@@ -65,7 +66,7 @@ def test_a_rank_has_the_gpu_of_its_local_rank(environment, number):
     ],
 )
 def test_an_error_of_a_gpu_is_reported_with_it(driver, tmp_path, monkeypatch, error, named):
-    """Its UUID comes first, so that a cut report keeps it; an error that names one itself is about that one."""
+    """Name no GPU for an error that names one itself: it is about that one."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(RuntimeError), failure.record_failure(tmp_path / "failure", rank=9):
         raise RuntimeError(error)
@@ -74,7 +75,7 @@ def test_an_error_of_a_gpu_is_reported_with_it(driver, tmp_path, monkeypatch, er
 
 @pytest.mark.slow
 def test_only_a_gpu_that_failed_before_is_refused(driver):
-    """What is malformed names none; without any the driver is not asked."""
+    """Skip malformed entries of the variable."""
     assert find_returned({gpus.VARIABLE: f"2:{OTHER},4:{OTHER}"}) == (
         f"the GPU that failed in attempts 2 and 4 is back: {OTHER} (driver 580.159.03)"
     )
@@ -84,7 +85,7 @@ def test_only_a_gpu_that_failed_before_is_refused(driver):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["sleep 60", "exit 9", "printf '\\377\\0,,,\\n0, GPU-1'"])
 def test_a_driver_that_does_not_answer_lists_no_gpu(tmp_path, monkeypatch, script):
-    """Neither does a machine without one."""
+    """List none without a driver either."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f'#!/bin/sh\nexec sh -c "{script}"\n')
     program.chmod(0o755)
@@ -93,8 +94,3 @@ def test_a_driver_that_does_not_answer_lists_no_gpu(tmp_path, monkeypatch, scrip
     assert gpus.list_gpus() == []
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert gpus.list_gpus() == []
-
-
-def test_a_gpu_is_named_without_a_serial_number_that_is_hidden():
-    """Drivers print zeros or a word in its place."""
-    assert parse_gpus(f"0, {FIRST}, 0, 535.1")[0] == Gpu(0, FIRST, "", "535.1")

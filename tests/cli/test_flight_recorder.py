@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.flight_recorder import describe_meeting, find_culprits, read_dump
+from cli.flight_recorder import describe_unfinished, find_culprits, read_dump
 from tests.container.hosts import IMPORT_PATH
 
 GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3)}
@@ -101,7 +101,7 @@ def test_ranks_that_are_all_there_are_described_without_a_name():
     dumps = {rank: read_dump(content) for rank, content in enumerate((pair, pair, WAITING, WAITING))}
     assert find_culprits(dumps) == {}
     assert (
-        describe_meeting(dumps)
+        describe_unfinished(dumps)
         == "ranks 0, 1 entered nccl:_all_gather_base 3 of group 1 (G1), and none has finished it"
     )
 

@@ -54,7 +54,7 @@ def test_a_gpu_that_comes_back_is_refused_twice_and_then_trained_on():
     assert run.ledger.without_progress == 0, "a refused machine has not trained"
     todo = [notice.todo for notice in world.bus.notices if notice.severity is Severity.INFORM and notice.todo]
     assert f"GPU {FIRST} (serial 7, driver 580.159.03) of an instance failed at 2026-01-31 00:05:00 UTC. Tr" in todo[0]
-    assert todo[2].endswith("It failed in attempt 1 and 2 too. Training jobs: gpt, gpt-a002, gpt-a003")
+    assert todo[2].endswith("It failed in attempts 1 and 2 too. Training jobs: gpt, gpt-a002, gpt-a003")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The GPUs that a run has failed on: which of them the next job is not to start on, and what to tell AWS about one.
+"""The GPUs that a run has failed on: which of them the next job must not start on, and what to tell AWS about one.
 
 SageMaker chooses the machines, and may give a run the same one again. The agent's init compares the GPUs of each
 machine with those of the failed attempts before it starts the script. A machine that is refused costs a start, so
@@ -13,16 +13,20 @@ MAX_NAMED = 10
 
 
 def list_refused(run: Run) -> tuple[str, ...]:
-    """Return the GPUs that the current attempt is not to start on, each as `attempt:UUID`; of few returns only."""
+    """Return the GPUs that the current attempt must not start on, each as `attempt:UUID`; none after MAX_RETURNS."""
     failed = [attempt for attempt in run.attempts if attempt.gpu]
     returns = sum(bool(_list_earlier(run, attempt)) for attempt in failed)
     return tuple(f"{a.number}:{_uuid(a)}" for a in failed[-MAX_NAMED:]) if returns < MAX_RETURNS else ()
 
 
+def has_returned(run: Run) -> bool:
+    """Return whether the GPU that the current attempt failed on had failed before."""
+    return bool(_list_earlier(run, run.current))
+
+
 def describe_return(run: Run) -> str:
     """Return in which attempts the GPU of the current one has failed before, in words; "" if in none."""
-    earlier = _list_earlier(run, run.current)
-    return f"{_uuid(run.current)} failed in attempt {_join(earlier)} too" if earlier else ""
+    return f"{_uuid(run.current)} failed in {_name(_list_earlier(run, run.current))} too" if has_returned(run) else ""
 
 
 def format_case(run: Run, attempt: Attempt) -> str:
@@ -32,7 +36,7 @@ def format_case(run: Run, attempt: Attempt) -> str:
     earlier = _list_earlier(run, attempt)
     jobs = ", ".join(a.job_name for a in (*earlier, attempt))
     ended = f" at {attempt.ended_at:%Y-%m-%d %H:%M:%S} UTC" if attempt.ended_at else ""
-    again = f" It failed in attempt {_join(earlier)} too." if earlier else ""
+    again = f" It failed in {_name(earlier)} too." if earlier else ""
     return (
         f"Open a case with AWS, so that the machine is taken out of service: GPU {attempt.gpu} of an "
         f"{attempt.instance_type or 'instance'} failed{ended}.{again} Training jobs: {jobs}"
@@ -48,5 +52,6 @@ def _uuid(attempt: Attempt) -> str:
     return attempt.gpu.partition(" ")[0]
 
 
-def _join(attempts: list[Attempt]) -> str:
-    return " and ".join(str(attempt.number) for attempt in attempts)
+def _name(attempts: list[Attempt]) -> str:
+    numbers = " and ".join(str(attempt.number) for attempt in attempts)
+    return f"attempt{'s' if len(attempts) > 1 else ''} {numbers}"

@@ -119,8 +119,9 @@ _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
-# A GPU as the agent names it, and as drivers do; and the characters of evidence that are looked up in an error.
+# Characters of the evidence by which it is found in the error that a report names.
 _QUOTED = 60
+# A GPU as the agent and drivers name it.
 _GPU = LazyPattern(
     r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b(?: \((?:serial \d{1,20}, )?driver [\d.]{1,20}\))?"
 )

@@ -64,7 +64,7 @@ class CreateJob(ActionTraits):
     drill: bool = False
     # The cause for which the attempt before it ended; empty if unknown.
     previous_cause: str = ""
-    # `attempt:UUID` of the GPUs that failed before, which the job is not to start on.
+    # `attempt:UUID` of the GPUs that failed before, which the job must not start on.
     failed_gpus: tuple[str, ...] = ()
 
 

@@ -94,9 +94,9 @@ def make_request(
         **_variables_for_script(action, own),
         **_variable_for_tracking(action, own),
     }
-    policy = make_policy_variables(detection, interval, mtbf_s)
-    for name, value in {FAILED_GPUS: ",".join(action.failed_gpus), **policy}.items():
-        # A job without room for the policy has it from the mailbox.
+    optional = {FAILED_GPUS: ",".join(action.failed_gpus), **make_policy_variables(detection, interval, mtbf_s)}
+    for name, value in optional.items():
+        # A job without room for them has the policy from the mailbox, and starts on any GPU.
         if value and len(environment) < ENVIRONMENT_LIMIT and len(value) <= VALUE_LIMIT:
             environment.setdefault(name, value)
     if len(environment) > ENVIRONMENT_LIMIT:
