@@ -115,7 +115,7 @@ def _attributes(answer: Any, arn: str) -> Properties:
 
 def deliver(delivery: DestinationRequest, retry_scale: float) -> None:
     """Try until it is taken, refused or too old; runs in a thread of its own."""
-    began, delay_s, tries = time.monotonic(), FIRST_DELAY_S, 0
+    began, delayed_s, delay_s, tries = time.monotonic(), 0.0, FIRST_DELAY_S, 0
     while True:
         with request_scope(delivery.account, delivery.region):
             status, error = attempt(delivery)
@@ -125,16 +125,18 @@ def deliver(delivery: DestinationRequest, retry_scale: float) -> None:
             if status is not None and status not in AGAIN and status < 500:
                 bury(delivery, "SDK_CLIENT_ERROR", error, "", tries)
                 return
-            waited_s = (time.monotonic() - began) * retry_scale
+            # Only delays pass faster than on AWS: a receiver's seconds are real.
+            age_s = time.monotonic() - began + delayed_s
             exhausted = ""
             if tries >= delivery.max_retries:
                 exhausted = "MaximumRetryAttempts"
-            elif waited_s + delay_s > delivery.max_age_s:
+            elif age_s + delay_s > delivery.max_age_s:
                 exhausted = "MaximumEventAgeInSeconds"
             if exhausted:
                 bury(delivery, "ERROR_FROM_TARGET" if status else "CONNECTION_FAILURE", error, exhausted, tries)
                 return
         time.sleep(delay_s / retry_scale)
+        delayed_s += delay_s
         tries, delay_s = tries + 1, min(2 * delay_s, LONGEST_DELAY_S)
 
 

@@ -45,6 +45,13 @@ class Invocation:
     accepted: float = field(default_factory=time.monotonic)
     tries: int = 0
     is_first: bool = True
+    # Of the delays between tries, in seconds of AWS: they pass faster here, unlike the seconds in which functions run.
+    delayed_s: float = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Return the event's age in seconds."""
+        return time.monotonic() - self.accepted + self.delayed_s
 
 
 class InvocationQueue:
@@ -112,9 +119,8 @@ def apply(retry_scale: float, workers: int) -> None:
 
     def attempt(invocation: Invocation) -> None:
         result = lambda_svc._execute_function_with_config_scope(_current_record(invocation), invocation.event)
-        waited = (time.monotonic() - invocation.accepted) * retry_scale
         if result.get("throttle"):
-            if waited < _settings(invocation)["MaximumEventAgeInSeconds"]:
+            if invocation.age_s < _settings(invocation)["MaximumEventAgeInSeconds"]:
                 queue.put(invocation, THROTTLED_DELAY_S / retry_scale)
             else:
                 conclude(invocation, result, "EventAgeExceeded")
@@ -127,9 +133,10 @@ def apply(retry_scale: float, workers: int) -> None:
         delay_s = RETRY_DELAYS_S[min(invocation.tries, len(RETRY_DELAYS_S)) - 1]
         if invocation.tries > settings["MaximumRetryAttempts"]:
             conclude(invocation, result, "RetriesExhausted")
-        elif waited + delay_s > settings["MaximumEventAgeInSeconds"]:
+        elif invocation.age_s + delay_s > settings["MaximumEventAgeInSeconds"]:
             conclude(invocation, result, "EventAgeExceeded")
         else:
+            invocation.delayed_s += delay_s
             queue.put(invocation, delay_s / retry_scale)
 
     queue = InvocationQueue(run, workers)

@@ -247,9 +247,17 @@ class Account:
         return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
 
     def dead_letters(self) -> list[str]:
-        """The queues that hold something which nobody could handle."""
-        urls = self.aws.client("sqs").list_queues().get("QueueUrls", [])
-        return [url for url in urls if DEAD.search(url) and self.lies_in(url)]
+        """The queues that hold something which nobody could handle, each with the error that Lambda gave for one."""
+        sqs, found = self.aws.client("sqs"), []
+        for url in sqs.list_queues().get("QueueUrls", []):
+            if DEAD.search(url) and self.lies_in(url):
+                letters = sqs.receive_message(QueueUrl=url, MessageAttributeNames=["All"], VisibilityTimeout=0)
+                errors = [
+                    letter.get("MessageAttributes", {}).get("ErrorMessage", {}).get("StringValue", "")
+                    for letter in letters.get("Messages", [])
+                ]
+                found.append(" ".join([url.rpartition("/")[2], *errors]).strip())
+        return found
 
     def has_handled_all(self) -> bool:
         """Whether no signal waits for the supervisor, or is with it."""

@@ -91,7 +91,8 @@ class Sample(cdk.Stack):
     def asynchronous(self) -> None:
         """Rules to functions: one that counts its tries, one with a dead-letter queue, one with a destination."""
         self.rule("Flaky", targets.LambdaFunction(self.function("Flaky", "flaky")))
-        dead = self.function("Dead", "fail", dead_letter_queue=self.queue("DeadLetters"))
+        age = cdk.Duration.minutes(15)
+        dead = self.function("Dead", "fail", dead_letter_queue=self.queue("DeadLetters"), max_event_age=age)
         self.rule("Dead", targets.LambdaFunction(dead))
         function = self.function(
             "Told", "fail", on_failure=destinations.SqsDestination(self.queue("Failures")), retry_attempts=1

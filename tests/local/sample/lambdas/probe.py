@@ -29,6 +29,7 @@ def record(event: dict[str, Any], context: Any) -> dict[str, str]:
 
 def fail(event: dict[str, Any], context: Any) -> None:
     send({"event": event})
+    time.sleep(event["detail"].get("seconds", 0))
     raise ValueError("no luck")
 
 
