@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _FROM_THIS_MACHINE = ("HOME", "LANG", "TMPDIR")
+# Last on the import path of every job.
+JOB_SITE = Path(__file__).parent / "job_site"
 # Under network isolation a container has no credentials, and whatever it asks for ends at a closed door.
 _NOTHING = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 _FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "code")
@@ -111,6 +113,7 @@ def environment_of(
     image: Mapping[str, str],
 ) -> dict[str, str]:
     """Nothing of this machine's environment gets in but a few plain names; credentials are dummies."""
+    given = {**image, **request.get("Environment", {})}
     inherited = {key: os.environ[key] for key in _FROM_THIS_MACHINE if key in os.environ}
     isolated = request.get("EnableNetworkIsolation", False)
     reach = _NOTHING if isolated else {**_credentials(account_id), "AWS_ENDPOINT_URL": endpoint_url}
@@ -127,8 +130,8 @@ def environment_of(
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),
-        **image,
-        **request.get("Environment", {}),
+        **given,
+        "PYTHONPATH": os.pathsep.join([*filter(None, [given.get("PYTHONPATH")]), str(JOB_SITE)]),
         "SAGEMAKER_BASE_DIR": str(host.base),
         "TRAINING_JOB_NAME": request["TrainingJobName"],
         "TRAINING_JOB_ARN": arn,

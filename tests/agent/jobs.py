@@ -61,7 +61,10 @@ def announced(bucket: Bucket, abilities: tuple[str, ...], *, attempt: int = 1) -
 
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch", "torch.distributed", "rerail_agent.guard", "boto3", "tests.agent.loops"])
+# Each optimizer imports the compiler, which takes as long as torch itself.
+_server.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "rerail_agent.guard", "boto3", "tests.agent.loops"]
+)
 
 
 class Ranks:

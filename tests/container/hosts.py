@@ -13,14 +13,17 @@ import pytest
 
 import train
 from job import TrainingJob
+from local.sagemaker.hosts import JOB_SITE
 from options import read_options
 from rerail.model.finding import Finding
 from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import Manifest, open_store
 
 CONTAINER = Path(train.__file__).parent
-# What the image has on its path.
-IMPORT_PATH = os.pathsep.join(str(CONTAINER.parent / folder) for folder in ("agent", "container", "lambdas"))
+# What the image has on its path, and local jobs.
+IMPORT_PATH = os.pathsep.join(
+    [*(str(CONTAINER.parent / name) for name in ("agent", "container", "lambdas")), str(JOB_SITE)]
+)
 OPTIONS = {"steps": "40", "checkpoint_every": "10", "batch_size": "12", "model_size": "tiny", "warmup_steps": "5"}
 LIMIT_S = 300
 
