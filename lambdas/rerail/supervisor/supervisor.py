@@ -5,6 +5,7 @@ when they are done. If the function dies in between, the next invocation finds t
 harmless.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -230,17 +231,17 @@ class Supervisor:
         if has_looked_since(run, post):
             return run
         for policy_read in observe_policy(run, self.policies, at=self.clock()):
-            run = self._record_turn(run, policy_read)
+            run = self._handle_signals(run, policy_read)
         if run.has_work:
-            run = self._act(run, found=run)
+            run = self._handle_signals(run, *self._act(run, found=run))
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:
-                run = self._record_turn(run, self._make_signal(run, seen, make_signal))
-            run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
+                run = self._handle_signals(run, self._make_signal(run, seen, make_signal))
+            run = self._handle_signals(run, signal, looked_at=post.received_at if post else None)
         return self._act_in_background(run)
 
     def _make_signal(self, run: Run, seen: Sequence[Checkpoint] | None, make_signal: SignalFactory) -> Signal:
@@ -265,7 +266,7 @@ class Supervisor:
             return run
         if job is None or job.status.is_terminal:
             return run
-        return self._record_turn(run, JobObserved(self.clock(), job))
+        return self._handle_signals(run, JobObserved(self.clock(), job))
 
     def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
@@ -339,7 +340,7 @@ class Supervisor:
             if report and not report.is_signed and must_be_signed(run, policy_of(run, self.policies)):
                 raise BadMailboxObject(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
         except BadMailboxObject as error:
-            return self._record_turn(run, ReportInvalid(self.clock(), error.defect, str(error)))
+            return self._handle_signals(run, ReportInvalid(self.clock(), error.defect, str(error)))
         if report is None and post and self.clock() - post.sent_at < REPORT_RETRY_PERIOD:
             raise StateUnknown(f"object {filed.key!r} was filed, and is not there")
         return self._on_report(run, report) if report else run
@@ -438,7 +439,7 @@ class Supervisor:
         jobs = [
             described for name in find_missed_jobs(run, claim.number) if (described := self._describe_if_exists(name))
         ]
-        self._record_turn(run, RecordOutdated(at, claim.number, (*jobs, job)))
+        self._handle_signals(run, RecordOutdated(at, claim.number, (*jobs, job)))
         return self.visit(run.id)
 
     def _has_first_job(self, claim: Claim, job: Job, description: Mapping[str, Any]) -> bool:
@@ -504,15 +505,27 @@ class Supervisor:
         except Conflict:
             return  # adopted concurrently
 
-    def _record_turn(self, run: Run, signal: Signal, *, looked_at: datetime | None = None) -> Run:
-        """Decide, record and act; on a conflicting write, load the run and decide again.
+    def _handle_signals(self, run: Run, *signals: Signal, looked_at: datetime | None = None) -> Run:
+        """Decide on each signal, and at once on what its actions lead to; return the run afterwards.
 
-        `looked_at`: the observation is no older than this. Raises Conflict after several conflicts in a row.
+        `looked_at`: the observation is no older than this.
+        """
+        waiting = deque(signals)
+        while waiting:
+            found, run = self._record_turn(run, waiting.popleft(), looked_at)
+            if run is not found:
+                waiting.extendleft(reversed(self._act(run, found=found)))
+        return run
+
+    def _record_turn(self, run: Run, signal: Signal, looked_at: datetime | None) -> tuple[Run, Run]:
+        """Decide and record; return the run as found and as recorded, the same twice if nothing has changed.
+
+        On a conflicting write, load the run and decide again. Raises Conflict after several conflicts in a row.
         """
         for _ in range(MAX_CONFLICTS):
             decision = decide(run, signal, policy_of(run, self.policies))
             if decision.run == run and not decision.reason:
-                return run
+                return run, run
             times = [at for at in (run.looked_at, looked_at) if at]
             updated = replace(decision.run, version=run.version + 1, looked_at=max(times, default=None))
             entry = _make_entry(run, updated, signal, decision) if decision.reason else None
@@ -522,17 +535,17 @@ class Supervisor:
                 run = self._load(run.id)
                 continue
             self.turns.append(RecordedDecision(run, decision))
-            return self._act(updated, found=run)
+            return run, updated
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
-    def _act(self, run: Run, *, found: Run) -> Run:
-        """Carry out pending actions in order, publish state changes, and record the results.
+    def _act(self, run: Run, *, found: Run) -> list[Signal]:
+        """Carry out pending actions in order, and publish state changes; return what came of it.
 
         An action that fails does not prevent the others. It stays pending, and its error is raised last. `found` is the
         run as recorded before: its work is perhaps another function's, which does it now.
         """
         done: list[Action | Notify] = []
-        refusals: list[CreateRefused | QuarantineRefused] = []
+        refusals: list[Signal] = []
         is_deferred, paused = self._find_deferral(run)
         throttled = False
         for action in sorted(run.pending, key=lambda action: action.RANK):
@@ -556,15 +569,15 @@ class Supervisor:
             else:
                 refusals.append(refusal) if refusal else done.append(action)
         published = self._publish_changes(run, found)
+        signals: list[Signal] = []
         if done or published:
-            run = self._record_turn(run, ActionsDone(self.clock(), tuple(done), published))
-        for refused in refusals:
-            run = self._record_turn(run, refused)
+            signals.append(ActionsDone(self.clock(), tuple(done), published))
+        signals += refusals
         if paused and any(isinstance(action, StopJob) for action in run.pending):
-            run = self._record_turn(run, Paused(self.clock()))
+            signals.append(Paused(self.clock()))
         elif throttled:
-            run = self._record_turn(run, StopThrottled(self.clock()))
-        return run
+            signals.append(StopThrottled(self.clock()))
+        return signals
 
     def _publish_changes(self, run: Run, found: Run) -> tuple[str, ...]:
         """Publish the events of the run's state changes, oldest first; return the ids of those that the bus has taken.
@@ -599,7 +612,7 @@ class Supervisor:
         except Exception as error:  # raised at the end: see `handle`
             self.failed.append(error)
             return run
-        return self._record_turn(run, copied)
+        return self._handle_signals(run, copied)
 
     def _copy_file(self, run: Run, action: CopyCheckpoint) -> FileCopied:
         """Copy a file; return the copy, or why it must not be made."""
