@@ -58,7 +58,7 @@ DISTRIBUTED_PHRASES = (
     ("connection closed by peer", FailureCause.INFRASTRUCTURE),
     ("connection reset", FailureCause.INFRASTRUCTURE),
     ("connection refused", FailureCause.INFRASTRUCTURE),
-    ("unhandled system error", FailureCause.INFRASTRUCTURE),
+    ("unhandled system error", FailureCause.UNKNOWN),  # the text rules know whether steps came before it
     ("remote process exited", FailureCause.INFRASTRUCTURE),
 )
 DISTRIBUTED_SIGNS = ("gloo", "nccl", "tcpstore", "smddp", "torch.distributed", "connection closed by peer")

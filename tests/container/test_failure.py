@@ -60,6 +60,7 @@ def test_any_error_fits_and_is_json(message: str, step: int, rank: int) -> None:
             FailureCause.HANG,
         ),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), FailureCause.HARDWARE),
+        (RuntimeError("NCCL error in: NCCLUtils.hpp:219, unhandled system error"), FailureCause.UNKNOWN),
         (ValueError("matmul: Input operand 1 has a mismatch"), FailureCause.USER_CODE),
         (TimeoutError("the user's own timed out"), FailureCause.USER_CODE),
         (RuntimeError("the connection to my database timed out"), FailureCause.USER_CODE),
@@ -69,6 +70,13 @@ def test_any_error_fits_and_is_json(message: str, step: int, rank: int) -> None:
 def test_causes(error: Exception, cause: FailureCause) -> None:
     """An exception speaks for one cause; a mistake in the script is what is left."""
     assert failure.find_cause(error) == cause
+
+
+@pytest.mark.parametrize(("step", "cause"), [(0, Cause.UNKNOWN), (60, Cause.INFRASTRUCTURE)])
+def test_a_system_error_of_nccl_is_the_networks_after_the_first_step(step: int, cause: Cause) -> None:
+    """Before it, wrong settings are as likely; the report leaves the cause open, and its step decides."""
+    error = RuntimeError("NCCL error in: NCCLUtils.hpp:219, unhandled system error, NCCL version 2.21.5")
+    assert diagnose(failure.describe(error, failure.Position(rank=1, step=step))).cause == cause
 
 
 def test_an_error_raised_from_another_has_its_cause() -> None:

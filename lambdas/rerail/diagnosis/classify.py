@@ -23,7 +23,9 @@ from rerail.diagnosis.symptoms import (
     DAMAGED_CHECKPOINT,
     FALLBACKS,
     LOOSE,
+    NAN_LOSS,
     RULES,
+    SERVICE,
     TIMEOUT_WHILE_READING,
     WRAPPERS,
     SymptomRule,
@@ -92,11 +94,13 @@ _BOILERPLATE = LazyPattern(
     re.IGNORECASE,
 )
 _IRRELEVANT = LazyPattern(
-    r"NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
+    r"(?:^|[\d\]] )NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
     r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
     r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
 )
 _NUMBER = LazyPattern(r"\d+")
+# Where a traceback reads the input, what is missing belongs to it.
+_ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
 # The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod.
@@ -130,6 +134,8 @@ _FIELD = LazyPattern(r'"(cause|gpu|error|step|exit_code|rank)"\s{0,3}:\s{0,3}(?:
 # The step in an error, and the last one that Megatron or NeMo printed.
 _STEP_OF_ERROR = LazyPattern(r"\b(?:step|iteration|iter)\b[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
 _STEP = LazyPattern(r"\biteration {1,12}(\d{1,12})(?: {0,4}/ {0,12}\d+|\b(?= ?[|,:)]|$))", re.IGNORECASE | re.MULTILINE)
+# A process that is killed while it loads weights has used up the host's memory.
+_SHARDS = LazyPattern(r"\bLoading (?:checkpoint|pipeline|safetensors|model|weights)\b[^\r\n%]{0,60}?(\d{1,3})%")
 # The operation that timed out, the progress of a rank that still reads its input, and ranks that wait for one to do so.
 _OPERATION = LazyPattern(r"OpType=(\w+)")
 _READING = LazyPattern(
@@ -230,6 +236,8 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
+    if _signal_number(exit_code) == 9 and (shards := _SHARDS.findall("\n".join(texts))) and shards[-1] != "100":
+        by_exit = (Cause.OOM, "killed-while-loading")
     wrapper = _first_match(WRAPPERS, all_lines)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         rank = find_rank(texts, "")
@@ -251,13 +259,20 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
             rule = TIMEOUT_WHILE_READING
         # The ranks print the lines of one timeout in any order.
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
-    if rule.name == "nccl-system-error" and _STEP_OF_ERROR.search(joined):
-        rule = replace(rule, cause=Cause.INFRASTRUCTURE)  # wrong settings fail before the first step
+    if rule.name == "missing-input" and "://" in root and (lost := SERVICE.search(joined)):
+        rule, evidence = SERVICE, f"{lost[0]} before {evidence}"  # a file of a server that did not answer
+    rule = _settle(rule, has_trained=_STEP_OF_ERROR.search(joined) is not None)
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
     is_wave = rule.name in CASCADES and rule.name not in ("storage", "nccl-system-error")  # which fail each rank
     rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=is_wave)
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
+
+
+def _settle(rule: SymptomRule, *, has_trained: bool) -> SymptomRule:
+    """Return the rule, whose cause is the network where NCCL's system error comes after steps: settings fail before."""
+    is_network = has_trained and rule.name == "nccl-system-error"
+    return replace(rule, cause=Cause.INFRASTRUCTURE) if is_network else rule
 
 
 def _find_rule(lines: FailureLines) -> _Match | None:
@@ -286,7 +301,8 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if _is_log(lines):
         # Ordinary lines of a log only count where they are unmistakable.
         found = telling or _first_match(FIRM_RULES, rest)
-        return found or _first_match(FALLBACKS[:1], [*exceptions, *printed, *_clean(_list_cut(lines))])
+        found = found or _first_match(FALLBACKS[:1], [*exceptions, *printed, *_clean(_list_cut(lines))])
+        return found or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
     noise = [] if named or rest or printed else _clean(lines.noise)
     return _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest, *noise]) or (
         _first_match(FALLBACKS, [*exceptions, *printed, *rest, *noise, *_clean(_list_cut(lines))])
@@ -327,6 +343,10 @@ def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match
             if found := _first_match((rule,), read):
                 return found
             continue
+        if rule.name == "missing-input" and (
+            lost := [line for line in lines if line in of_input and _ABSENT.match(line)]
+        ):
+            return rule, lost[0], lost[0]
         is_of_input = rule.cause in (Cause.USER_CODE, Cause.DATA)
         if found := _first_match((rule,), lines if is_of_input else free):
             return found
@@ -372,6 +392,7 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
             found = _first_match(FALLBACKS, _split_lines(error))
         if found is not None and (cause is Cause.UNKNOWN or found[0].firm):
             rule, evidence, root = found
+            rule = _settle(rule, has_trained=bool(step) or _STEP_OF_ERROR.search(text) is not None)
             return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":

@@ -21,13 +21,21 @@ _SOURCE = LazyPattern(
 )
 _STAMP = LazyPattern(
     r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
-    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\]?(?= )|std(?:err|out) [FP](?= )|\[std(?:err|out)\]:?) ?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\]?(?= )|std(?:err|out) [FP](?= )|\[std(?:err|out)\]:?"
+    # TensorFlow reports the errors of its threads as information.
+    r"|INFO:tensorflow:(?=Error (?:reported|recorded) )) ?"
 )
 _GROUP = LazyPattern(r"\s{0,20}(?:\+[+-]{2,}[-\s\d]*$|\+ (?=Exception Group)|\|(?: |$))")
 
 _START = LazyPattern(r"Traceback \(most recent call last\):?|\(most recent call first\):?")
-_FRAME = LazyPattern(r"\s*File \"[^\"]*\", line \d+|.{0,200}\", line \d+, in \S+$|line \d+, in \S+$")
+_FRAME = LazyPattern(
+    r"\s*File \"[^\"]*\", line \d+|.{0,200}\", line \d+, in \S+$|line \d+, in \S+$"
+    # IPython's, in both of its forms.
+    r"|(?:<ipython-input-\S{1,60}>|[~/\w][^\s:]{0,200}\.pyx?) in \S.{0,300}$|Cell In\[\d+\], line \d+"
+    r"|File \S{1,200}:\d+, in \S|\d+ frames$"
+)
 _CARETS = LazyPattern(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
+_POINTED = LazyPattern(r"-{2,6}> ?\d+ ")
 _CHAIN = LazyPattern(
     r"(During handling of the above exception)|The above exception was the direct cause of the following"
 )
@@ -74,7 +82,7 @@ _DEVICE = LazyPattern(
 
 _LEVEL = LazyPattern(
     r"^.{0,60}?(?<!NCCL )(?<![\w./-])(?:INFO|DEBUG|WARNING|WARN|NOTICE|TRACE)(?=[\s:\]|-])"
-    r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b|NCCL INFO|warnings\.warn",
+    r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b|(?:^|[\d\]] )NCCL INFO|warnings\.warn",
 )
 _LOWER_LEVEL = LazyPattern(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
 _PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
@@ -375,13 +383,14 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
             if not in_frames:
                 block, chained, ended = None, chained, False
             in_frames, code_lines = True, 0
-            frames = [*frames, bare] if start is None else []
             if start is None:
+                frames.append(bare)
                 indent = len(line) - len(line.lstrip())
-            else:
-                indent, code = -1, ""
-                if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
-                    found.errors.append(before)
+                continue
+            if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
+                found.errors.append(before)
+                found.reading |= {before} if _READS_INPUT.search("\n".join(frames)) else set()
+            frames, indent, code = [], -1, ""
             continue
         if _CHAIN.search(line):
             chained, in_frames, block = True, False, None
@@ -390,7 +399,7 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
             if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
                 continue
             depth = len(line) - len(line.lstrip())
-            is_code = depth > max(indent, 0) if indent >= 0 else depth >= 4
+            is_code = (depth > max(indent, 0) if indent >= 0 else depth >= 4) or _POINTED.match(line) is not None
             if indent == 0 and not is_code:
                 is_code = code_lines == 0 and not is_exception(bare)
             if is_code:

@@ -208,6 +208,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:fi_mr_reg|ibv_(?:reg|create|alloc)_|nccl_net_ofi)\w*.{0,60}Cannot allocate memory|max locked memory",
         # A host name of digits, or a netmask, is taken for an address that no host has.
         r"\bconnect to \W{0,2}(?:::ffff:)?(?!0\.0\.0\.0)(?:0|255)(?:\.\d+){3}\b|network address of \(\d+, \d+\)",
+        r"\bfamily \d+ is neither AF_INET",
         r"cannot allocate memory for EFA|Only EFA provider is supported|NET/OFI\b.{0,200}Invalid argument",
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)",
@@ -441,7 +442,14 @@ RULES: tuple[SymptomRule, ...] = (
     ),
     _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
     # The job's own disk: the next job has the same size and fills it again.
-    _rule("full-disk", Cause.USER_CODE, _FULL, r"\bstorage exhausted\b|not enough space on the disk"),
+    _rule(
+        "full-disk",
+        Cause.USER_CODE,
+        _FULL,
+        r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) (?!address)(?:\w+ )?space\b",
+        # Kubernetes ends a pod that fills its own share; a node that is low on storage is another matter.
+        r"(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
+    ),
     _rule(
         "storage",
         Cause.INFRASTRUCTURE,
@@ -567,7 +575,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"404 Client Error|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|NoCredentials",
         r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
         r"UnrecognizedClient|API key|wandb: ERROR",
-        r"Insufficient disk space|enough disk space|failed archive status|Artifact upload failed",
+        r"failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
         r"RLIMIT_NPROC|Resource temporarily unavailable",
         r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|Indentation|"
@@ -757,6 +765,10 @@ DAMAGE = _rule(
     r"Unexpected end of (?:data|file|input|JSON)|JSONDecodeError|UnicodeDecodeError|(?:invalid|bad) magic",
     r"Compressed file ended before|premature end|DataLoss|Data loss|corrupt\w*|truncated|checksum|crc\b",
 )
+
+SERVICE = RULES[[rule.name for rule in RULES].index("service")]
+# How a log without an error may end.
+NAN_LOSS = _rule("not-finite", Cause.DIVERGED, r"loss\w{0,20}['\"]?\s?[:=(]{1,2}\s?[-+]?(?:nan|inf)\b", firm=False)
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
 TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
