@@ -270,9 +270,8 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
 
 
 def _settle(rule: SymptomRule, *, has_trained: bool) -> SymptomRule:
-    """Return the rule, whose cause is the network where NCCL's system error comes after steps: settings fail before."""
-    is_network = has_trained and rule.name == "nccl-system-error"
-    return replace(rule, cause=Cause.INFRASTRUCTURE) if is_network else rule
+    """Return the rule; NCCL's system error is the network's after the first step: wrong settings fail before."""
+    return replace(rule, cause=Cause.INFRASTRUCTURE) if has_trained and rule.name == "nccl-system-error" else rule
 
 
 def _find_rule(lines: FailureLines) -> _Match | None:
@@ -338,15 +337,14 @@ def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match
     """
     free = [line for line in lines if not is_of_program(line)]
     of_input = set(_clean(reading))
+    absent = [line for line in lines if line in of_input and _ABSENT.match(line)]
     for rule in RULES:
         if rule.name == DAMAGED_CHECKPOINT and (read := [line for line in lines if line not in of_input]) != lines:
             if found := _first_match((rule,), read):
                 return found
             continue
-        if rule.name == "missing-input" and (
-            lost := [line for line in lines if line in of_input and _ABSENT.match(line)]
-        ):
-            return rule, lost[0], lost[0]
+        if absent and rule.name == "missing-input":
+            return rule, absent[0], absent[0]
         is_of_input = rule.cause in (Cause.USER_CODE, Cause.DATA)
         if found := _first_match((rule,), lines if is_of_input else free):
             return found

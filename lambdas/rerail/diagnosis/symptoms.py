@@ -208,10 +208,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:fi_mr_reg|ibv_(?:reg|create|alloc)_|nccl_net_ofi)\w*.{0,60}Cannot allocate memory|max locked memory",
         # A host name of digits, or a netmask, is taken for an address that no host has.
         r"\bconnect to \W{0,2}(?:::ffff:)?(?!0\.0\.0\.0)(?:0|255)(?:\.\d+){3}\b|network address of \(\d+, \d+\)",
-        r"\bfamily \d+ is neither AF_INET",
         r"cannot allocate memory for EFA|Only EFA provider is supported|NET/OFI\b.{0,200}Invalid argument",
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
-        r"Could not (?:open|parse) (?:XML|graph|topology|tuner)",
+        r"Could not (?:open|parse) (?:XML|graph|topology|tuner)|\bfamily \d+ is neither AF_INET",
         r"NCCL WARN (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message truncated)",
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
         r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
@@ -446,9 +445,9 @@ RULES: tuple[SymptomRule, ...] = (
         "full-disk",
         Cause.USER_CODE,
         _FULL,
-        r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) (?!address)(?:\w+ )?space\b",
-        # Kubernetes ends a pod that fills its own share; a node that is low on storage is another matter.
-        r"(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
+        r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) (?!address)(?:\w+ )?space\b"
+        # Kubernetes ends a pod that fills its own share.
+        r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
     ),
     _rule(
         "storage",
