@@ -297,15 +297,15 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
     rest = _clean(lines.others)
+    cut = _clean(_list_cut(lines))
     if _is_log(lines):
         # Ordinary lines of a log only count where they are unmistakable.
-        found = telling or _first_match(FIRM_RULES, rest)
-        found = found or _first_match(FALLBACKS[:1], [*exceptions, *printed, *_clean(_list_cut(lines))])
-        return found or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
-    noise = [] if named or rest or printed else _clean(lines.noise)
-    return _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest, *noise]) or (
-        _first_match(FALLBACKS, [*exceptions, *printed, *rest, *noise, *_clean(_list_cut(lines))])
-    )
+        found = telling or _first_match(FIRM_RULES, rest) or _first_match(FALLBACKS[:1], [*exceptions, *printed, *cut])
+    else:
+        rest += [] if named or rest or printed else _clean(lines.noise)
+        found = _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest])
+        found = found or _first_match(FALLBACKS, [*exceptions, *printed, *rest, *cut])
+    return found or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
 
 
 def _is_own_error(exception: str) -> bool:

@@ -365,7 +365,8 @@ def _unfold(line: str) -> Iterator[str]:
 
 
 def _named(code: str) -> "re.Match[str] | None":
-    return re.search(r"(?<=\s)(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration): ", code)
+    name = r"(?:[A-Za-z_]\w*\.){0,8}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration)|Exception): "
+    return re.search(rf"(?<=\s)(?<!except ){name}", code)
 
 
 def _read_source(lines: Iterable[str], found: FailureLines) -> None:
@@ -386,7 +387,7 @@ def _read_source(lines: Iterable[str], found: FailureLines) -> None:
             in_frames, code_lines = True, 0
             if start is None:
                 frames.append(bare)
-                indent = len(line) - len(line.lstrip())
+                indent = len(line) - len(line.lstrip()) if "line " in line else -1
                 continue
             if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
                 found.errors.append(before)

@@ -163,7 +163,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"provision(?:ing)? failed|Unable to provision requested ML compute capacity",
         r"fail\w* to (?:provision|acquire) (?:\w+ ){0,3}(?:resources|instances?|capacity|nodes?|machines?)",
         r"\bCapacityError\b|Insufficient(?:Instance|HostCapacity|ReservedInstance|Capacity|FreeAddresses)\w*",
-        r"\b(?:insufficient|not (?:have )?enough|lack of|no|out of|ran out of|"
+        r"\b(?:insufficient|not (?:have )?(?:enough|sufficient)|lack of|no|out of|ran out of|"
         r"short of) (?:[\w.*-]+ ){0,4}capacity\b(?! of \d)",
         r"capacity (?:error|crunch|shortage|constraint|exhausted|(?:is )?unavailable|not available|issue|problem)s?",
         r"\binstances?\b.{0,50}(?:(?:temporarily|is|are|was|were) (?:\w+ )?(?:un|not (?:\w+ )?)available|out of stock)",
@@ -440,13 +440,12 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
     ),
     _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
-    # The job's own disk: the next job has the same size and fills it again.
+    # The job's own disk, or its pod's share of one: the next job has the same size and fills it again.
     _rule(
         "full-disk",
         Cause.USER_CODE,
         _FULL,
         r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) (?!address)(?:\w+ )?space\b"
-        # Kubernetes ends a pod that fills its own share.
         r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
     ),
     _rule(
@@ -561,7 +560,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Detected mismatch between collectives|mismatch(?:ed)? collective|invalid literal for int",
         r"Unsupported (?:backend|dtype|format|option)|not a valid (?:hyperparameter|model identifier|argument|JSON)",
         r"Additional (?:hyperparameters|properties)|No iterator has been registered|"
-        r"illegal char(?:acter)? sub-sequence",
+        r"illegal char(?:acter)? sub-sequence|did not match any variant of",
         r"Failed to import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|required|"
         r"not allowed|unknown|missing|must)",
         r"InvalidArgumentError|InvalidConfig|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue",
