@@ -572,8 +572,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?<!Local)EntryNotFound",
         r"404 Client Error|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|NoCredentials",
         r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
-        r"UnrecognizedClient|API key|wandb: ERROR",
-        r"failed archive status|Artifact upload failed",
+        r"UnrecognizedClient|API key|wandb: ERROR|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
         r"RLIMIT_NPROC|Resource temporarily unavailable",
         r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|Indentation|"
