@@ -69,7 +69,7 @@ _RECORD = (
     r"|jsonl?|inputs?|examples?|documents?|tokens?|labels?|annotations?|video|audio)"
 )
 _DATA_PATH = (
-    r"(?:/opt/ml/input|/data(?:sets?|_?dir)?/|/(?:train|val|valid|validation|test|images?|labels?|corpus)/"
+    r"(?:/opt/ml/input|/data(?:sets?|_?dir)?/|/(?:train|val|valid|validation|test|images?|labels?|corpus)[/;]"
     r"|\.(?:csv|tsv|jsonl|parquet|arrow|tfrecords?|rec|jpe?g|png|npy|npz|h5|hdf5|bin|idx|wav|mp[34]|flac|txt|tar|lmdb"
     r"|xml)\b)"
 )
@@ -237,7 +237,7 @@ RULES: tuple[SymptomRule, ...] = (
     _rule(
         "shared-memory",
         Cause.OOM,
-        r"insufficient shared memory|out of shared memory|raise your shared memory limit",
+        r"(?:insufficient|out of) shared memory|raise your shared memory limit|segment /dev/shm/|fallocate fail",
         r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",  # nosec B108
         r"(?:worker|process) .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
         r"unable to (?:open|write|resize|mmap|allocate) .{0,30}(?:shared memory|bytes from file).{0,120}(?:No "
