@@ -75,6 +75,8 @@ _DATA_PATH = (
 )
 
 # A full disk, and the names of file systems that several jobs share: FSx for Lustre may be an input channel.
+# Scripts begin with inf for the best loss, and for that of a validation that has not been.
+_NO_BEST = r"(?<!best[ _])(?<!val[ _])(?<!eval[ _])(?<!test[ _])(?<!min[ _])(?<!validation[ _])"
 _FULL = (
     r"(?:(?<!Data download failed:)No space left on device|\bStorageFull\b|\bdisk (?:is |was |got )?full\b"
     r"|Errno 28\b|\bos error (?:28|112)\b)"
@@ -445,7 +447,8 @@ RULES: tuple[SymptomRule, ...] = (
         "full-disk",
         Cause.USER_CODE,
         _FULL,
-        r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) (?!address)(?:\w+ )?space\b"
+        r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) "
+        r"(?:(?:disk|storage|free|available|local|scratch|hard drive) )?space\b"
         r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
     ),
     _rule(
@@ -744,7 +747,8 @@ RULES: tuple[SymptomRule, ...] = (
         "divergence-note",
         Cause.DIVERGED,
         r"\b(?:loss|grad\w*)\b.{0,40}\b(?:spik\w+|diverg\w+|explo\w+|blow\w*|blew|NaNs?|infinite|unstable|"
-        r"instabilit\w+)\b|(?<![a-z])(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{1,4}(?:[-+]?inf(?:inity)?|nan)\b",
+        r"instabilit\w+)\b|(?<![a-z])(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{1,4}nan\b",
+        rf"(?<![a-z]){_NO_BEST}(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{{1,4}}[-+]?inf(?:inity)?\b",
         r"\bLoss is Infinity\b|\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
         firm=False,
     ),
@@ -765,7 +769,13 @@ DAMAGE = _rule(
 
 SERVICE = RULES[[rule.name for rule in RULES].index("service")]
 # How a log without an error may end.
-NAN_LOSS = _rule("not-finite", Cause.DIVERGED, r"loss\w{0,20}['\"]?\s?[:=(]{1,2}\s?[-+]?(?:nan|inf)\b", firm=False)
+NAN_LOSS = _rule(
+    "not-finite",
+    Cause.DIVERGED,
+    r"(?<![a-z])loss\w{0,20}['\"]?\s?[:=(]{1,2}\s?[-+]?nan\b",
+    rf"(?<![a-z]){_NO_BEST}loss\w{{0,20}}['\"]?\s?[:=(]{{1,2}}\s?[-+]?inf\b",
+    firm=False,
+)
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
 TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
