@@ -3,6 +3,7 @@
 A command's module is imported when the command is called, completed or asked for its own help. The list of commands is
 printed from the table below, since the modules together load the AWS SDK, the supervisor and the simulation."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand
 
-from cli import lean_help
 from cli.lean_values import LeanCommand, LeanGroup
 from rerail.model.errors import RerailError
 
@@ -27,148 +27,66 @@ class ListedCommand:
     help: str
 
 
-OPERATORS = "cli.operators"
+# The modules that are not `cli.NAME`, and what is defined in them under another name than the command's.
+MODULES = {
+    **dict.fromkeys(("submit", "follow"), "cli.submit.command"),
+    **dict.fromkeys(("deploy", "destroy"), "cli.deploy.command"),
+    **dict.fromkeys(
+        ("hold", "release", "stop", "restart", "rollback", "save", "approve", "deny", "pause", "resume"),
+        "cli.operators",
+    ),
+    **{name: f"cli.{name}.command" for name in ("demo", "backtest", "simulate", "doctor", "acceptance", "tensorboard")},
+    "chain": "cli.chains.command",
+    "policy": "cli.policies.command",
+    "local": "cli.local_aws",
+    "show": "cli.runs",
+}
+ATTRIBUTES = {"simulate": "run_simulations", "policy": "app", "local": "app"}
+# In the order of the help; a line that begins with a blank continues the one above.
+SUMMARIES = """
+demo         Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as expected.
+submit       Start a script as a supervised training job.
+follow       Print the logs of all attempts of a run and what is decided about it, until it has ended.
+chain        Run the tasks of a chain in order; skip what is complete and unchanged.
+wait         Wait until a run has completed, over all of its attempts.
+diagnose     Say what killed a training job, and whether the same job may get further when relaunched.
+metrics      Print the MetricDefinitions for jobs that log Rerail's metric line, or for the lines of a log.
+backtest     Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed.
+simulate     What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped.
+status       All runs: their state, step, cost and goodput, and what is to be done.
+show         One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision.
+search       Find training jobs by metric, argument, tag, input, state or time, with or without Rerail.
+logs         Print what the jobs of a run have printed, with the attempt before each line.
+checkpoints  What a run has saved, newest first, and which one a relaunch would resume from.
+report       One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.
+runbook      Print a runbook: what a page means and what to do about it.
+adopt        Supervise a running job that was tagged after its start: SageMaker sends no event about a tag.
+hold         Stop supervising a run; a job that is running goes on.
+release      Take a held run up again: every budget starts afresh, a dead job is relaunched.
+stop         End a run: wait for its next checkpoint, then stop its job.
+restart      Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there.
+rollback     Roll a run back to a step: nothing that it has saved after it so far is resumed from any more.
+save         Have a run's agent save a checkpoint now; the job goes on.
+drill        Prove that a run can be restarted: save, train some steps, stop, relaunch from that save, compare those
+             steps.
+approve      Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created.
+deny         Say no to what is proposed for a run: a job that runs goes on, a dead run is held.
+pause        Pause Rerail for the account: no job is stopped or launched until `rerail resume`.
+resume       Lift the pause of the account: jobs are stopped and launched as their policies say.
+deploy       Deploy Rerail into an account and region, or bring it up to date; open runs go on.
+destroy      Take Rerail out of an account and region. Runs, mail, reports, logs and the key stay for a later
+             deployment.
+doctor       Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.
+acceptance   Try in an account, for cents, what no emulator can show: jobs that fail are started, and everything is
+             removed.
+connect      Open a shell in the running job of a run. The job is changed only after asking; its training goes on.
+tensorboard  Open TensorBoard on all attempts of a run, and keep it fresh until Ctrl-C.
+policy       Policies: checked, compared with what is deployed, shown in full.
+local        An AWS on this machine, with Rerail deployed into it.
+"""
 COMMANDS: Mapping[str, ListedCommand] = {
-    "demo": ListedCommand(
-        "cli.demo.command",
-        "demo",
-        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as expected.",
-    ),
-    "submit": ListedCommand("cli.submit.command", "submit", "Start a script as a supervised training job."),
-    "follow": ListedCommand(
-        "cli.submit.command",
-        "follow",
-        "Print the logs of all attempts of a run and what is decided about it, until it has ended.",
-    ),
-    "chain": ListedCommand(
-        "cli.chains.command", "chain", "Run the tasks of a chain in order; skip what is complete and unchanged."
-    ),
-    "wait": ListedCommand("cli.wait", "wait", "Wait until a run has completed, over all of its attempts."),
-    "diagnose": ListedCommand(
-        "cli.diagnose",
-        "diagnose",
-        "Say what killed a training job, and whether the same job may get further when relaunched.",
-    ),
-    "metrics": ListedCommand(
-        "cli.metrics",
-        "metrics",
-        "Print the MetricDefinitions for jobs that log Rerail's metric line, or for the lines of a log.",
-    ),
-    "backtest": ListedCommand(
-        "cli.backtest.command",
-        "backtest",
-        "Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed.",
-    ),
-    "simulate": ListedCommand(
-        "cli.simulate.command",
-        "run_simulations",
-        "What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped.",
-    ),
-    "status": ListedCommand(
-        "cli.status", "status", "All runs: their state, step, cost and goodput, and what is to be done."
-    ),
-    "show": ListedCommand(
-        "cli.runs",
-        "show",
-        "One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision.",
-    ),
-    "search": ListedCommand(
-        "cli.search",
-        "search",
-        "Find training jobs by metric, argument, tag, input, state or time, with or without Rerail.",
-    ),
-    "logs": ListedCommand(
-        "cli.logs", "logs", "Print what the jobs of a run have printed, with the attempt before each line."
-    ),
-    "checkpoints": ListedCommand(
-        "cli.checkpoints",
-        "checkpoints",
-        "What a run has saved, newest first, and which one a relaunch would resume from.",
-    ),
-    "report": ListedCommand(
-        "cli.report",
-        "report",
-        "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
-    ),
-    "runbook": ListedCommand("cli.runbook", "runbook", "Print a runbook: what a page means and what to do about it."),
-    "adopt": ListedCommand(
-        "cli.adopt",
-        "adopt",
-        "Supervise a running job that was tagged after its start: SageMaker sends no event about a tag.",
-    ),
-    "hold": ListedCommand(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
-    "release": ListedCommand(
-        OPERATORS, "release", "Take a held run up again: every budget starts afresh, a dead job is relaunched."
-    ),
-    "stop": ListedCommand(OPERATORS, "stop", "End a run: wait for its next checkpoint, then stop its job."),
-    "restart": ListedCommand(
-        OPERATORS,
-        "restart",
-        "Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there.",
-    ),
-    "rollback": ListedCommand(
-        OPERATORS,
-        "rollback",
-        "Roll a run back to a step: nothing that it has saved after it so far is resumed from any more.",
-    ),
-    "save": ListedCommand(OPERATORS, "save", "Have a run's agent save a checkpoint now; the job goes on."),
-    "drill": ListedCommand(
-        "cli.drill",
-        "drill",
-        "Prove that a run can be restarted: save, train some steps, stop, relaunch from that save, "
-        "compare those steps.",
-    ),
-    "approve": ListedCommand(
-        OPERATORS,
-        "approve",
-        "Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created.",
-    ),
-    "deny": ListedCommand(
-        OPERATORS, "deny", "Say no to what is proposed for a run: a job that runs goes on, a dead run is held."
-    ),
-    "pause": ListedCommand(
-        OPERATORS,
-        "pause",
-        "Pause Rerail for the account: no job is stopped or launched until `rerail resume`.",
-    ),
-    "resume": ListedCommand(
-        OPERATORS, "resume", "Lift the pause of the account: jobs are stopped and launched as their policies say."
-    ),
-    "deploy": ListedCommand(
-        "cli.deploy.command",
-        "deploy",
-        "Deploy Rerail into an account and region, or bring it up to date; open runs go on.",
-    ),
-    "destroy": ListedCommand(
-        "cli.deploy.command",
-        "destroy",
-        "Take Rerail out of an account and region. Runs, mail, reports, logs and the key stay for a later deployment.",
-    ),
-    "doctor": ListedCommand(
-        "cli.doctor.command",
-        "doctor",
-        "Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.",
-    ),
-    "acceptance": ListedCommand(
-        "cli.acceptance.command",
-        "acceptance",
-        "Try in an account, for cents, what no emulator can show: jobs that fail are started, and everything is "
-        "removed.",
-    ),
-    "connect": ListedCommand(
-        "cli.connect",
-        "connect",
-        "Open a shell in the running job of a run. The job is changed only after asking; its training goes on.",
-    ),
-    "tensorboard": ListedCommand(
-        "cli.tensorboard.command",
-        "tensorboard",
-        "Open TensorBoard on all attempts of a run, and keep it fresh until Ctrl-C.",
-    ),
-    "policy": ListedCommand(
-        "cli.policies.command", "app", "Policies: checked, compared with what is deployed, shown in full."
-    ),
-    "local": ListedCommand("cli.local_aws", "app", "An AWS on this machine, with Rerail deployed into it."),
+    name: ListedCommand(MODULES.get(name, f"cli.{name}"), ATTRIBUTES.get(name, name), " ".join(text.split()))
+    for name, text in re.findall(r"^(\w+) +(.+(?:\n .+)*)", SUMMARIES, re.MULTILINE)
 }
 
 
@@ -176,7 +94,7 @@ def import_command(name: str) -> Any:
     """Return the command itself, built from its module."""
     listed = COMMANDS[name]
     found = getattr(import_module(listed.module), listed.attribute)
-    holder = typer.Typer()
+    holder = typer.Typer(rich_markup_mode=None)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name, cls=LeanGroup)
     else:
@@ -199,6 +117,10 @@ class ImportedCommands(Mapping[str, Any]):
 
 class DeferredCommand(TyperCommand):
     """A command that is listed by its name and help, and imported once its arguments are parsed."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the whole summary; Click would cut it off."""
+        return str(self.help)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return the context of the command itself, which runs, completes or prints its own help."""
@@ -262,6 +184,3 @@ def options(
     ] = False,
 ) -> None:
     """Keeps SageMaker training runs on their rails."""
-
-
-lean_help.install()

@@ -13,7 +13,9 @@ from cli.names import RunName, find_run
 from cli.place import AsJson
 from cli.project import IS_CHECKOUT, find_policies
 
-app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
+app = typer.Typer(
+    help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.command(cls=LeanCommand)

@@ -10,6 +10,7 @@ app = typer.Typer(
     cls=CommandGroup,
     callback=options,
     no_args_is_help=True,
+    rich_markup_mode=None,  # Rich is half of what a help page would cost
     pretty_exceptions_show_locals=False,
 )
 

@@ -22,7 +22,11 @@ from cli.project import find_policy_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
-app = typer.Typer(help="Policies: checked, compared with what is deployed, shown in full.", no_args_is_help=True)
+app = typer.Typer(
+    help="Policies: checked, compared with what is deployed, shown in full.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 STYLES = {
     Stands.SAME: "green",
     Stands.DIFFERS: "yellow",

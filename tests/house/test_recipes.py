@@ -182,9 +182,7 @@ RECIPE_LIST = (
         "A command",
         (
             Step("cli/greet.py", '"""Greet."""\n\n\ndef greet() -> None:\n    """Greet."""\n    print("hello")\n'),
-            Step(
-                "cli/commands.py", '    "greet": ListedCommand("cli.greet", "greet", "Greet."),\n', "COMMANDS: Mapping"
-            ),
+            Step("cli/commands.py", "greet        Greet.\n", "SUMMARIES = "),
             Step("cli/keys.py", '    "greet": Printed("none"),\n', "KEYS"),
         ),
         "import subprocess, sys\nfrom cli.commands import COMMANDS\nfrom cli.keys import KEYS\n"

@@ -67,7 +67,7 @@ def _called(words: list[str]) -> None:
         words = [words[0], "--dry-run", *words[1:]]
     status, said = _run(words)
     assert "Traceback (most recent call last)" not in said
-    if status == 2 and "Usage:" not in said and "─ Error ─" not in said:
+    if status == 2 and "Usage:" not in said and "Error: " not in said:
         problem, _, remedy = said.rpartition("error: ")[2].partition("to do: ")
         check(" ".join(problem.split()))
         assert remedy.strip(), f"an error without a remedy: {said[:300]!r}"
