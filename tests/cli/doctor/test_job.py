@@ -109,6 +109,45 @@ def test_a_mounted_file_system_and_an_image_of_ecr_are_looked_up():
     assert not {"file systems", "role pulls", "role joins vpc"} & asked().keys(), "nothing to look up"
 
 
+FILES = {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK}
+ENCRYPTED = {
+    "ServerSideEncryptionConfiguration": {"Rules": [{"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": "k1"}}]}
+}
+KEY = {"KeyState": "Enabled", "Arn": "arn:aws:kms:eu-west-1:1:key/k1"}
+
+
+def when(operation: str, answer: Any) -> dict[str, Any]:
+    return {"answers": {operation: answer}}
+
+
+def mounted(**facts: Any) -> dict[str, Any]:
+    return when("fsx.describe_file_systems", {"FileSystems": [{**MOUNTED, **facts}]})
+
+
+def on(count: int, **facts: Any) -> dict[str, Any]:
+    return {"ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": count, **facts}}
+
+
+def runs_for(seconds: int) -> dict[str, Any]:
+    return {"StoppingCondition": {"MaxRuntimeInSeconds": seconds}}
+
+
+def on_image(image: str) -> dict[str, Any]:
+    return {"AlgorithmSpecification": {"TrainingImage": image}}
+
+
+def reads(**metrics: str) -> dict[str, Any]:
+    return {"AlgorithmSpecification": {"MetricDefinitions": [{"Name": k, "Regex": v} for k, v in metrics.items()]}}
+
+
+MAY_NOT = when("iam.simulate_principal_policy", REFUSED)
+NO_PASS = {"EvaluationResults": [{"EvalActionName": "iam:PassRole", "EvalDecision": "implicitDeny"}]}
+DISABLED_KEY = {
+    "answers": {
+        "s3.get_bucket_encryption": ENCRYPTED,
+        "kms.describe_key": {"KeyMetadata": {**KEY, "KeyState": "Disabled"}},
+    }
+}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_tag": ("supervision", {}, {"tags": {}}),
     "a_tag_of_somebody_elses_run": ("supervision", {}, {"tags": {**TAGS, "rerail:run": "bert"}}),
@@ -116,8 +155,8 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a_name_that_is_none": ("name", {"TrainingJobName": "gpt_"}, {}),
     "a_policy_that_is_not_there": ("policy", {}, {"tags": {"rerail:policy": "defualt"}}),
     "no_checkpoints": ("checkpoints", {"CheckpointConfig": None}, {}),
-    "a_run_that_is_too_short": ("max runtime", {"StoppingCondition": {"MaxRuntimeInSeconds": 300}}, {}),
-    "a_run_that_is_too_long": ("max runtime", {"StoppingCondition": {"MaxRuntimeInSeconds": 10**7}}, {}),
+    "a_run_that_is_too_short": ("max runtime", runs_for(300), {}),
+    "a_run_that_is_too_long": ("max runtime", runs_for(10**7), {}),
     "a_warm_pool_of_spot_machines": (
         "keep alive",
         {"EnableManagedSpotTraining": True, "ResourceConfig": {"KeepAlivePeriodInSeconds": 600}},
@@ -126,167 +165,68 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_room_in_environment": ("room", {"Environment": {f"V{n}": "" for n in range(98)}}, {}),
     "a_value_that_is_too_long": ("room", {"Environment": {"V": "x" * 513}}, {}),
     "no_room_for_tags": ("room", {}, {"tags": {**TAGS, **{f"t{n}": "" for n in range(48)}}}),
-    "an_expression_that_does_not_compile": ("metrics", {"AlgorithmSpecification": None}, {"metrics": {"loss": "(["}}),
-    "an_expression_without_a_group": ("metrics", {}, {"metrics": {"loss": "loss=[0-9.]+", "step": "step=([0-9]+)"}}),
-    "an_expression_that_cuts_small_losses": (
-        "metrics",
-        {},
-        {"metrics": {"loss": "loss: ([0-9.]+)", "step": "step=([0-9]+)"}},
-    ),
-    "no_bucket": ("checkpoint bucket", {}, {"answers": {"s3.get_bucket_location": refused("NoSuchBucket")}}),
-    "a_bucket_elsewhere": (
-        "checkpoint bucket",
-        {},
-        {"answers": {"s3.get_bucket_location": {"LocationConstraint": None}}},
-    ),
-    "a_key_that_is_disabled": (
-        "checkpoint key",
-        {},
-        {
-            "answers": {
-                "s3.get_bucket_encryption": {
-                    "ServerSideEncryptionConfiguration": {
-                        "Rules": [{"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": "k1"}}]
-                    }
-                },
-                "kms.describe_key": {"KeyMetadata": {"KeyState": "Disabled", "Arn": "arn:aws:kms:eu-west-1:1:key/k1"}},
-            }
-        },
-    ),
-    "a_role_that_is_not_there": ("role", {}, {"answers": {"iam.get_role": refused("NoSuchEntity")}}),
+    "an_expression_that_does_not_compile": ("metrics", reads(loss="(["), {}),
+    "an_expression_without_a_group": ("metrics", reads(loss="loss=[0-9.]+", step="step=([0-9]+)"), {}),
+    "an_expression_that_cuts_small_losses": ("metrics", reads(loss="loss: ([0-9.]+)", step="step=([0-9]+)"), {}),
+    "no_bucket": ("checkpoint bucket", {}, when("s3.get_bucket_location", refused("NoSuchBucket"))),
+    "a_bucket_elsewhere": ("checkpoint bucket", {}, when("s3.get_bucket_location", {"LocationConstraint": None})),
+    "a_key_that_is_disabled": ("checkpoint key", {}, DISABLED_KEY),
+    "a_role_that_is_not_there": ("role", {}, when("iam.get_role", refused("NoSuchEntity"))),
     "a_role_that_sagemaker_may_not_take_on": (
         "role",
         {},
-        {"answers": {"iam.get_role": {"Role": {"AssumeRolePolicyDocument": {}}}}},
+        when("iam.get_role", {"Role": {"AssumeRolePolicyDocument": {}}}),
     ),
-    "a_role_that_may_not_be_passed": (
-        "role is passed",
-        {},
-        {
-            "answers": {
-                "iam.simulate_principal_policy": {
-                    "EvaluationResults": [{"EvalActionName": "iam:PassRole", "EvalDecision": "implicitDeny"}]
-                }
-            }
-        },
-    ),
-    "a_role_that_may_not_save": ("role saves", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
-    "a_role_that_may_not_pull_its_image": (
-        "role pulls",
-        {"AlgorithmSpecification": {"TrainingImage": IMAGE}},
-        {"answers": {"iam.simulate_principal_policy": REFUSED}},
-    ),
-    "an_image_of_another_region": (
-        "role pulls",
-        {"AlgorithmSpecification": {"TrainingImage": IMAGE.replace("eu-west-1", "us-east-1")}},
-        {},
-    ),
-    "a_role_that_may_not_join_its_vpc": (
-        "role joins vpc",
-        {"VpcConfig": NETWORK},
-        {"answers": {"iam.simulate_principal_policy": REFUSED}},
-    ),
+    "a_role_that_may_not_be_passed": ("role is passed", {}, when("iam.simulate_principal_policy", NO_PASS)),
+    "a_role_that_may_not_save": ("role saves", {}, MAY_NOT),
+    "a_role_that_may_not_pull_its_image": ("role pulls", on_image(IMAGE), MAY_NOT),
+    "an_image_of_another_region": ("role pulls", on_image(IMAGE.replace("eu-west-1", "us-east-1")), {}),
+    "a_role_that_may_not_join_its_vpc": ("role joins vpc", {"VpcConfig": NETWORK}, MAY_NOT),
     "a_file_system_without_a_vpc": ("file systems", {"InputDataConfig": [LUSTRE]}, {}),
     "a_file_system_that_is_gone": (
         "file systems",
-        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
-        {"answers": {"fsx.describe_file_systems": refused("FileSystemNotFound")}},
+        FILES,
+        when("fsx.describe_file_systems", refused("FileSystemNotFound")),
     ),
-    "a_file_system_that_is_not_ready": (
-        "file systems",
-        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
-        {"answers": {"fsx.describe_file_systems": {"FileSystems": [{**MOUNTED, "Lifecycle": "CREATING"}]}}},
-    ),
+    "a_file_system_that_is_not_ready": ("file systems", FILES, mounted(Lifecycle="CREATING")),
     "a_folder_without_the_mount_name": (
         "file systems",
-        {"InputDataConfig": [LUSTRE], "VpcConfig": NETWORK},
-        {
-            "answers": {
-                "fsx.describe_file_systems": {
-                    "FileSystems": [{**MOUNTED, "LustreConfiguration": {"MountName": "abcdef01"}}]
-                }
-            }
-        },
+        FILES,
+        mounted(LustreConfiguration={"MountName": "abcdef01"}),
     ),
-    "checkpoints_that_rerail_may_not_read": (
-        "supervisor reads",
-        {},
-        {"answers": {"iam.simulate_principal_policy": REFUSED}},
-    ),
-    "too_few_machines": (
-        "machine quota",
-        {"ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 8}},
-        {},
-    ),
+    "checkpoints_that_rerail_may_not_read": ("supervisor reads", {}, MAY_NOT),
+    "too_few_machines": ("machine quota", on(8), {}),
     "too_few_spot_machines": ("machine quota", {"EnableManagedSpotTraining": True}, {}),
-    "no_quota_for_the_warm_pool": (
-        "warm pool quota",
-        {
-            "ResourceConfig": {
-                "InstanceType": "ml.p4d.24xlarge",
-                "InstanceCount": 2,
-                "KeepAlivePeriodInSeconds": 600,
-            }
-        },
-        {},
-    ),
+    "no_quota_for_the_warm_pool": ("warm pool quota", on(2, KeepAlivePeriodInSeconds=600), {}),
 }
-
-
-def with_metrics(request: dict[str, Any], metrics: Mapping[str, str] | None) -> dict[str, Any]:
-    if metrics is None:
-        return request
-    found = [{"Name": name, "Regex": expression} for name, expression in metrics.items()]
-    return {**request, "AlgorithmSpecification": {"MetricDefinitions": found}}
 
 
 @pytest.mark.parametrize("name, request_, more", BROKEN.values(), ids=list(BROKEN))
 def test_what_is_broken_is_named_with_its_remedy(name, request_, more):
-    more = dict(more)
-    answers = asked(with_metrics(request_, more.pop("metrics", None)), **more)
+    answers = asked(request_, **more)
     assert answers[name].verdict is CheckStatus.BROKEN, answers[name]
     assert answers[name].remedy
 
 
-ENCRYPTED = {
-    "ServerSideEncryptionConfiguration": {"Rules": [{"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": "k1"}}]}
+UNUSABLE_KEY = {
+    "answers": {
+        "s3.get_bucket_encryption": ENCRYPTED,
+        "kms.describe_key": {"KeyMetadata": KEY},
+        "iam.simulate_principal_policy": REFUSED,
+    }
 }
-KEY = {"KeyMetadata": {"KeyState": "Enabled", "Arn": "arn:aws:kms:eu-west-1:1:key/k1"}}
+LOGS = {"logGroupName": "/aws/sagemaker/TrainingJobs", "retentionInDays": 3}
 WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "a_key_that_rerail_may_not_use": (
-        "supervisor decrypts",
-        {},
-        {
-            "answers": {
-                "s3.get_bucket_encryption": ENCRYPTED,
-                "kms.describe_key": KEY,
-                "iam.simulate_principal_policy": REFUSED,
-            }
-        },
-    ),
+    "a_key_that_rerail_may_not_use": ("supervisor decrypts", {}, UNUSABLE_KEY),
     "a_policy_that_only_watches": ("policy", {}, {"tags": {"rerail:policy": "watching"}}),
     "no_metrics": ("metrics", {"AlgorithmSpecification": {}}, {}),
-    "no_flag_for_nan": (
-        "metrics",
-        {"AlgorithmSpecification": {"MetricDefinitions": make_definitions()[:3]}},
-        {},
-    ),
+    "no_flag_for_nan": ("metrics", {"AlgorithmSpecification": {"MetricDefinitions": make_definitions()[:3]}}, {}),
     "an_isolated_container": ("agent", {"EnableNetworkIsolation": True}, {}),
     "a_name_that_will_be_shortened": ("name", {"TrainingJobName": "g" * 63}, {}),
     "no_runtime": ("max runtime", {"StoppingCondition": {}}, {}),
-    "logs_that_are_soon_gone": (
-        "logs",
-        {},
-        {
-            "answers": {
-                "logs.describe_log_groups": {
-                    "logGroups": [{"logGroupName": "/aws/sagemaker/TrainingJobs", "retentionInDays": 3}]
-                }
-            }
-        },
-    ),
-    "a_deaf_agent": ("role reports", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
-    "a_role_that_may_write_no_log": ("role logs", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
+    "logs_that_are_soon_gone": ("logs", {}, when("logs.describe_log_groups", {"logGroups": [LOGS]})),
+    "a_deaf_agent": ("role reports", {}, MAY_NOT),
+    "a_role_that_may_write_no_log": ("role logs", {}, MAY_NOT),
     "fallbacks_without_a_quota": ("fallback quotas", {}, {"tags": {"rerail:policy": "falling"}}),
 }
 
