@@ -101,15 +101,6 @@ def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
-def test_without_a_step_to_resume_from_all_saves_are_quarantined(s3):
-    """Also what was never finished: the script would fall over it."""
-    trainer_saves(s3, 300, 400)
-    put(s3, "checkpoint-500/model.safetensors")
-    patient_checkpoints().quarantine(action(None), allow)
-    assert left(s3) == set()
-    assert set(quarantined(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
-
-
 def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
     """Permissions and expiry may depend on them."""
     put(s3, "zero/global_step400/model.pt")
@@ -124,13 +115,6 @@ def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
     assert contents(s3)[f"{FOLDER}zero/latest"] == b"global_step400"
     for key in contents(s3):
         assert s3.get_object_tagging(Bucket="bucket", Key=key)["TagSet"] == team, key
-
-
-def test_what_a_later_attempt_saves_is_not_touched(s3):
-    """A function that was held up for an hour does no harm."""
-    trainer_saves(s3, 400, 500)
-    patient_checkpoints().quarantine(action(saved_before=datetime.now(UTC) - timedelta(hours=1)), allow)
-    assert left(s3) == names(400, 500)
 
 
 def test_checkpoints_with_a_manifest_are_left_to_their_script(s3):
@@ -151,69 +135,6 @@ def test_a_manifest_elsewhere_keeps_no_checkpoint_from_the_quarantine(s3):
     put(s3, "checkpoint-400/manifest.json", b"{}")
     patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == names(300, 400) | {"step-000000001/manifest.json", "checkpoint-400/manifest.json"}
-
-
-@pytest.mark.parametrize(
-    ("folder", "pointer", "before", "after"),
-    [
-        ("global_step{}", "latest", "global_step500", "global_step400"),
-        ("iter_{:07d}", "latest_checkpointed_iteration.txt", "500", "400"),
-    ],
-)
-def test_a_pointer_to_a_tainted_save_is_quarantined_and_then_names_the_clean_one(s3, folder, pointer, before, after):
-    """Without one such a script would start from scratch, with the old one it would look for what is gone."""
-    for step in (300, 400, 500):
-        put(s3, f"{folder.format(step)}/model.pt", f"{step}")
-    put(s3, pointer, before)
-    for _ in range(2):
-        patient_checkpoints().quarantine(action(), allow)
-        assert contents(s3)[f"{FOLDER}{pointer}"].decode() == after
-        assert quarantined(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
-    patient_checkpoints().quarantine(action(None, attempt=2), allow)
-    assert left(s3) == set(), "nothing to point at, no pointer"
-
-
-def test_a_pointer_to_a_clean_save_stays(s3):
-    for step in (300, 400, 500):
-        put(s3, f"global_step{step}/model.pt", f"{step}")
-    put(s3, "latest", "global_step400")
-    patient_checkpoints().quarantine(action(), allow)
-    assert contents(s3)[f"{FOLDER}latest"] == b"global_step400"
-    assert set(quarantined(s3)) == {"global_step500/model.pt"}
-
-
-def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
-    """Lightning's `last.ckpt` is what `ckpt_path="last"` resumes from."""
-    for step in (400, 500):
-        put(s3, f"epoch=0-step={step}.ckpt", f"state of {step}")
-    put(s3, "last.ckpt", "state of 500")
-    for _ in range(2):
-        patient_checkpoints().quarantine(action(), allow)
-        assert left(s3) == {"epoch=0-step=400.ckpt", "last.ckpt"}
-        assert contents(s3)[f"{FOLDER}last.ckpt"] == b"state of 400"
-        assert quarantined(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
-
-
-def test_checkpoints_with_unknown_steps_need_a_human(s3):
-    """Until one has looked: then what is left there is meant to be there."""
-    put(s3, "model_best.pt")
-    put(s3, "last.ckpt")
-    with pytest.raises(
-        QuarantineFailed,
-        match=r"the steps of the checkpoints .* are unknown .*last\.ckpt, model_best\.pt.*release the run",
-    ):
-        patient_checkpoints().quarantine(action(None), allow)
-    patient_checkpoints().quarantine(action(None, strict=False), allow)
-    assert left(s3) == {"model_best.pt", "last.ckpt"}
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/", "s3://bucket/rerail-quarantine/gpt/a001/"])
-def test_there_must_be_a_place_outside(s3, uri):
-    """A job that saves to the root of its bucket would be given what is set aside."""
-    s3.put_object(Bucket="bucket", Key="checkpoint-500/trainer_state.json", Body=b"x")
-    with pytest.raises(QuarantineFailed, match="overlaps with"):
-        patient_checkpoints().quarantine(action(uri=uri), allow)
-    assert "checkpoint-500/trainer_state.json" in contents(s3)
 
 
 def test_nothing_is_written_over_what_another_has_quarantined(s3):
@@ -560,22 +481,6 @@ def test_a_copy_takes_few_requests(s3):
     parts = ["UploadPartCopy"] * 6
     upload = ["ListMultipartUploads", "CreateMultipartUpload", *parts, "CompleteMultipartUpload"]
     assert sorted(made) == sorted([*heads, "GetObjectTagging", *upload, "DeleteObject"])
-
-
-def test_a_file_from_before_the_time_to_go_back_to_stays(s3):
-    put(s3, "ckpt.pt", b"sound")
-    S3Checkpoints().quarantine(restored(since=datetime.now(UTC) + timedelta(seconds=5)), allow)
-    assert contents(s3) == {f"{FOLDER}ckpt.pt": b"sound"}
-
-
-def test_a_file_without_a_copy_is_refused(s3):
-    put(s3, "ckpt.pt", b"sound")
-    copy = S3Checkpoints().copy_file(copied(s3), allow)
-    put(s3, "ckpt.pt", b"torn")
-    put(s3, "best.pt", b"other")
-    with pytest.raises(QuarantineFailed, match=r"are unknown \(best\.pt\)"):
-        S3Checkpoints().quarantine(restored(copy), allow)
-    assert left(s3) == {"ckpt.pt", "best.pt"} and not quarantined(s3)
 
 
 @pytest.mark.threat("T18")
