@@ -82,31 +82,6 @@ def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
     assert "loss_spike (over)" in [notice.title.removeprefix("gpt: ") for notice in world.bus.notices]
 
 
-def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
-    report_finding(world, Level.WARN, onset=450, step=455)
-    report_finding(world, Level.ACCEPTED, onset=450, step=520)
-    world.checkpoints.commit(step=600)
-    assert (health_of(world, 500)[0], health_of(world, 600)[0]) == (Health.SUSPECT, Health.CLEAN)
-
-
-def test_the_end_of_one_finding_clears_no_other(world):
-    report_finding(world, Level.WARN, onset=450, step=455)
-    report_finding(world, Level.WARN, onset=440, step=456, kind=Kind.DIVERGENCE)
-    report_finding(world, Level.RECOVERED, onset=450, step=470)
-    assert health_of(world, 500)[0] is Health.SUSPECT
-    report_finding(world, Level.RECOVERED, onset=440, step=510, kind=Kind.DIVERGENCE)
-    assert health_of(world, 500)[0] is Health.CLEAN
-
-
-def test_the_end_of_a_finding_clears_no_earlier_attempt(world):
-    """The second attempt has resumed from before it."""
-    report_finding(world, Level.WARN, onset=450, step=455)
-    assert lose_node(world) == 400
-    report_finding(world, Level.WARN, onset=430, step=435)
-    report_finding(world, Level.RECOVERED, onset=430, step=440)
-    assert health_of(world, 500)[0] is Health.SUSPECT
-
-
 def test_where_nothing_is_clean_a_suspect_one_is_better_than_the_start(world):
     """It may be sound; a quarantined one never is taken."""
     report_finding(world, Level.WARN, onset=50, step=510)
@@ -146,15 +121,6 @@ def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
         "gpt: a checkpoint is suspect",
         "gpt: a checkpoint is quarantined",
     ]
-
-
-def test_files_that_do_not_match_their_manifest_are_quarantined_at_once(world):
-    """And what a later attempt saves at that step is another checkpoint."""
-    assert lose_node(world) == 500
-    report_unloadable(world, ReportKind.DAMAGED, 500)
-    assert health_of(world, 500)[0] is Health.QUARANTINED
-    again = save(500, attempt=2)
-    assert assess_health(world.run(), again) == (Health.CLEAN, "")
 
 
 def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
