@@ -533,19 +533,6 @@ def test_a_stall_seen_by_the_agent_needs_no_second_signal(world, agent):
     assert relaunched(world).incidents[0].kind == "stall"
 
 
-def test_a_clock_that_is_wrong_dates_nothing_before_the_attempt_or_after_now(world, agent):
-    begun = world.run().current.training_started_at
-    for onset, expected in ((begun - timedelta(days=900), begun), (begun + timedelta(days=900), None)):
-        fresh = World()
-        fresh.sagemaker.submit("gpt")
-        fresh.supervisor().handle(JobStateChanged("gpt"))
-        fresh.minutes(10)
-        Agent(fresh).finds(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "still", onset, onset))
-        incident = fresh.run().incidents[0]
-        assert incident.happened_at == (expected or fresh.clock())
-        assert fresh.run().stop.asked_at == fresh.clock()
-
-
 # Reports that cannot be read
 
 

@@ -268,6 +268,7 @@ def test_a_move_is_replaced_by_a_text_or_a_copy_or_by_nothing():
 # Where it is forbidden
 
 
+@pytest.mark.threat("T18")
 @pytest.mark.parametrize(
     ("uri", "overlaps"),
     [
@@ -290,6 +291,7 @@ def test_the_folders_of_rerail_are_outside_of_all_checkpoint_folders(uri: str, o
     assert "a folder of its own" in refused.value.advice
 
 
+@pytest.mark.threat("T19")
 @pytest.mark.parametrize(
     ("request_of_job", "folders", "why"),
     [
@@ -301,6 +303,8 @@ def test_the_folders_of_rerail_are_outside_of_all_checkpoint_folders(uri: str, o
         ({"RoleArn": ROLE}, {ROLE: [URI]}, "is not below the S3Uri"),
         ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {ROLE: [f"{URI}/sub"]}, f"of the role {ROLE} in {URI}"),
         ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {"other": [URI]}, f"of the role {ROLE} in {URI}"),
+        ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {ROLE.lower(): [URI]}, f"of the role {ROLE} in"),
+        ({"CheckpointConfig": {"S3Uri": URI}, "RoleArn": ROLE}, {f"{ROLE}x": [URI]}, f"of the role {ROLE} in"),
         ({"CheckpointConfig": {"S3Uri": URI}}, {ROLE: [URI], "None": [URI]}, "of the role  in"),
     ],
 )
@@ -317,6 +321,7 @@ def test_a_folder_needs_the_jobs_configuration_and_the_deployments_list(
     assert BY_HAND in refused.value.advice
 
 
+@pytest.mark.threat("T18")
 @pytest.mark.parametrize(
     ("uri", "folder", "expected"),
     [
@@ -330,6 +335,9 @@ def test_a_folder_needs_the_jobs_configuration_and_the_deployments_list(
         ("s3://a/b//c", "s3://a/b", False),
         ("s3://a/b/../c", "s3://a/b", False),
         ("s3://a/b/./c", "s3://a/b", False),
+        ("s3://a/B/c", "s3://a/b", False),
+        ("s3://A/b/c", "s3://a/b", False),
+        ("s3://a/b%2Fc", "s3://a/b", False),
         ("s3://a/b", "s3://a//", False),
         ("https://a/b", "https://a/b", False),
         ("a/b", "a/b", False),

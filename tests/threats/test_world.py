@@ -10,7 +10,7 @@ from rerail.messages.messages import CommandReceived, JobStateChanged, parse_mes
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import StoredObject
 from rerail.model.checkpoints import read_manifest
-from rerail.model.errors import BadManifest, BadMessage, QuarantineFailed
+from rerail.model.errors import BadManifest, BadMessage
 from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Mode, OnAlarm
 from rerail.model.run import RunState
@@ -96,17 +96,6 @@ def test_what_is_quarantined_comes_from_the_runs_own_folder():
         assert move.source.key.startswith("teams/a/")
         assert move.target.startswith("rerail-quarantine/gpt/a001/")
         assert not move.copy_key or move.copy_key.startswith("teams/a/")
-
-
-@pytest.mark.threat("T18")
-@pytest.mark.parametrize(
-    "uri", ["s3://bucket", "s3://bucket/rerail-quarantine/gpt/", "s3://bucket/rerail-versions/gpt/"]
-)
-def test_a_folder_that_holds_the_quarantine_is_not_moved_from(uri):
-    """A job that names the whole bucket, or another run's quarantine, as its folder: nothing of it is touched."""
-    action = QuarantineCheckpoints("gpt", 1, uri, 100, MIDNIGHT + MINUTE, strict=False, is_vital=True)
-    with pytest.raises(QuarantineFailed):
-        plan_moves([StoredObject("checkpoint-900/model.pt", 10, MIDNIGHT, '"e"')], {}, action)
 
 
 @pytest.mark.threat("T19")
