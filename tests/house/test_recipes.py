@@ -183,7 +183,7 @@ RECIPE_LIST = (
         (
             Step("cli/greet.py", '"""Greet."""\n\n\ndef greet() -> None:\n    """Greet."""\n    print("hello")\n'),
             Step("cli/commands.py", "greet        Greet.\n", "SUMMARIES = "),
-            Step("cli/keys.py", '    "greet": Printed("none"),\n', "KEYS"),
+            Step("cli/keys.py", "greet: none\n", "TEXT = "),
         ),
         "import subprocess, sys\nfrom cli.commands import COMMANDS\nfrom cli.keys import KEYS\n"
         "assert 'greet' in KEYS and 'greet' in COMMANDS\n"
