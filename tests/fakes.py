@@ -356,9 +356,9 @@ class FakeCheckpoints:
 
     def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
         """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
-        tainted = self.tainted(action)
-        if tainted:
+        if self.tainted(action):
             authorize()
+        tainted = self.tainted(action)  # anew: another supervisor may have moved some meanwhile
         if tainted and self.forbidden:
             raise QuarantineFailed(self.forbidden, advice="deploy with the context value quarantineFolders")
         for checkpoint in tainted[: self.moves_at_once]:

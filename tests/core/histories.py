@@ -21,6 +21,7 @@ from moto import mock_aws
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.budgets import with_recent_charges
+from rerail.decisions.decision import with_attempt_number
 from rerail.messages.messages import (
     SWEEP,
     CommandReceived,
@@ -31,7 +32,16 @@ from rerail.messages.messages import (
     ReportFiled,
     parse_message,
 )
-from rerail.model.actions import CreateJob, Notify, Severity, StopJob
+from rerail.model import skipped_samples
+from rerail.model.actions import (
+    CreateJob,
+    Notify,
+    PostCommand,
+    QuarantineCheckpoints,
+    ReleaseWarmPool,
+    Severity,
+    StopJob,
+)
 from rerail.model.causes import Cause
 from rerail.model.errors import (
     CallFailed,
@@ -44,8 +54,9 @@ from rerail.model.errors import (
     Throttled,
 )
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Durability, ReportKind, run_of_report
-from rerail.model.policy import Mode, Policy
+from rerail.model.machines import TYPES
+from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, run_of_report
+from rerail.model.policy import Capacity, Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.supervisor import Supervisor
@@ -65,7 +76,9 @@ STOPPING = (OperatorVerb.STOP, OperatorVerb.RESTART, OperatorVerb.ROLLBACK, Oper
 VERBS = (*OperatorVerb, OperatorVerb.HOLD, *[OperatorVerb.RELEASE] * 3)
 WRITES = ("create", "stop", "release_warm_pool", "quarantine", "save", "admit", "publish", "publish_change", "post")
 MAY_LAST = (RunState.WATCHING, RunState.COMPLETED, RunState.STOPPED, RunState.HELD)
-EXPIRY = timedelta(hours=1)
+EXPIRY = HOUR = timedelta(hours=1)
+OWN, FALLBACKS = "ml.p4d.24xlarge", ("ml.p4de.24xlarge", "ml.g5.12xlarge")
+MACHINES = {"InstanceType": OWN, "InstanceCount": 2, "KeepAlivePeriodInSeconds": 1800}
 MOST_CALLS, MOST_PAGES, MOST_TRIES = 250, 25, 5
 PATIENCE_S = 60.0
 
@@ -162,10 +175,13 @@ class History:
         self.world = World()
         self.world.sagemaker = SlowSageMaker(self.world.clock)
         retries = replace(Policy().retries, infrastructure=2, hardware=2)
-        limits = replace(Policy().limits, attempts=12, account_relaunches=draw((3, 100, 100)))
+        limits = replace(Policy().limits, attempts=12, account_relaunches=draw((1, 2, 100, 100)))
         self.policy = replace(DEFAULT, retries=retries, limits=limits, mode=draw((*[Mode.ACT] * 4, *Mode)))
+        self.policy = replace(self.policy, capacity=Capacity(fallback_after=timedelta(minutes=2), fallbacks=FALLBACKS))
         self.world.policies.by_name["default"] = self.policy
         self.has_agent, self.trouble, self.saves = draw((True, False)), draw((0.0, 0.01, 0.03)), draw((0.3, 1.0, 1.0))
+        self.has_manifests, self.abilities = self.has_agent or draw((True, False)), draw(((), *[tuple(Ability)] * 3))
+        self.has_trouble = draw((True, False))  # its loss goes wrong more often than people and jobs change
         self.steps: list[str] = []
         self.now = 0  # the number of the step
         self.turns: list[Turn] = []
@@ -190,6 +206,7 @@ class History:
         self.highest = self.sound = 0  # the newest step that was saved, and that of a sound checkpoint
         self.tainted: list[tuple[int, int]] = []
         self.forged: set[int] = set()
+        self.created_at: dict[str, datetime] = {}
         self.paged: set[str] = set()
 
     # The history
@@ -212,7 +229,7 @@ class History:
     def _begin(self) -> None:
         self._note_mode()
         self.is_calm = True
-        self.world.sagemaker.submit("gpt", request={"Environment": {"STEPS": "100"}})
+        self.world.sagemaker.submit("gpt", request={"Environment": {"STEPS": "100"}, "ResourceConfig": MACHINES})
         self._post(JobStateChanged("gpt"))
         self._deliver_all()
         self.is_calm = False
@@ -230,10 +247,10 @@ class History:
             (30.0 * bool(self.turns), self._advance),
             (16.0 * (waits and bool(self.queue)), self._start_turn),
             (5.0, self._sweep),
-            (6.0, self._command),
-            (4.0, self._find),
+            (1.5 if self.has_trouble else 6.0, self._command),
+            (10.0 if self.has_trouble else 4.0, self._find),
             (5.0 * self.has_agent, self._report),
-            (7.0, self._change_job),
+            (2.0 if self.has_trouble else 7.0, self._change_job),
             (6.0 * self.saves, self._save),
             (1.5, self._pause),
             (1.5, self._change_policy),
@@ -293,6 +310,7 @@ class History:
             self._go_on(turn, float("inf"))
         self.is_calm, self.world.pause.paused, self.world.mailbox.closed = True, False, False
         self.world.sagemaker.no_capacity, self.world.checkpoints.moves_at_once = 0, 1000
+        self.world.sagemaker.lacking = {}
         self.world.policies.by_name["default"] = replace(self.policy, mode=Mode.ACT)
         self._note_mode()
         self._rest()
@@ -375,8 +393,10 @@ class History:
             return
         step = self.highest = self.highest + self.rng.choice((20, 50, 100))
         kind = self.rng.random()
-        facts: dict[str, Any] = {"attempt": run.current.number}
-        if kind < 0.1:
+        facts: dict[str, Any] = {"attempt": run.current.number, "restart": run.current.restart}
+        if not self.has_manifests:
+            self.world.checkpoints.save(step, layout="huggingface")
+        elif kind < 0.1:
             self.world.checkpoints.commit(step, missing=("a",), **facts)
         elif (
             kind < 0.2 and run.current.agent and any(c.is_signed for c in self.world.checkpoints.saved.get(BUCKET, ()))
@@ -385,6 +405,7 @@ class History:
             self.world.checkpoints.save(step, **facts)
         else:
             self.world.checkpoints.commit(step, **facts)
+        if not self.has_manifests or kind >= 0.1 and step not in self.forged:
             self.sound = step
             self.failures.clear()
             self.fruitless = 0
@@ -411,7 +432,14 @@ class History:
         kind = self.rng.choice([ReportKind.HELLO, ReportKind.ACKNOWLEDGED, *[ReportKind.CHECKPOINT] * 2])
         kind = self.rng.choice((ReportKind.FINDINGS, ReportKind.CRASHED, kind)) if forges else kind
         kind = ReportKind.HELLO if self.counts["reports"] == 1 else kind
-        facts: dict[str, Any] = {} if kind is ReportKind.HELLO else {"command": command}
+        facts: dict[str, Any] = {"abilities": self.abilities} if kind is ReportKind.HELLO else {"command": command}
+        if run.state is RunState.RESTARTING and not forges and kind is not ReportKind.HELLO:
+            order, kind = attempt.in_place_restarts[-1], ReportKind.RESTARTED
+            facts = {
+                "command": order.command_id,
+                "restart": order.number,
+                "step": self.rng.choice((None, self.sound + 1)),
+            }
         if kind is ReportKind.CHECKPOINT:
             if not forges:
                 self._save()
@@ -452,6 +480,9 @@ class History:
         """Let a part of AWS fail for a while, or machines be short."""
         if self.rng.random() < 0.3:
             self.world.sagemaker.no_capacity = self.rng.randrange(3)
+            self.world.sagemaker.lacking = self.rng.choice(
+                ({}, {OWN: "CapacityError: none"}, dict.fromkeys((OWN, FALLBACKS[0]), "CapacityError: none"))
+            )
             self.world.checkpoints.moves_at_once = self.rng.choice((0, 1, 1000))
             self._note("machines are short")
             return
@@ -501,6 +532,8 @@ class History:
             raise error
         if name in ("create", "stop"):
             self._check_job_call(turn, name, args[0])
+        if name == "post" and args[0].kind is CommandKind.RESTART:
+            self._check_order(turn, args[0])
         result = getattr(port, name)(*args, **kwargs)
         result = list(result) if name == "open_runs" else result
         if name == "create" and self.trouble:
@@ -578,6 +611,7 @@ class History:
             self._require(budget is None or count <= budget, f"create {job} after {count} failures: {cause}")
         self._require(self.fruitless < self.policy.limits.attempts_without_progress, f"create {job} without progress")
         self._require(run.current.number <= self.policy.limits.attempts or who, f"create {job} beyond the limit")
+        self._check_preparations(run, request)
         uri = request["CheckpointConfig"]["S3Uri"]
         self._require((uri, request["RoleArn"]) == (BUCKET, ROLE), f"create {job} with another role or folder")
         step = int(request["Environment"].get("RERAIL_RESUME_STEP", 0))
@@ -588,8 +622,60 @@ class History:
             found = [c for c in self.world.checkpoints.saved.get(BUCKET, ()) if c.step == step]
             self._require(found and found[0].is_whole, f"create {job} from step {step}, which is missing")
             self._require(step not in self.forged, f"create {job} from step {step}, which is not signed")
-            bad = any(found[0].attempt <= attempt and step >= onset for attempt, onset in self.tainted)
+            saved_by = with_attempt_number(run, found[0]).attempt
+            bad = any(saved_by <= attempt and step >= onset for attempt, onset in self.tainted)
             self._require(not bad, f"create {job} from step {step}, which is tainted")
+
+    def _check_preparations(self, run: Run, request: Mapping[str, Any]) -> None:
+        """Require what precedes a launch, machines that the policy lists, and the account's rate limit."""
+        job, now, resources = request["TrainingJobName"], self.world.clock(), request["ResourceConfig"]
+        self.created_at.setdefault(job, now)
+        recent = sum(now - HOUR < at <= now for at in self.created_at.values())
+        self._require(recent <= self.policy.limits.account_relaunches, f"create {job}, the {recent}th in an hour")
+        kind, count = resources["InstanceType"], resources["InstanceCount"]
+        self._require(
+            kind in (OWN, *FALLBACKS) and count * TYPES[kind].gpus == 2 * TYPES[OWN].gpus, f"machines: {kind}"
+        )
+        attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
+        told = any(command.attempt == attempt for command in self.world.mailbox.commands)
+        self._require(told or any(isinstance(a, PostCommand) for a in run.pending), f"create {job} unannounced")
+        for action in run.pending:
+            if isinstance(action, ReleaseWarmPool):
+                self._require(action.job_name in self.world.sagemaker.released, f"create {job} on bad machines")
+            if isinstance(action, QuarantineCheckpoints) and action.is_vital:
+                self._require(not self.world.checkpoints.tainted(action), f"create {job} beside tainted checkpoints")
+
+    def _check_order(self, turn: Turn, command: Command) -> None:
+        """Require that an order to restart names the current attempt, whose job is not being stopped."""
+        run = turn.known
+        self._require(run and run.stop is None and run.current.may_be_live, "an order to a job that ends")
+        assert run is not None
+        self._require((command.attempt, run.state) == (run.current.number, RunState.RESTARTING), "an order unrecorded")
+        self._require(command.id == run.current.in_place_restarts[-1].command_id, "an order of before")
+
+    def _check_record(self, run: Run) -> None:
+        """Require what holds of each record by itself."""
+        numbers, saved = [a.number for a in run.attempts], {c.step for c in self.world.checkpoints.all(BUCKET)}
+        self._require(numbers == [*range(1, len(numbers) + 1)], f"attempts {numbers}")
+        self._require({a.resumed_from_step for a in run.attempts} <= saved | {None}, "a resume from what nobody saved")
+        asked = run.proposal
+        is_current = asked is None or (asked.attempt == run.current.number and not run.state.is_end)
+        self._require(is_current, f"a proposal about another attempt: {asked}")
+        self._require(not run.blocked_by or run.state is RunState.WAITING, f"blocked, and {run.state}")
+        before_onset = all((rung.resume_step or 0) < max(1, rung.onset_step) for rung in run.rungs_taken)
+        self._require(before_onset, f"a rollback to the onset or later: {run.rungs_taken}")
+        skipped = [skipped_samples.parse_ranges(attempt.skip_samples) for attempt in run.attempts]
+        stays = all(skipped_samples.merge_ranges((*one, *other)) == other for one, other in pairwise(skipped))
+        rates = [attempt.rate for attempt in run.attempts]
+        self._require(stays and rates == sorted(rates, reverse=True), f"not skipped any more: {skipped} {rates}")
+        for attempt in run.attempts:
+            orders = attempt.in_place_restarts
+            in_turn = [order.number for order in orders] == [*range(1, len(orders) + 1)]
+            has_ended = all(order.restarted_at or order.failed for order in orders[:-1])
+            self._require(in_turn and has_ended and len(orders) <= self.policy.restart.per_attempt, f"orders: {orders}")
+        orders = run.current.in_place_restarts
+        is_restarting = run.current.may_be_live and orders and not orders[-1].failed
+        self._require(run.state is not RunState.RESTARTING or is_restarting, "restarting without an order")
 
     def _check_notice(self, notice: Any) -> None:
         if notice.severity is Severity.PAGE:
@@ -599,6 +685,7 @@ class History:
     def _on_saved(self, turn: Turn, run: Run, entry: TimelineEntry | None = None, *_: Any) -> None:
         """Check the record against the one before it, and keep it."""
         before, self.record = self.record, run
+        self._check_record(run)
         if before is None:
             return
         self._require(run.version == before.version + 1, f"version {run.version} follows {before.version}")

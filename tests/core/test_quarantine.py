@@ -5,14 +5,13 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.decision import select_known
-from rerail.messages.messages import FindingsReceived, JobStateChanged
+from rerail.messages.messages import FindingsReceived
 from rerail.model.actions import CreateJob, QuarantineCheckpoints
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.run import JobStatus, RunState
+from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
-from tests.core.test_loop_crashes import Crash, FaultInjector, crash_after
 from tests.fakes import BUCKET, Agent, World
 
 FORBIDDEN = "CopyObject is not allowed"
@@ -232,47 +231,3 @@ def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
     lose_node(world)
     assert world.checkpoints.quarantined == []
     assert world.run().current.resumed_from_step == 500
-
-
-def rollback_scenario(injector: FaultInjector) -> World:
-    """Each message is delivered until it succeeds, the moving takes two turns."""
-    world = World()
-    world.checkpoints.moves_at_once = 1
-    world.sagemaker.submit("gpt")
-    deliver(world, injector, JobStateChanged("gpt"))
-    for step in (100, 200, 300):
-        world.clock.pass_by(timedelta(minutes=1))
-        save(world, step)
-    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 290, 150, "9.1 for 80 rows")
-    deliver(world, injector, FindingsReceived("gpt", "gpt", (finding,)))
-    for _ in range(4):
-        world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, injector, JobStateChanged("gpt"))
-    return world
-
-
-def deliver(world: World, injector: FaultInjector, message) -> None:
-    for _ in range(3):
-        try:
-            world.supervisor(injector.wrap).handle(message)
-        except Crash:
-            continue
-        return
-    raise AssertionError("one fault must not fail a message three times")
-
-
-CALM = FaultInjector(fail_at=0, after=False)
-ENDED = rollback_scenario(CALM)
-
-
-@pytest.mark.parametrize("call", range(CALM.calls + 1))
-def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call):
-    world = World()
-    world = rollback_scenario(crash_after(call))
-    for state in (ENDED, world):
-        assert sorted(state.sagemaker.jobs) == ["gpt", "gpt-a002"]
-        assert state.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
-        assert state.run().current.resumed_from_step == 100
-        assert steps_in_folder(state) == [100]
-        assert sorted(c.step for c in state.checkpoints.quarantined) == [200, 300]
-        assert state.run().pending == ()
