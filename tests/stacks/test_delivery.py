@@ -125,11 +125,6 @@ def test_only_reports_in_the_mailbox_reach_the_queue(template, event, matching):
     assert [matches(template, rule, event) for rule in template.of("Events::Rule").values()].count(True) == matching
 
 
-def test_the_mailbox_sends_events_to_the_bus(template):
-    bucket = template.of("S3::Bucket")[target(template.body["Outputs"]["MailboxBucket"]["Value"])]
-    assert bucket["NotificationConfiguration"] == {"EventBridgeConfiguration": {"EventBridgeEnabled": True}}
-
-
 def test_the_rules_match_the_names_in_the_code(template):
     patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
     spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}
@@ -198,12 +193,3 @@ def test_rules_alone_write_commands(template):
     (denied,) = (s for s in policy["PolicyDocument"]["Statement"] if "ArnNotLike" in s.get("Condition", {}))
     assert (denied["Effect"], denied["Principal"], denied["Action"]) == ("Deny", {"AWS": "*"}, "sqs:SendMessage")
     assert template.function("supervise")["Environment"]["Variables"]["RERAIL_COMMANDS"]["Fn::GetAtt"][0] == queue
-
-
-def test_the_round_is_made_each_minute(template):
-    """A stale tick is dropped rather than made up for: the next one is there already."""
-    (schedule,) = template.of("Scheduler::Schedule").values()
-    assert schedule["ScheduleExpression"] == "rate(1 minute)"
-    assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
-    assert schedule["Target"]["RetryPolicy"]["MaximumEventAgeInSeconds"] == 60
-    assert template.of("Lambda::Function")[target(schedule["Target"]["Arn"])]["Handler"] == "sweep.handler"

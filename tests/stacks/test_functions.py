@@ -39,32 +39,6 @@ def test_the_environment_is_complete(template, name):
     assert variables["POWERTOOLS_SERVICE_NAME"] == name
 
 
-@each_function
-def test_the_defaults_hold_for_all(template, name):
-    """Runtime, architecture, traces, the layers of Powertools and the SDK, and a log group that ends."""
-    function = template.function(name)
-    assert (function["Runtime"], function["Architectures"]) == ("python3.13", ["arm64"])
-    assert function["TracingConfig"] == {"Mode": "Active"}
-    layer, *others = function["Layers"]
-    assert [target(other)[:11] for other in others] == ["FunctionsSd", *(["ReportLayer"] if name == "report" else [])]
-    assert template.body["Parameters"][target(layer)] == {
-        "Type": "AWS::SSM::Parameter::Value<String>",
-        "Default": "/aws/service/powertools/python/arm64/python3.13/3.37.0",
-    }
-    log_group = template.of("Logs::LogGroup")[target(function["LoggingConfig"]["LogGroup"])]
-    assert log_group["RetentionInDays"] == 90
-
-
-def test_the_supervisor_reads_in_small_batches(template):
-    """Partial failures, ten at a time, eight at once, and no message comes back while it is worked on."""
-    mapping = feeding(template, template.body["Outputs"]["SignalsQueueUrl"]["Value"])
-    assert mapping["BatchSize"] == 10
-    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
-    assert mapping["ScalingConfig"] == {"MaximumConcurrency": 8}
-    queue = template.of("SQS::Queue")[target(mapping["EventSourceArn"])]
-    assert queue["VisibilityTimeout"] >= 6 * template.function("supervise")["Timeout"]
-
-
 @pytest.mark.threat("T24")
 def test_reports_keep_no_other_signal_waiting(template):
     """A training role may file thousands a second. They have a queue, dead letters and an alarm of their own, and

@@ -14,11 +14,6 @@ def key(template):
     return id
 
 
-def test_the_key_is_turned(template, key):
-    """A new key each year, by itself."""
-    assert template.of("KMS::Key")[key]["EnableKeyRotation"] is True
-
-
 def test_everything_at_rest_is_under_our_key(template, key):
     """Table, queues and topics."""
     keys = [queue["KmsMasterKeyId"] for queue in template.of("SQS::Queue").values()]
@@ -55,27 +50,6 @@ def output(template, name):
     return target(template.body["Outputs"][name]["Value"])
 
 
-@pytest.mark.parametrize("name", ["MailboxBucket", "ReportsBucket"])
-def test_no_bucket_asks_for_a_permission_of_a_key(template, name):
-    """Encrypted with S3's own key."""
-    bucket = template.of("S3::Bucket")[output(template, name)]
-    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
-    assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
-
-
-@pytest.mark.parametrize(("name", "days"), [("MailboxBucket", 30), ("ReportsBucket", 400)])
-def test_what_is_old_goes_and_its_bucket_stays(template, name, days):
-    """A month is longer than any job, and an incident of a year ago is still worth a look. A deployment that failed
-    leaves no bucket in the way of the next one."""
-    id = output(template, name)
-    bucket = template.of("S3::Bucket")[id]
-    (rule,) = bucket["LifecycleConfiguration"]["Rules"]
-    assert (rule["Status"], rule["ExpirationInDays"]) == ("Enabled", days)
-    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
-    assert template.resources[id]["DeletionPolicy"] == "RetainExceptOnCreate"
-    assert template.resources[id]["UpdateReplacePolicy"] == "Retain"
-
-
 def test_the_table_is_the_one_that_the_adapter_knows(template):
     """Keys, index, projection and expiry as rerail/aws/dynamodb.py writes and reads them."""
     (table,) = template.of("DynamoDB::Table").values()
@@ -93,13 +67,6 @@ def names(schema):
     """Attribute names of a key, partition key first."""
     assert [part["KeyType"] for part in schema] == ["HASH", "RANGE"]
     return [part["AttributeName"] for part in schema]
-
-
-def test_the_table_survives_mistakes(template):
-    """Point-in-time recovery, and no deletion while the protection is on."""
-    (table,) = template.of("DynamoDB::Table").values()
-    assert table["PointInTimeRecoverySpecification"]["PointInTimeRecoveryEnabled"] is True
-    assert table["DeletionProtectionEnabled"] is True
 
 
 def test_data_outlives_the_stack(template, key):

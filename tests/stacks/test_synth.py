@@ -170,15 +170,3 @@ def test_the_choices_of_an_account_reach_the_template(organization):
     assert not [s for s in template.allowed("sweep") if "s3:DeleteObject" in many(s["Action"])]
     (subscription,) = template.of("SNS::Subscription").values()
     assert subscription["Endpoint"] == "on-call@example.com"
-
-
-def test_the_training_image_has_a_home(assembly):
-    """Scanned when pushed; a tag keeps its meaning; a tagged image never expires; kept when the stack goes."""
-    template = Template.read(assembly, "RerailTrainingImage")
-    (repository,) = template.of("ECR::Repository").values()
-    assert repository["RepositoryName"] == "rerail-training"
-    assert repository["ImageScanningConfiguration"] == {"ScanOnPush": True}
-    assert repository["ImageTagMutability"] == "IMMUTABLE"
-    rules = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
-    assert {rule["selection"]["tagStatus"] for rule in rules} == {"untagged"}
-    assert {r["DeletionPolicy"] for r in template.resources.values()} == {"Retain"}
