@@ -637,8 +637,8 @@ class History:
             kind in (OWN, *FALLBACKS) and count * TYPES[kind].gpus == 2 * TYPES[OWN].gpus, f"machines: {kind}"
         )
         attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
-        told = any(command.attempt == attempt for command in self.world.mailbox.commands)
-        self._require(told or any(isinstance(a, PostCommand) for a in run.pending), f"create {job} unannounced")
+        is_announced = any(command.attempt == attempt for command in self.world.mailbox.commands)
+        self._require(is_announced or any(isinstance(a, PostCommand) for a in run.pending), f"create {job} unannounced")
         for action in run.pending:
             if isinstance(action, ReleaseWarmPool):
                 self._require(action.job_name in self.world.sagemaker.released, f"create {job} on bad machines")
