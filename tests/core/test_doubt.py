@@ -76,7 +76,12 @@ def test_a_stall_during_a_missing_sweep_is_found_later(world):
 
 def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
     at = MIDNIGHT
-    assert find_silence_start(None, at, age=None, at=at + JUMP) is None
+    assert (timedelta(minutes=3), timedelta(minutes=5)) == (JUMP, FRESH)
+    for back in (-1, 1):
+        assert find_silence_start(None, at, age=None, at=at + back * JUMP) is None
+        assert find_silence_start(at, at, age=back * FRESH, at=at) is None
+        assert find_silence_start(None, None, age=back * (FRESH + MINUTE), at=at) == at
+        assert find_silence_start(None, at, age=MINUTE, at=at + back * (JUMP + MINUTE)) == at + back * (JUMP + MINUTE)
     since = at + 2 * JUMP
     assert find_silence_start(None, at, age=since - at, at=since) == since
     later = since + MINUTE

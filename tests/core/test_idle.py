@@ -178,6 +178,32 @@ def test_one_idle_machine_among_busy_ones_is_named_and_stops_nothing():
     assert finding.evidence.startswith("no load for 1260 s on algo-2 of 3 machines")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        # Ten minutes without load, and one and a half times the longest pause; acted on after three times that.
+        ([(90, 40), (0, 10)], None),
+        ([(90, 40), (0, 11)], Level.WARN),
+        ([(90, 30), (0, 9), (90, 20), (0, 15)], None),
+        ([(90, 30), (0, 9), (90, 20), (0, 16)], Level.WARN),
+        ([(90, 40), (0, 30)], Level.WARN),
+        ([(90, 40), (0, 31)], Level.INTERVENE),
+        # Less than a tenth of the usual load of the GPUs, or than five percent, is none.
+        ([(90, 40), (8.9, 20)], Level.WARN),
+        ([(90, 40), (9.1, 20)], None),
+        ([(30, 40), (4.9, 20)], Level.WARN),
+        ([(30, 40), (5.1, 20)], None),
+        # Nothing is known of a job before twenty busy minutes.
+        ([(90, 20), (0, 20)], Level.WARN),
+        ([(90, 19), (0, 20)], None),
+    ],
+)
+def test_a_pause_is_told_by_its_load_and_its_length(hosts, expected):
+    levels = [level for level, minutes in hosts for _ in range(minutes)]
+    found = evaluate(make_loads(levels), at=MIDNIGHT + len(levels) * MINUTE, saved_at=[MIDNIGHT])
+    assert (found and found.level) == expected
+
+
 @given(st.randoms(use_true_random=False))
 def test_a_healthy_job_is_never_stopped_and_a_hang_is_reported_within_an_hour(random):
     """Loading, evaluation, compilation, uploads and downloads of up to a quarter of an hour."""

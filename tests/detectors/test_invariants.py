@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.detection.detectors import DetectorState, evaluate_sample, evaluate_series
+from rerail.detection.lowest import RunningMinimum
+from rerail.detection.window import Window
 from rerail.model.codec import dumps, loads
 from rerail.model.finding import Kind
 from rerail.model.sample import Sample
@@ -159,3 +161,27 @@ def test_a_row_costs_a_bounded_multiple_of_a_trivial_loop() -> None:
         growth(lambda: [math.sqrt(sample.loss or 0) for sample in rows], lambda: list(evaluate_series(rows, DETECTION)))
         < 1500
     )
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 12), st.floats(0, 1))
+@settings(deadline=None, max_examples=count_examples(100))
+def test_windows_know_the_order_of_their_last_values(values: list[float], size: int, share: float) -> None:
+    """Of as many as they hold, rounded; the values below a quantile are no more than its share, or one fewer."""
+    window, minimum = Window(size), RunningMinimum(size)
+    for number, value in enumerate(values, 1):
+        window.push(value)
+        minimum.push(value)
+        last = values[max(0, number - size) : number]
+        assert minimum.value() == min(last)
+        assert window.values == [round(value, 6) for value in last]
+        quantile, count = window.quantile(share), len(last)
+        assert sum(value < quantile for value in window.values) <= share * count
+        assert sum(value <= quantile for value in window.values) > min(share * count, count - 1)
+    assert (window.median(), window.deviation()) == (
+        window.quantile(0.5),
+        (window.quantile(0.75) - window.quantile(0.25)) / 1.349,
+    )
+    lowest, middle = minimum.value(), window.median()
+    window.scale(3)
+    minimum.scale(3)
+    assert (minimum.value(), window.median(), window.copy().values) == (3 * lowest, 3 * middle, window.values)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rerail.detection.detectors import DetectorState, evaluate_sample
-from rerail.detection.onsets import OF_THE_LOSS
+from rerail.detection.onsets import OF_THE_LOSS, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
@@ -93,3 +93,21 @@ def test_what_is_over_can_begin_again(seed):
     spikes = [*losses(150, seed=seed), *losses(5, level=6.0), *losses(120, seed=seed + 9)]
     again = [*spikes, *losses(5, level=6.0, seed=3), *losses(60, seed=seed + 19)]
     assert [step for kind, _, step, _ in ends(again) if kind is Kind.LOSS_SPIKE] == [151, 276]
+
+
+@pytest.mark.parametrize(("row", "onset"), [(339, 70), (340, 300)])
+def test_a_severe_finding_begins_with_the_earliest_of_three_times_the_patience(row, onset):
+    """Others keep their own onset."""
+    spike, stall, severe = (
+        Finding(kind, level, 1, step, "x")
+        for kind, level, step in (
+            (Kind.LOSS_SPIKE, Level.WARN, 70),
+            (Kind.STALL, Level.INTERVENE, 60),
+            (Kind.DIVERGENCE, Level.INTERVENE, 300),
+        )
+    )
+    onsets, told = with_onsets((), (stall, spike), row=100, detection=Thresholds())
+    assert (onsets, told) == (((100, 70),), (stall, spike))
+    onsets, told = with_onsets(onsets, (severe, stall), row=row, detection=Thresholds())
+    assert [finding.onset_step for finding in told] == [onset, 60]
+    assert len(with_onsets(onsets, [spike] * 30, row=row, detection=Thresholds())[0]) == 20

@@ -13,7 +13,7 @@ from rerail.model.finding import Kind, Level
 from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch, with_row
 from rerail.model.sample import Sample
 from rerail.model.thresholds import PlannedChange, Thresholds
-from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow
+from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow, told
 
 DICE = random.Random(5)
 PACE = (Kind.STALL, Kind.THROUGHPUT_DROP)
@@ -30,13 +30,6 @@ def test_steps_of_one_pace_are_left_in_peace() -> None:
     assert said(slow(rows), *PACE) == []
 
 
-def test_a_sudden_drop_is_a_warning_and_a_severe_one_an_intervention() -> None:
-    """Thirty per cent slower: a warning when it has lasted, an intervention when it goes on for long."""
-    found = said(slow(steps(600) + steps(600, 0.65)), Kind.THROUGHPUT_DROP)
-    assert levels(found) == [Level.WARN, Level.INTERVENE]
-    assert 600 < found[0][0] < 700
-
-
 @pytest.mark.parametrize(("suspect", "level"), [("", Level.WARN), ("rank 3 on algo-2: 2x its peers", Level.INTERVENE)])
 def test_a_drop_is_acted_on_only_if_something_shows_a_fault(suspect: str, level: Level) -> None:
     """Twice as long may be planned, as longer sequences are: told once, with its cost. A slow rank shows a fault."""
@@ -45,11 +38,6 @@ def test_a_drop_is_acted_on_only_if_something_shows_a_fault(suspect: str, level:
     text = found[0][1].evidence
     assert text.endswith(suspect or ": 12.0 h a day; no slow rank and no idle machine shows a fault"), text
     assert suspect or len(found) == 1
-
-
-def test_steps_that_take_four_times_as_long_are_acted_on() -> None:
-    """No planned change is expected to cost that much."""
-    assert Level.INTERVENE in levels(said(slow(steps(600) + steps(900, 2.0), suspect=""), Kind.THROUGHPUT_DROP))
 
 
 def test_a_launch_that_begins_again_is_not_compared_with_the_one_before() -> None:
@@ -83,11 +71,6 @@ def test_rows_far_apart_are_not_waited_for_by_the_day() -> None:
     seconds = [300 * value / 0.5 for value in (*steps(120), *steps(60, 1.0))]
     row, finding = said(slow(seconds), Kind.THROUGHPUT_DROP)[-1]
     assert finding.level is Level.INTERVENE and row - 120 <= 3 * 3600 / 600 + 1
-
-
-def test_a_small_drop_is_a_warning_only() -> None:
-    """Twelve per cent slower is worth a word, not a relaunch."""
-    assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
 
 
 def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough(monkeypatch) -> None:
@@ -127,63 +110,12 @@ def test_tokens_a_second_stand_for_the_step_time() -> None:
     assert said(rows, Kind.THROUGHPUT_DROP)
 
 
-def test_one_step_that_took_too_long_is_reported_afterwards() -> None:
-    """Evaluations every hundred rows are learnt; a pause far beyond them is not one of them."""
-    rows = [value * (1.5 if row % 100 == 99 else 1) for row, value in enumerate(steps(700))]
-    rows[550] *= 10
-    assert [(row, f.kind) for row, f in said(slow(rows), *PACE)] == [(550, Kind.STALL)]
-
-
-def test_the_first_long_pause_of_its_kind_may_be_a_save() -> None:
-    """A run that never paused before is not judged by its first pause."""
-    rows = steps(500)
-    rows[250] *= 60
-    assert said(slow(rows), *PACE) == []
-
-
 def stepping(step_s: float = 10.0) -> Liveness:
     """A run that has logged a row every ten seconds for five minutes."""
     pulse = with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START)
     for row in range(30):
         pulse = with_row(pulse, minutes(row * step_s / 60), step=row + 1)
     return pulse
-
-
-@pytest.mark.parametrize(
-    ("minute", "idle", "expected"),
-    [
-        (9, None, []),
-        (10.5, None, [Level.WARN]),
-        (10.5, True, [Level.INTERVENE]),
-        (16, None, [Level.INTERVENE]),
-    ],
-)
-def test_silence_is_a_stall_when_it_is_longer_than_the_run_ever_paused(minute, idle, expected) -> None:
-    """The floor of five minutes holds for short steps; a second signal or double the time confirms."""
-    watch = DetectorState(liveness=replace(stepping(), idle=idle))
-    found = [f.level for f in find_overdue(watch, minutes(minute), DETECTION) if f.kind is Kind.STALL]
-    assert found == expected
-
-
-def test_a_long_gap_that_came_before_raises_the_limit() -> None:
-    """Four minutes between rows is how this run is: five times that is the limit."""
-    pulse = stepping(240.0)
-    assert (
-        find_overdue(
-            DetectorState(liveness=pulse),
-            minutes(29 * 4 + 15),
-            replace(DETECTION, blind_after=10 * DETECTION.blind_after),
-        )
-        == ()
-    )
-
-
-def test_the_first_step_may_take_its_time_but_not_for_ever() -> None:
-    """Start-up has a limit of its own, and the stall of steps says nothing in it."""
-    watch = DetectorState(liveness=with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START))
-    assert find_overdue(watch, minutes(29), DETECTION) == ()
-    assert Kind.STARTUP_STALL in {f.kind for f in find_overdue(watch, minutes(31), DETECTION)}
-    assert Kind.STALL not in {f.kind for f in find_overdue(watch, minutes(90), DETECTION)}
 
 
 def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
@@ -193,14 +125,6 @@ def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
     kinds = {minute: {f.kind for f in find_overdue(saving, minutes(20 + minute), DETECTION)} for minute in (15, 25)}
     assert Kind.CHECKPOINT_STALL not in kinds[15]
     assert Kind.CHECKPOINT_STALL in kinds[25]
-
-
-def test_missing_metrics_are_reported_and_never_intervened_on() -> None:
-    """Metrics that stop while the job trains page; they are no reason to stop it."""
-    found = [
-        f for f in find_overdue(DetectorState(liveness=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND
-    ]
-    assert [f.level for f in found] == [Level.WARN]
 
 
 def test_rows_without_steps_count() -> None:
@@ -229,6 +153,37 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
     assert watch.liveness.step == 29 and watch.liveness.step_s == 60 and watch.liveness.phase is Phase.STEP
 
 
+@pytest.mark.parametrize(
+    ("phase", "kind", "limit_s", "text", "is_acted_on"),
+    [
+        (Phase.STEP, Kind.STALL, 500, "no step for {s} s in phase step, limit 500 s", True),
+        (Phase.EVALUATION, Kind.STALL, 300, "no step for {s} s in phase evaluation, limit 300 s", True),
+        (Phase.SAVE, Kind.CHECKPOINT_STALL, 1000, "a checkpoint has been running for {s} s, limit 1000 s", True),
+        (Phase.STARTUP, Kind.STARTUP_STALL, 1800, "no first step {s} s after training began", True),
+        (Phase.STARTUP, Kind.BLIND, 1800, "no metrics for {s} s while the job is training", False),
+        (Phase.EVALUATION, Kind.BLIND, 600, "no metrics for {s} s while the job is training", False),
+        (Phase.CAPACITY, Kind.CAPACITY_WAIT, 7200, "waiting for machines for {m} minutes", False),
+    ],
+)
+def test_what_is_overdue_is_reported_after_its_limit(phase, kind, limit_s, text, is_acted_on) -> None:
+    """One second later, and not at it; acted on after twice the limit, or at once if the machines are idle."""
+    began = minutes(60)
+    alive = Liveness(phase, began, began, 7, began, step_s=100, save_s=200, evaluation_s=10, started_at=START)
+    for seconds, level in ((0, None), (1, Level.WARN), (limit_s, Level.WARN), (limit_s + 1, Level.INTERVENE)):
+        now, level = began + timedelta(seconds=limit_s + seconds), level if is_acted_on or not level else Level.WARN
+        found = [f for f in find_overdue(DetectorState(liveness=alive), now, DETECTION) if f.kind is kind]
+        assert [(f.level, f.step, f.onset_step, f.at, f.onset_at) for f in found] == (
+            [(level, 7, 7, now, began)] if level else []
+        )
+        wanted = text.format(s=limit_s + seconds, m=round((limit_s + seconds) / 60))
+        assert [f.evidence for f in found] == [wanted] * len(found)
+    idle = find_overdue(
+        DetectorState(liveness=replace(alive, idle=True)), began + timedelta(seconds=limit_s + 1), DETECTION
+    )
+    is_confirmed = kind in (Kind.STALL, Kind.STARTUP_STALL)
+    assert {f.level for f in idle if f.kind is kind} == {Level.INTERVENE if is_confirmed else Level.WARN}
+
+
 def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:
     """A pulse without a single time answers nothing."""
     assert [question(Liveness(), START, DETECTION) for question in OVERDUE_DETECTORS] == [None] * len(OVERDUE_DETECTORS)
@@ -240,6 +195,73 @@ def test_saves_are_overdue_by_their_own_intervals() -> None:
     assert checkpoint_stall.find_missing_checkpoint(saves, saves[-1] + timedelta(minutes=60), Thresholds()) is None
     late = checkpoint_stall.find_missing_checkpoint(saves[::-1], saves[-1] + timedelta(minutes=61), Thresholds())
     assert (late.kind, late.level, late.onset_at) == (Kind.CHECKPOINT_STALL, Level.WARN, saves[-1])
+    assert late.evidence == "no checkpoint for 61 min, they came at most 20 min apart"
     assert checkpoint_stall.find_missing_checkpoint(saves[:2], saves[-1] + timedelta(days=9), Thresholds()) is None
     often = [START + timedelta(seconds=n) for n in range(4)]
-    assert checkpoint_stall.find_missing_checkpoint(often, often[-1] + timedelta(minutes=9), Thresholds()) is None
+    assert checkpoint_stall.find_missing_checkpoint(often, often[-1] + timedelta(minutes=10), Thresholds()) is None
+    at = often[-1] + timedelta(minutes=10, seconds=1)
+    late = checkpoint_stall.find_missing_checkpoint(often[1:], at, Thresholds())
+    assert late.evidence == "no checkpoint for 10 min, they came at most 1 s apart"
+    restarted = {"started_at": at - timedelta(minutes=10)}
+    assert checkpoint_stall.find_missing_checkpoint(often, at, Thresholds(), **restarted) is None
+
+
+def paced(*paces: tuple[int, float], suspect: str = "algo-1") -> list[Sample]:
+    """Step times of several paces, within one per cent of each; the median is the pace."""
+    seconds = (pace for rows, pace in paces for _ in range(rows))
+    return slow((pace * (0.99 + row * 7 % 5 / 200) for row, pace in enumerate(seconds)), suspect=suspect)
+
+
+def paused(pauses: dict[int, float], *equal: int) -> list[Sample]:
+    """Steps of a second, and some that are longer, by their rows; equal ones by half."""
+    return slow(pauses.get(row, 1.5 if row in equal else 1.0) for row in range(750))
+
+
+DROP, RISE = Kind.THROUGHPUT_DROP, Kind.THROUGHPUT_RISE
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        # 10 % for 50 rows is a drop, 20 % for 200 is a grave one; without a sign of a fault that is 150 %.
+        (DROP, paced((600, 0.5), (400, 0.545)), []),
+        (DROP, paced((600, 0.5), (400, 0.555)), [683]),
+        (DROP, paced((600, 0.5), (400, 0.595)), [683]),
+        (DROP, paced((600, 0.5), (400, 0.605)), [683, -834]),
+        (DROP, paced((600, 0.5), (400, 1.24), suspect=""), [673]),
+        (DROP, paced((600, 0.5), (400, 1.26), suspect=""), [673, -830]),
+        # What the run has recovered from is told again if it is larger by a fifth, or lasts twice as long.
+        (DROP, paced((600, 0.5), (100, 1.0), (300, 0.5), (100, 1.09)), [673]),
+        (DROP, paced((600, 0.5), (100, 1.0), (300, 0.5), (100, 1.11)), [673, 1073]),
+        (DROP, paced((600, 0.5), (100, 1.0), (300, 0.5), (300, 1.09)), [673, -1228]),
+        # With few rows in a window, because they are far apart, 20 % is a drop.
+        (DROP, paced((120, 300.0), (60, 357.0)), []),
+        (DROP, paced((120, 300.0), (60, 363.0)), [130, -149]),
+        # 40 % less than before in nearly all of 16 rows, from the 200th row on; a level that lasted once is known.
+        (RISE, paced((183, 1.0), (100, 0.59)), [199]),
+        (RISE, paced((300, 1.0), (100, 0.61)), []),
+        (RISE, paced((300, 1.0), (100, 0.59)), [314]),
+        (RISE, paced((300, 1.0), (100, 0.59), (300, 1.0), (100, 0.5)), [314]),
+        (RISE, paced((300, 1.0), (100, 0.59), (300, 1.0), (100, 0.35)), [314, 714]),
+        (RISE, paced((300, 1.0), (200, 2.0), (100, 1.0), (100, 0.59)), [614]),
+        (RISE, paced((300, 2.0), (70, 1.3), (100, 0.9)), []),
+        # Five times the usual, twice the longest before, once two intervals between pauses were equal within two rows.
+        (Kind.STALL, paused({550: 60.0}), []),
+        (Kind.STALL, paused({550: 5.1}, 100, 200, 300), [550]),
+        (Kind.STALL, paused({550: 4.9}, 100, 200, 300), []),
+        (Kind.STALL, paused({550: 5.1}, 110, 200, 292), [550]),
+        (Kind.STALL, paused({550: 5.1}, 110, 200, 293), []),
+        (Kind.STALL, paused({300: 3.0, 550: 5.9}, 100, 200), []),
+        (Kind.STALL, paused({300: 3.0, 550: 6.1, 600: 12.3}, 100, 200), [550, 600]),
+        (Kind.STALL, paused({100: 1.24, 200: 1.24, 550: 6.1}), []),
+        # Before the 500th row, only one that exceeds the floor; after ten pauses, one whatever their intervals.
+        (Kind.STALL, paused({450: 299.0}, 100, 200, 300), []),
+        (Kind.STALL, paused({450: 301.0}, 100, 200, 300), [450]),
+        (Kind.STALL, paused({498: 5.1}, 100, 200, 300), []),
+        (Kind.STALL, paused({499: 5.1}, 100, 200, 300), [499]),
+        (Kind.STALL, paused({700: 5.1}, *(8 * n * n + 20 for n in range(9))), []),
+        (Kind.STALL, paused({700: 5.1}, *(8 * n * n + 20 for n in range(10))), [700]),
+    ],
+)
+def test_a_finding_about_the_pace_comes_at_its_row(kind, rows, expected) -> None:
+    assert told(rows, kind) == expected

@@ -4,17 +4,22 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 
 import pytest
 
 from bench.injected import FAULTS, Fault, inject
 from bench.loggers import LOGGERS
+from rerail.detection.cadence import Cadence
 from rerail.detection.detectors import evaluate_series
+from rerail.detection.repetition import Repetition
+from rerail.detection.resolution import Resolution
+from rerail.detection.row import RowReader
 from rerail.detection.running_mean import RunningMean
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
-from tests.detectors.runs import DETECTION, falling, levels, lifted, said, samples, slow
+from tests.detectors.runs import DETECTION, START, falling, levels, lifted, said, samples, slow
 
 LOSS = (Kind.LOSS_SPIKE, Kind.DIVERGENCE)
 LOGGER = {logger.name: logger.rewrite for logger in LOGGERS}
@@ -139,14 +144,99 @@ def test_slow_steps_that_recover_on_their_own_are_reported_once():
     assert len(findings) <= 1
 
 
-def test_a_sudden_fall_of_the_loss_is_reported_once():
-    found = said(samples(lifted(falling(600), 300, 600, times=1 / 20)), Kind.LOSS_DROP)
-    assert levels(found) == [Level.WARN]
-    assert 300 <= found[0][0] <= 320
-    assert said(samples(lifted(falling(600), 300, 600, times=1 / 2)), Kind.LOSS_DROP) == []
+@pytest.mark.parametrize(
+    ("steps", "changed"),
+    [
+        ([0, 10, 20, 41, 62, 83], [5]),
+        ([0, 10, 20, 24, 28, 32], [5]),
+        ([0, 10, 20, 40, 60, 80], []),
+        ([0, 10, 20, 25, 30, 35], []),
+        ([0, 10, 31, 52, 62, 83, 104, 125, 146], [7]),
+        ([0, 10, 31, 31, 5, None, 26, 47, 68], [8]),
+        ([0, 10, 31, 52, 73, 94, 137, 180, 223], [4, 8]),
+    ],
+)
+def test_a_logging_interval_changes_with_the_third_row_at_over_twice_or_under_half_of_it(steps, changed):
+    cadence = Cadence()
+    assert [row for row, step in enumerate(steps) if cadence.changed(step)] == changed
 
 
-def test_steps_that_become_much_faster_are_reported_once():
-    found = said(slow([1.0 + row % 3 / 100 for row in range(500)] + [0.3] * 300), Kind.THROUGHPUT_RISE)
-    assert levels(found) == [Level.WARN]
-    assert said(slow([1.0] * 300 + [2.0] * 300 + [1.0] * 300), Kind.THROUGHPUT_RISE) == []
+@pytest.mark.parametrize(
+    ("losses", "quanta"),
+    [
+        ([2.0, 2.5, 2.25, 2.0], [1.0, 0.1, 0.01, 0.01]),
+        ([1.5e-7, 12345.678, 1e16], [1e-8, 1e-8, 1e-8]),
+        ([0.12345678, 1e-9, 0.123456789], [1e-8, 1e-9, 0.0]),
+        ([1e-9, 1e-10], [1e-9, 0.0]),
+        ([0.25, *[2.0] * 62, 2.0, 2.0], [*[0.01] * 63, 0.01, 1.0]),
+    ],
+)
+def test_the_finest_difference_of_the_last_groups_of_rows_is_the_resolution(losses, quanta):
+    """Numbers of eleven characters are printed in full; finer rows are forgotten after two groups of 32."""
+    resolution = Resolution()
+    assert [resolution.read(loss) for loss in losses] == quanta
+
+
+def test_a_loss_repeats_if_six_of_the_last_eight_were_printed_as_often():
+    repetition, seen = Repetition(), []
+    for number, times in enumerate([1, 2, 2, 2, 2, 2, 3, 2, 2, 4, 5, 2]):
+        seen.append([repetition.is_repeated(float(number)) for _ in range(times)])
+    assert [sum(repeats) for repeats in seen] == [0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("level", "rows", "loss", "has_begun"),
+    [
+        (2.0, 200, 4.4, False),
+        (2.0, 200, 4.6, True),
+        (2.0, 204, 4.4, False),
+        (2.0, 206, 4.4, True),
+        (2.0, 197, 4.4, False),
+        (2.0, 195, 4.4, True),
+        (8.3, 200, 10.0, False),
+        (8.1, 200, 10.0, True),
+        (-9.0, 200, 0.0, False),
+        (-9.0, 200, 1.0, True),
+        (2.0, 200, None, False),
+    ],
+)
+def test_steps_that_begin_again_are_another_epoch_or_another_launch(level, rows, loss, has_begun):
+    """After as many as before it is an epoch, unless the loss is back halfway to that of the first rows."""
+    reader = RowReader()
+    for step in (*range(200), *range(rows)):
+        reader.read(Sample(step=step, loss=10.0 if step < 3 else level))
+    row = reader.read(Sample(step=0, loss=loss))
+    assert (row.is_new_launch, row.is_new_series) == (has_begun, has_begun)
+
+
+@pytest.mark.parametrize(("step", "is_launch", "is_series"), [(170, 0, 0), (169, 1, 0), (100, 1, 0), (99, 1, 1)])
+def test_steps_that_go_back_are_out_of_order_or_another_launch(step, is_launch, is_series):
+    """By up to three rows; a launch that goes on from a checkpoint keeps the loss comparable."""
+    reader = RowReader()
+    for before in range(0, 201, 10):
+        reader.read(Sample(step=before, loss=2.0))
+    row = reader.read(Sample(step=step, loss=2.0))
+    assert (row.is_new_launch, row.is_new_series) == (is_launch, is_series)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "count", "factor"),
+    [
+        (80, 112, 1, 1),
+        (80, 113, 1, 2),
+        (80, 226, 1, 4),
+        (80, 9999, 1, 8),
+        (15, 9999, 1, 1),
+        (80, 400, 3, 4),
+        (80, 9, 4, 4),
+    ],
+)
+def test_the_patience_in_rows_is_bounded_by_two_and_a_half_hours(rows, seconds, count, factor):
+    """But for eight rows; by their times or by their steps. Four rows in one are a quarter of the patience."""
+    for is_timed in (True, False):
+        reader = RowReader()
+        for number in range(9):
+            at = START + number * timedelta(seconds=seconds) if is_timed else None
+            step_s = seconds / 5 if number > 1 and not is_timed else None
+            row = reader.read(Sample(step=5 * number, at=at, count=count, step_time_s=step_s))
+        assert row.find_patience_factor(rows) == factor
