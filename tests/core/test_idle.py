@@ -72,15 +72,6 @@ def test_a_pause_in_which_a_checkpoint_is_saved_is_no_stall(world):
     assert world.bus.notices == []
 
 
-def test_a_pause_that_the_job_is_known_to_make_is_no_stall(world):
-    compute(world, 40, saves_every=10)
-    for _ in range(3):
-        compute(world, 9, HUNG)
-        compute(world, 30, saves_every=10)
-    compute(world, 12, HUNG)
-    assert world.bus.notices == []
-
-
 @pytest.mark.parametrize("load", [{"GPUUtilization": 800.0, "CPUUtilization": 100.0}, {"CPUUtilization": 900.0}, {}])
 def test_a_job_that_computes_or_of_which_nothing_is_known_is_left_alone(world, load):
     """GPUs that wait for each other are busy, an evaluation may use CPUs alone, and no values prove nothing."""
