@@ -105,7 +105,9 @@ def test_a_gradient_of_nan_counts_though_the_loss_looks_well() -> None:
 def test_the_flag_of_the_run_counts_where_no_value_can_be_sent() -> None:
     """CloudWatch takes no NaN: the explicit flag stands for it."""
     rows = [Sample(step=n, loss=None if n == 30 else 2.0 + n % 3 / 100, nonfinite=n == 30) for n in range(40)]
-    assert [row for row, _ in said(rows, Kind.NON_FINITE)] == [30]
+    assert told(rows, Kind.NON_FINITE) == [30]
+    ((_, inferred),) = said([*rows[:30], Sample(step=30, complete_to=25)], Kind.NON_FINITE)
+    assert (inferred.onset_step, inferred.evidence) == (26, "the log continues without a finite loss")
 
 
 def test_a_loss_scaler_that_probes_its_limit_is_no_trouble() -> None:
@@ -207,7 +209,6 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         (SPIKE, changed(330, (300, 300, 1.19)), [300]),
         (SPIKE, changed(330, (300, 304, 1.13)), []),
         (SPIKE, changed(330, (300, 305, 1.13)), [305]),
-        (SPIKE, changed(330, (300, 306, 1.5)), [300]),
         (SPIKE, changed(330, (300, 307, 1.5)), [300, 307]),
         (SPIKE, changed(40, (33, 33, 1.5)), []),
         (SPIKE, changed(40, (34, 34, 1.5)), [34]),
@@ -227,7 +228,6 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         # The median of eight rows is above the level of before, after 55 rows; for the patience of 80 rows.
         (RISE, changed(400, (300, 400, 1.11)), []),
         (RISE, changed(400, (300, 400, 1.12)), [306, -385]),
-        (RISE, changed(400, (300, 378, 1.3)), [303]),
         (RISE, changed(400, (300, 382, 1.3)), [303, -382]),
         (RISE, changed(70, (49, 70, 1.5)), []),
         (RISE, changed(70, (50, 70, 1.5)), [55]),
@@ -253,6 +253,7 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         (Kind.GRAD_NORM, norms(*[1.5, 2.0, 2.7] * 20, 8.0), []),
         (Kind.GRAD_NORM, norms(*[1.5, 2.0, 2.7] * 20, 30.0), [60]),
         # Three bad rows in a row, or five of ten, are acted on; one is told again after a hundred good ones.
+        (Kind.NON_FINITE, bad(0, 1, 8), [0]),
         (Kind.NON_FINITE, bad(50, 150), [50]),
         (Kind.NON_FINITE, bad(50, 151), [50, 151]),
         (Kind.NON_FINITE, bad(50, 51, 53, 54), [50]),
@@ -261,7 +262,6 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         (Kind.NON_FINITE, bad(50, 51, 52, 54, 55, 56), [50, -52]),
         # Fifty equal losses, twenty zeros, or three times the most repetitions before; twice that is acted on.
         (Kind.FROZEN_LOSS, repeated(2.3, 49), []),
-        (Kind.FROZEN_LOSS, repeated(2.3, 99), [250]),
         (Kind.FROZEN_LOSS, repeated(2.3, 100), [250, -300]),
         (Kind.FROZEN_LOSS, repeated(0.0, 19), []),
         (Kind.FROZEN_LOSS, repeated(0.0, 40), [220, -240]),

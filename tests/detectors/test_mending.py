@@ -72,10 +72,6 @@ def test_a_rise_in_the_first_rows_lasts_until_the_loss_is_back_or_stays(rows, en
     assert step is not None and step >= earliest
 
 
-def test_a_run_without_findings_has_no_recovery():
-    assert ends(losses(500)) == []
-
-
 def test_the_earliest_reported_onset_counts():
     """And the newer finding of the same kind is the same trouble."""
     watch, _ = evaluate_sample(DetectorState(), Sample(step=1, loss=math.nan), Thresholds())
@@ -98,14 +94,9 @@ def test_what_is_over_can_begin_again(seed):
 @pytest.mark.parametrize(("row", "onset"), [(339, 70), (340, 300)])
 def test_a_severe_finding_begins_with_the_earliest_of_three_times_the_patience(row, onset):
     """Others keep their own onset."""
-    spike, stall, severe = (
-        Finding(kind, level, 1, step, "x")
-        for kind, level, step in (
-            (Kind.LOSS_SPIKE, Level.WARN, 70),
-            (Kind.STALL, Level.INTERVENE, 60),
-            (Kind.DIVERGENCE, Level.INTERVENE, 300),
-        )
-    )
+    spike = Finding(Kind.LOSS_SPIKE, Level.WARN, 1, 70, "x")
+    stall = Finding(Kind.STALL, Level.INTERVENE, 1, 60, "x")
+    severe = Finding(Kind.DIVERGENCE, Level.INTERVENE, 1, 300, "x")
     onsets, told = with_onsets((), (stall, spike), row=100, detection=Thresholds())
     assert (onsets, told) == (((100, 70),), (stall, spike))
     onsets, told = with_onsets(onsets, (severe, stall), row=row, detection=Thresholds())

@@ -207,7 +207,6 @@ def test_a_loss_repeats_if_six_of_the_last_eight_were_printed_as_often():
         (8.1, 200, 10.0, True),
         (-9.0, 200, 0.0, False),
         (-9.0, 200, 1.0, True),
-        (2.0, 200, None, False),
     ],
 )
 def test_steps_that_begin_again_are_another_epoch_or_another_launch(level, rows, loss, has_begun):

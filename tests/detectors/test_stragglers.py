@@ -41,16 +41,6 @@ def test_scores_do_not_depend_on_the_order_of_the_ranks(compute, chance):
     assert [scores[rank].is_slow for rank in order] == [score.is_slow for score in mixed]
 
 
-@settings(max_examples=count_examples(50), deadline=None)
-@given(st.lists(st.lists(st.floats(0.96, 1.04), min_size=8, max_size=8), min_size=1, max_size=40))
-def test_ranks_within_four_percent_are_never_slow(rounds):
-    """However their times move within it."""
-    state = StragglerState()
-    for compute in rounds:
-        state, new, _ = follow_scores(state, score_ranks(compute, [0.0] * 8, state))
-        assert not new
-
-
 @pytest.mark.parametrize("times", [[math.nan, 1.0], [0.0, 1.0], [math.inf, 1.0], [1.0], []])
 def test_a_round_with_an_unknown_time_is_left_out(times):
     assert score_ranks(times, [0.0] * len(times), StragglerState()) == ()
@@ -120,11 +110,13 @@ def test_the_past_of_a_rank_is_its_last_thirty_normal_rounds():
     assert (rank.usual, rank.deviation) == (pytest.approx(-0.0745), pytest.approx(0.0155, rel=0.01))
 
 
-@pytest.mark.parametrize(("data", "share"), [(0.02, 0.0), (0.12, 0.5), (0.14, 0.6)])
+@pytest.mark.parametrize(("data", "share"), [(0.02, 0.0), (0.11, 0.45), (0.14, 0.6)])
 def test_what_exceeds_the_peers_is_computing_or_waiting_for_data(data, share):
     """A rank takes 0.62 s and its peers 0.42 s."""
-    (*_, score) = score_ranks([0.4] * 8 + [0.62 - data], [0.02] * 8 + [data], StragglerState())
+    (*_, score) = scores = score_ranks([0.4] * 8 + [0.62 - data], [0.02] * 8 + [data], StragglerState())
     assert (score.ratio, score.data_share) == (pytest.approx(0.62 / 0.42), pytest.approx(share))
+    (found,) = list_stragglers(follow_scores(follow_scores(StragglerState(), scores)[0], scores)[0])
+    assert (found.rank, found.rounds, found.waits_for_data) == (8, 2, share > 0.5)
 
 
 def test_results_are_listed_by_their_ratio_until_three_rounds_in_a_row_are_normal():
