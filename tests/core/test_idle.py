@@ -189,7 +189,7 @@ def test_one_idle_machine_among_busy_ones_is_named_and_stops_nothing():
         ([(90, 19), (0, 20)], None),
     ],
 )
-def test_a_pause_is_told_by_its_load_and_its_length(hosts, expected):
+def test_a_pause_is_reported_by_its_load_and_its_length(hosts, expected):
     levels = [level for level, minutes in hosts for _ in range(minutes)]
     found = evaluate(make_loads(levels), at=MIDNIGHT + len(levels) * MINUTE, saved_at=[MIDNIGHT])
     assert (found and found.level) == expected

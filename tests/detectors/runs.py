@@ -50,7 +50,7 @@ def minutes(count: float) -> datetime:
     return START + timedelta(minutes=count)
 
 
-def told(rows: Iterable[Sample], kind: Kind, detection: Thresholds = DETECTION) -> list[int]:
+def list_rows(rows: Iterable[Sample], kind: Kind, detection: Thresholds = DETECTION) -> list[int]:
     """The rows of what was said of a kind; negative if it asks to intervene."""
     found = said(rows, kind, detection=detection)
     return [-row if finding.level is Level.INTERVENE else row for row, finding in found]
