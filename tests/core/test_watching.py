@@ -283,8 +283,9 @@ def test_a_spike_that_recovers_leaves_its_checkpoints_clean(world):
 
 def test_a_frozen_loss_is_dated_to_the_step_after_the_row_before_it(world):
     train(world, 60, first=train(world, 30), loss=lambda _: 2.0)
-    (frozen,) = world.memories.recall(["gpt"])["gpt"].open_findings
-    assert (frozen.kind, frozen.onset) == (Kind.FROZEN_LOSS, 301)
+    memory = world.memories.recall(["gpt"])["gpt"]
+    (frozen,) = memory.open_findings
+    assert (frozen.kind, frozen.onset, memory.rows) == (Kind.FROZEN_LOSS, 301, 89)
 
 
 def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world):

@@ -248,7 +248,7 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         (Kind.GRAD_NORM, norms(*[1.5, 2.0, 2.7] * 20, 8.0), []),
         (Kind.GRAD_NORM, norms(*[1.5, 2.0, 2.7] * 20, 30.0), [60]),
         # Three bad rows in a row, or five of ten, are acted on; one is told again after a hundred good ones.
-        (Kind.NON_FINITE, bad(0, 1, 8), [0]),
+        (Kind.NON_FINITE, bad(1, 2, 9), [1]),
         (Kind.NON_FINITE, bad(50, 150), [50]),
         (Kind.NON_FINITE, bad(50, 151), [50, 151]),
         (Kind.NON_FINITE, bad(50, 51, 53, 54), [50]),
