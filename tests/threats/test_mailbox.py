@@ -161,6 +161,17 @@ def test_an_old_heartbeat_written_again_hides_no_hang(world, agent):
     assert "gpt: stall: relaunching" in titles(world)
 
 
+@pytest.mark.threat("T2")
+def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
+    """The job's clock jumps back by an hour; its steps go on, so it is heard."""
+    beating(world, agent, 10)
+    for minute in range(20):
+        agent.beats(200 + 10 * minute, loss=2.0, at=world.clock() - timedelta(hours=1))
+        world.minutes(1)
+    assert liveness_of(world).received_at >= world.clock() - 2 * MINUTE
+    assert not world.bus.notices
+
+
 @pytest.mark.threat("T3")
 def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(world):
     """A first job that somebody started without one: people hear of its agent and its findings once, with the remedy.
