@@ -772,8 +772,8 @@ SERVICE = RULES[[rule.name for rule in RULES].index("service")]
 NAN_LOSS = _rule(
     "not-finite",
     Cause.DIVERGED,
-    r"(?<![a-z])loss\w{0,20}['\"]?\s?[:=(]{1,2}\s?[-+]?nan\b",
-    rf"(?<![a-z]){_NO_BEST}loss\w{{0,20}}['\"]?\s?[:=(]{{1,2}}\s?[-+]?inf\b",
+    r"(?<![a-z])loss\w{0,20}['\"]?\W{1,4}nan\b",
+    rf"(?<![a-z]){_NO_BEST}loss\w{{0,20}}['\"]?\W{{1,4}}inf\b",
     firm=False,
 )
 
