@@ -30,7 +30,7 @@ from cli.submit.problem import Problem
 from cli.submit.request import make_training_request
 from cli.trouble import explain
 
-# How long a trial is followed, on AWS's clock, and at least on a fast one.
+# How long a trial is followed, on AWS's clock, and at least on a fast one, besides its steps.
 PATIENCE_S, LEAST_PATIENCE_S = 2700.0, 900.0
 POLL_S, LOCAL_POLL_S = 15.0, 1.0
 # After the last trial, what may come late is waited for; a missing event or notice for longer.
@@ -69,6 +69,12 @@ def _handled_by(handler: SignalHandler, numbers: Sequence[signal.Signals]) -> It
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def limit_patience(trials: Sequence[AcceptanceTrial], patience_s: float, scale: float) -> float:
+    """Return for how many seconds the trials are followed."""
+    least_s = LEAST_PATIENCE_S + max((trial.training_s for trial in trials), default=0.0)
+    return max(least_s, patience_s / scale)
 
 
 @dataclass
@@ -118,7 +124,7 @@ class AcceptanceSession:
     def _follow_all(self) -> None:
         """Start every trial as soon as the quota allows it, and follow those that were started."""
         code, waiting = jobs.pack_code(), list(self.trials)
-        until = self.clock() + max(LEAST_PATIENCE_S, self.patience_s / self.plan.scale)
+        until = self.clock() + limit_patience(waiting, self.patience_s, self.plan.scale)
         with tempfile.TemporaryDirectory() as folder:
             wheel = str(jobs.write_agent(Path(folder)))
             while True:

@@ -86,6 +86,11 @@ class AcceptanceTrial:
         }
         return {name: str(value) for name, value in facts.items() if value != ""} | dict(self.environment)
 
+    @property
+    def training_s(self) -> float:
+        """Return the seconds that its steps take at least: up to the fault, and in the next attempt from the start."""
+        return 0.0 if self.is_stopped else self.least_step_s * (self.scenario.fault_step + self.scenario.steps)
+
 
 def fit_trials(names: Sequence[str], policy: Policy) -> tuple[list[AcceptanceTrial], dict[str, str]]:
     """Return the trials as this policy lets them end, and why it excludes others."""

@@ -21,6 +21,7 @@ from cli.acceptance.seen import (
     StatusTransition,
     UploadedCheckpoint,
 )
+from cli.acceptance.session import LEAST_PATIENCE_S, limit_patience
 from cli.acceptance.trials import SAVE_EVERY, STEP_S, TRIALS, AcceptanceTrial, fit_trials
 from report_page.page import render_page
 from rerail.model.measurements import parse_measurements
@@ -332,6 +333,8 @@ def test_without_an_agent_a_checkpoint_is_older_than_the_margin_and_a_period(mar
     step_s = {scale: float(trial.make_environment(scale)["ACCEPTANCE_STEP_SECONDS"]) for scale in (1, 30, 60)}
     before = trial.scenario.fault_step - margin - SAVE_EVERY
     assert all(before * seconds > 60 for seconds in step_s.values()) and step_s[1] == STEP_S
+    training_s = step_s[60] * (trial.scenario.fault_step + trial.scenario.steps)
+    assert limit_patience([trial], 60, 60) == pytest.approx(training_s + LEAST_PATIENCE_S, abs=1)
     hasty = replace(policy, metrics=replace(policy.metrics, period=timedelta(seconds=1)))
     (trial,), _ = fit_trials(["own-layout"], hasty)
     assert 1 < before * float(trial.make_environment(60)["ACCEPTANCE_STEP_SECONDS"]) < before * step_s[60]
