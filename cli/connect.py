@@ -47,31 +47,31 @@ def connect(
     console.print(f"the role {needs['role']} needs {', '.join(ROLE_NEEDS)}", style="dim")
     console.print(f"you need {', '.join(YOU_NEED)}, and the session-manager-plugin beside the AWS CLI", style="dim")
     if where.is_local:
-        console.print("a job of the local AWS is a process of this machine: there is nothing behind the door")
+        console.print("a job of the local AWS is a process of this machine: it has no container to open a shell in")
     if only_print or where.is_local:
         typer.echo(" ".join(command))
         return
     try:
         os.execvp(command[0], command)  # in place of this process: Ctrl-C is then the shell's in the container
     except FileNotFoundError:
-        place.fail("there is no aws on this machine", "install the AWS CLI, or use --print to copy the command")
+        place.fail("the AWS CLI (aws) is not installed", "install it, or use --print to copy the command")
 
 
 def _find_job(run: Run, host: str) -> dict[str, Any]:
     """Return the description of the run's newest job, if its machine can be entered now; else exit with an error."""
     from rerail.aws.sagemaker import SageMakerJobs
 
-    launched, why = [attempt for attempt in run.attempts if attempt.exists], f"`rerail show {run.id}` tells why"
+    launched, advice = [attempt for attempt in run.attempts if attempt.exists], f"`rerail show {run.id}` tells why"
     if not launched:
-        place.fail(f"the run {run.id} has no job yet ({run.state})", why)
+        place.fail(f"the run {run.id} has no job yet ({run.state})", advice)
     job = launched[-1].job_name
     try:
         _, description = SageMakerJobs().describe(job)
     except JobNotFound:
-        place.fail(f"the job {job} is gone", why)
+        place.fail(f"the job {job} is gone", advice)
     state, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
     if state != "InProgress":
-        place.fail(f"the job {job} does not run: {state}", why)
+        place.fail(f"the job {job} does not run: {state}", advice)
     if secondary not in ("Downloading", "Training"):
         repaired = f" ({format_repairs(launched[-1].repairs)})" if launched[-1].repairs else ""
         place.fail(f"the job {job} is {secondary}{repaired}: no session can be opened yet", "try again when it trains")

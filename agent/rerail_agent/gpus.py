@@ -50,7 +50,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def parse_gpus(table: str) -> list[Gpu]:
-    """Return the GPUs in the output of nvidia-smi; skip lines that are no row of its table, such as errors."""
+    """Return the GPUs in the output of nvidia-smi; skip its other lines, such as errors."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
     return [
         Gpu(int(row[0]), row[1], row[2] if row[2].strip("0").isdecimal() else "", row[3])

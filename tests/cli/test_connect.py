@@ -134,7 +134,7 @@ def test_a_missing_job_is_reported(world):
 
 
 def test_the_shell_is_opened_where_the_aws_cli_is(world, monkeypatch):
-    """Without the AWS CLI it is said how to get it; that its plugin is missing, the CLI says itself."""
+    """Name the AWS CLI where it is missing; the CLI itself reports a missing plugin."""
     world.describe(RemoteDebugConfig={"EnableRemoteDebug": True})
     opened: list[list[str]] = []
 
@@ -147,4 +147,4 @@ def test_the_shell_is_opened_where_the_aws_cli_is(world, monkeypatch):
     assert call().exit_code == 0
     assert opened == [["aws", "ssm", "start-session", "--target", TARGET, "--region", "eu-west-1"]]
     answer = call()
-    assert answer.exit_code == 2 and "there is no aws on this machine" in answer.stderr
+    assert answer.exit_code == 2 and "the AWS CLI (aws) is not installed" in answer.stderr

@@ -657,7 +657,7 @@ class History:
         """Require what holds of each record by itself."""
         numbers, saved = [a.number for a in run.attempts], {c.step for c in self.world.checkpoints.all(BUCKET)}
         self._require(numbers == [*range(1, len(numbers) + 1)], f"attempts {numbers}")
-        self._require({a.resumed_from_step for a in run.attempts} <= saved | {None}, "a resume from what nobody saved")
+        self._require({a.resumed_from_step for a in run.attempts} <= saved | {None}, "a resume from an unsaved step")
         asked = run.proposal
         is_current = asked is None or (asked.attempt == run.current.number and not run.state.is_end)
         self._require(is_current, f"a proposal about another attempt: {asked}")
@@ -718,7 +718,7 @@ class History:
         progress = run.ledger.progress_step
         if progress != before.ledger.progress_step or run.commands != before.commands:
             saved = {c.step for c in self.world.checkpoints.all(BUCKET) if c.is_whole} - self.forged
-            self._require(not progress or progress in saved, f"progress to step {progress}, which nobody saved")
+            self._require(not progress or progress in saved, f"progress to step {progress}, which was not saved")
             return
         kept = with_recent_charges(before.ledger, window=self.policy.retries.window, at=self.world.clock())
         less = [cause for cause, count in kept.charges.items() if run.ledger.charges.get(cause, 0) < count]

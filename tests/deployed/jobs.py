@@ -247,7 +247,7 @@ class Account:
         return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
 
     def dead_letters(self) -> list[str]:
-        """The queues that hold something which nobody could handle, each with the error that Lambda gave for one."""
+        """Return the dead-letter queues that hold messages, each with the errors that Lambda attached to them."""
         sqs, found = self.aws.client("sqs"), []
         for url in sqs.list_queues().get("QueueUrls", []):
             if DEAD.search(url) and self.lies_in(url):

@@ -51,6 +51,6 @@ def minutes(count: float) -> datetime:
 
 
 def list_rows(rows: Iterable[Sample], kind: Kind, detection: Thresholds = DETECTION) -> list[int]:
-    """The rows of what was said of a kind; negative if it asks to intervene."""
+    """Return the rows of the findings of a kind; negative where they ask to intervene."""
     found = said(rows, kind, detection=detection)
     return [-row if finding.level is Level.INTERVENE else row for row, finding in found]

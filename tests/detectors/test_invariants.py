@@ -166,7 +166,7 @@ def test_a_row_costs_a_bounded_multiple_of_a_trivial_loop() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 12), st.floats(0, 1))
 @settings(deadline=None, max_examples=count_examples(100))
 def test_windows_know_the_order_of_their_last_values(values: list[float], size: int, share: float) -> None:
-    """Of as many as they hold, rounded; the values below a quantile are no more than its share, or one fewer."""
+    """A window holds its last values, rounded; its quantile has at most the asked share of them below it."""
     window, minimum = Window(size), RunningMinimum(size)
     for number, value in enumerate(values, 1):
         window.push(value)

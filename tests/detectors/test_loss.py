@@ -177,7 +177,7 @@ def test_a_loss_below_zero_is_measured_by_the_progress_of_the_run() -> None:
 
 
 def changed(rows: int, *changes: tuple[int, int, float]) -> list[Sample]:
-    """A loss that alternates by one per cent, so that the higher value is the usual one, with some rows multiplied."""
+    """Return a loss that alternates by one per cent, so that the higher value is the usual one; multiply some rows."""
     losses = [2.0 * (1 + 0.01 * (-1) ** row) for row in range(rows)]
     for first, last, times in changes:
         losses = lifted(losses, first, last, times=times)

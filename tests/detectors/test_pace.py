@@ -143,7 +143,7 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
     ],
 )
 def test_what_is_overdue_is_reported_after_its_limit(phase, kind, limit_s, text, is_acted_on) -> None:
-    """One second later, and not at it; acted on after twice the limit, or at once if the machines are idle."""
+    """Report it a second after the limit; intervene after twice the limit, or at once if the machines are idle."""
     began = minutes(60)
     alive = Liveness(phase, began, began, 7, began, step_s=100, save_s=200, evaluation_s=10, started_at=START)
     for seconds, level in ((0, None), (1, Level.WARN), (limit_s, Level.WARN), (limit_s + 1, Level.INTERVENE)):
@@ -184,18 +184,18 @@ def test_saves_are_overdue_by_their_own_intervals() -> None:
 
 
 def paced(*paces: tuple[int, float], suspect: str = "algo-1") -> list[Sample]:
-    """Step times of several paces, within one per cent of each; the median is the pace."""
+    """Return rows with step times within one per cent of each pace, which is their median."""
     seconds = (pace for rows, pace in paces for _ in range(rows))
     return slow((pace * (0.99 + row * 7 % 5 / 200) for row, pace in enumerate(seconds)), suspect=suspect)
 
 
 def paused(pauses: dict[int, float], *equal: int) -> list[Sample]:
-    """Steps of a second, and some that are longer, by their rows; equal ones by half."""
+    """Return steps of 1 s; `pauses` maps rows to longer ones, and the rows in `equal` take 1.5 s."""
     return slow(pauses.get(row, 1.5 if row in equal else 1.0) for row in range(750))
 
 
 def spaced(fast: int) -> list[Sample]:
-    """Rows a step apart, and far apart from row 300 on; so many are fast."""
+    """Return 400 rows, 2,000 steps apart from row 300 on; the first `fast` have half the step time."""
     rows = enumerate(paced((fast, 0.5), (400 - fast, 1.0)))
     return [replace(sample, step=row + 1999 * max(0, row - 300)) for row, sample in rows]
 

@@ -91,7 +91,7 @@ def test_minutes_show_a_divergence_within_the_hour():
     ],
 )
 def test_values_behind_running_means_are_recovered(epoch, pause, shift, quantum, plain, hidden, wrong):
-    """Until then they are taken as printed. Hidden are those that decide whether the mean has restarted."""
+    """Values before that are taken as printed; those that decide whether the mean has restarted are hidden."""
     reader, rng, found = RunningMean(), random.Random(1), []
     total = 0.0
     for row in range(1500):
@@ -210,7 +210,7 @@ def test_a_loss_repeats_if_six_of_the_last_eight_were_printed_as_often():
     ],
 )
 def test_steps_that_begin_again_are_another_epoch_or_another_launch(level, rows, loss, has_begun):
-    """After as many as before it is an epoch, unless the loss is back halfway to that of the first rows."""
+    """As many rows as before make it an epoch, unless the loss is back halfway to that of the first rows."""
     reader = RowReader()
     for step in (*range(200), *range(rows)):
         reader.read(Sample(step=step, loss=10.0 if step < 3 else level))
@@ -220,7 +220,7 @@ def test_steps_that_begin_again_are_another_epoch_or_another_launch(level, rows,
 
 @pytest.mark.parametrize(("step", "is_launch", "is_series"), [(170, 0, 0), (169, 1, 0), (100, 1, 0), (99, 1, 1)])
 def test_steps_that_go_back_are_out_of_order_or_another_launch(step, is_launch, is_series):
-    """By up to three rows; a launch that goes on from a checkpoint keeps the loss comparable."""
+    """Up to three rows are out of order; a launch that resumes from a checkpoint keeps the loss comparable."""
     reader = RowReader()
     for before in range(0, 201, 10):
         reader.read(Sample(step=before, loss=2.0))
@@ -232,7 +232,7 @@ def test_steps_that_go_back_are_out_of_order_or_another_launch(step, is_launch, 
     ("seconds", "count", "factor"), [(112, 1, 1), (113, 1, 2), (226, 1, 4), (9999, 1, 8), (400, 3, 4), (9, 4, 4)]
 )
 def test_the_patience_in_rows_is_bounded_by_two_and_a_half_hours(seconds, count, factor):
-    """But for eight rows; by their times or by their steps. Four rows in one are a quarter of the patience."""
+    """Eight rows are the least. The bound is read from times or from steps; four rows in one need a quarter of it."""
     for is_timed in (True, False):
         reader = RowReader()
         for number in range(9):

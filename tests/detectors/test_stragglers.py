@@ -59,7 +59,7 @@ def test_one_slow_round_is_no_straggler_and_a_recovery_is_reported():
 
 
 def follow(rounds, state=None):
-    """The state after rounds of computing alone, and the ranks that were slow in the last of them."""
+    """Return the state after rounds of computing alone, and the ranks that were slow in the last of them."""
     state, slow = state or StragglerState(), []
     for compute in rounds:
         scores = score_ranks(compute, [0.0] * len(compute), state)
@@ -69,7 +69,7 @@ def follow(rounds, state=None):
 
 @pytest.mark.parametrize(("sigma", "limit"), [(0.0, 0.077), (0.015, 0.077), (0.03, 0.12), (0.04, 0.1398), (0.06, 0.18)])
 def test_the_limit_is_four_deviations_or_three_for_a_rank_that_is_surely_slow(sigma, limit):
-    """At least 8 %, and 15 % is sure. The spread is that of all ranks but the slowest, by their median distance."""
+    """The limit is at least 8 %; 15 % is sure. The spread is the median distance of all ranks but the slowest."""
     width = 2 * sigma / 1.4826
     peers = [math.exp(log * width) for log in (-1, -1, -1, -1, 0, 1, 1, 1)]
     assert follow([[*peers, math.exp(0.99 * limit)]])[1] == []

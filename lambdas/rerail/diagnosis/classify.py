@@ -261,7 +261,7 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
     if rule.name == "missing-input" and "://" in root and (lost := SERVICE.search(joined)):
         rule, evidence = SERVICE, f"{lost[0]} before {evidence}"  # a file of a server that did not answer
-    rule = _settle(rule, has_trained=_STEP_OF_ERROR.search(joined) is not None)
+    rule = _decide_by_progress(rule, has_trained=_STEP_OF_ERROR.search(joined) is not None)
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
     is_wave = rule.name in CASCADES and rule.name not in ("storage", "nccl-system-error")  # which fail each rank
@@ -269,8 +269,8 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 
 
-def _settle(rule: SymptomRule, *, has_trained: bool) -> SymptomRule:
-    """Return the rule; NCCL's system error is the network's after the first step: wrong settings fail before."""
+def _decide_by_progress(rule: SymptomRule, *, has_trained: bool) -> SymptomRule:
+    """Return the rule, with NCCL's system error as the network's after a step: wrong settings fail before the first."""
     return replace(rule, cause=Cause.INFRASTRUCTURE) if has_trained and rule.name == "nccl-system-error" else rule
 
 
@@ -390,7 +390,7 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
             found = _first_match(FALLBACKS, _split_lines(error))
         if found is not None and (cause is Cause.UNKNOWN or found[0].firm):
             rule, evidence, root = found
-            rule = _settle(rule, has_trained=bool(step) or _STEP_OF_ERROR.search(text) is not None)
+            rule = _decide_by_progress(rule, has_trained=bool(step) or _STEP_OF_ERROR.search(text) is not None)
             return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
     by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":

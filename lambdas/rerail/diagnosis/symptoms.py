@@ -33,6 +33,13 @@ def _near(thing: str) -> tuple[str, str]:
     return rf"\b{thing}\b.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}\b"
 
 
+def _list_not_finite(name: str) -> tuple[str, str]:
+    """Return patterns of a value that is nan or inf; scripts begin with inf for the best loss or the validation's."""
+    no_best = r"(?<!best[ _])(?<!val[ _])(?<!eval[ _])(?<!test[ _])(?<!min[ _])(?<!validation[ _])"
+    value = rf"{name}['\"]?\W{{1,4}}"
+    return rf"(?<![a-z]){value}nan\b", rf"(?<![a-z]){no_best}{value}[-+]?inf(?:inity)?\b"
+
+
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
     return SymptomRule(name, cause, LazyPattern("|".join(patterns), re.IGNORECASE), firm)
 
@@ -75,8 +82,6 @@ _DATA_PATH = (
 )
 
 # A full disk, and the names of file systems that several jobs share: FSx for Lustre may be an input channel.
-# Scripts begin with inf for the best loss, and for that of a validation that has not been.
-_NO_BEST = r"(?<!best[ _])(?<!val[ _])(?<!eval[ _])(?<!test[ _])(?<!min[ _])(?<!validation[ _])"
 _FULL = (
     r"(?:(?<!Data download failed:)No space left on device|\bStorageFull\b|\bdisk (?:is |was |got )?full\b"
     r"|Errno 28\b|\bos error (?:28|112)\b)"
@@ -747,8 +752,8 @@ RULES: tuple[SymptomRule, ...] = (
         "divergence-note",
         Cause.DIVERGED,
         r"\b(?:loss|grad\w*)\b.{0,40}\b(?:spik\w+|diverg\w+|explo\w+|blow\w*|blew|NaNs?|infinite|unstable|"
-        r"instabilit\w+)\b|(?<![a-z])(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{1,4}nan\b",
-        rf"(?<![a-z]){_NO_BEST}(?:loss|grad(?:ient)?[ _]?norm|gnorm)['\"]?\W{{1,4}}[-+]?inf(?:inity)?\b",
+        r"instabilit\w+)\b",
+        *_list_not_finite(r"(?:loss|grad(?:ient)?[ _]?norm|gnorm)"),
         r"\bLoss is Infinity\b|\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
         firm=False,
     ),
@@ -767,15 +772,9 @@ DAMAGE = _rule(
     r"Compressed file ended before|premature end|DataLoss|Data loss|corrupt\w*|truncated|checksum|crc\b",
 )
 
-SERVICE = RULES[[rule.name for rule in RULES].index("service")]
+SERVICE = next(rule for rule in RULES if rule.name == "service")
 # How a log without an error may end.
-NAN_LOSS = _rule(
-    "not-finite",
-    Cause.DIVERGED,
-    r"(?<![a-z])loss\w{0,20}['\"]?\W{1,4}nan\b",
-    rf"(?<![a-z]){_NO_BEST}loss\w{{0,20}}['\"]?\W{{1,4}}inf\b",
-    firm=False,
-)
+NAN_LOSS = _rule("not-finite", Cause.DIVERGED, *_list_not_finite(r"loss\w{0,20}"), firm=False)
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
 TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)

@@ -1,4 +1,4 @@
-"""What Python imports first in each process of a local job."""
+"""The import of torch's compiler in the processes of local jobs."""
 
 import subprocess
 import sys
