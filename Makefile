@@ -110,9 +110,8 @@ bench: $(VENV)/test.ready ## our detectors beside published rules, on real train
 	$(BIN)/python -m bench.invariance --logs 4 --floor bench/invariance_floor.json
 	$(BIN)/python -m bench.layouts
 
-bench-training: $(VENV)/test.ready ## saves, snapshots, agent, stragglers, bubbles, as ratios measured in one run (half an hour)
+bench-training: $(VENV)/test.ready ## saves, agent, stragglers, bubbles, as ratios measured in one run (half an hour)
 	$(BIN)/python -m bench.saving
-	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
 	$(BIN)/python -m bench.stragglers
 	$(BIN)/python -m bench.bubbles

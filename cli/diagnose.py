@@ -14,11 +14,11 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.flight_recorder import RankDump, describe_unfinished, find_culprits, read_dump
 from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
 from rerail.model.diagnosis import Diagnosis
+from rerail.model.flight_recorder import RankDump, describe_unfinished, find_culprits, read_dump
 
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}

@@ -40,6 +40,8 @@ class Agreement:
 
     def __init__(self, *, every: int, log: Callable[[str], None]) -> None:
         self.rank, self.size, self.expected = 0, 1, 1
+        # Host and GPU, known from the first step on.
+        self.place = ""
         self._every = self._next = max(1, every)
         self._log = log
         self._raised = [0.0] * FLAGS
@@ -98,18 +100,20 @@ class Agreement:
         agreed, self._agreed = self._agreed, set()
         return tuple(flag in agreed for flag in range(FLAGS))
 
-    def gather(self, numbers: list[float], place: str) -> list[list[float]]:
+    def publish_place(self, place: str) -> None:
+        """Tell the other ranks where this one runs."""
+        self.place = place
+        if (store := get_store()) is not None:
+            store.set(f"{PLACE}{self.rank}", place)
+
+    def gather(self, numbers: list[float]) -> list[list[float]]:
         """Return the numbers of every rank, by rank, in single precision. Collective.
 
-        `place` says where this rank runs. The table is a sum of vectors that are zero elsewhere, because every backend
-        can do that.
+        The table is a sum of vectors that are zero elsewhere, because every backend can do that.
         """
         import torch
         from torch import distributed as dist
 
-        store = _get_store()
-        if store is not None:
-            store.set(f"{PLACE}{self.rank}", place)
         count = len(numbers)
         table = torch.zeros(self.size * count, dtype=torch.float32)
         table[self.rank * count : (self.rank + 1) * count] = torch.tensor(numbers, dtype=torch.float32)
@@ -118,8 +122,8 @@ class Agreement:
         return [list(row) for row in table.reshape(self.size, count).tolist()]
 
     def find_place(self, rank: int) -> str:
-        """Return where a rank runs, as it was given to its last gather(); called after it."""
-        store = _get_store()
+        """Return where a rank runs, if it has published that."""
+        store = get_store()
         key = f"{PLACE}{rank}"
         return str(store.get(key).decode()) if store is not None and store.check([key]) else "an unknown host"
 
@@ -267,7 +271,7 @@ def _check_all_ranks_call(size: int, log: Callable[[str], None]) -> bool:
 
     Asked once, through the group's store. The first rank that knows the answer stores it for all.
     """
-    store = _get_store()
+    store = get_store()
     if store is None:
         return True
     if store.add(CALLED, 1) == size:
@@ -284,7 +288,8 @@ def _check_all_ranks_call(size: int, log: Callable[[str], None]) -> bool:
     return False
 
 
-def _get_store() -> Any:
+def get_store() -> Any:
+    """Return the default process group's store, or None."""
     with contextlib.suppress(ImportError, AttributeError, ValueError, RuntimeError):
         from torch import distributed as dist
 

@@ -44,6 +44,7 @@ from rerail_agent.rank_times import RankComparison, RankTimer, describe_place
 from rerail_agent.save_schedule import SaveSchedule
 from rerail_agent.settings import AgentSettings
 from rerail_agent.sigterm import SigtermHandler
+from rerail_agent.stalled_ranks import StallExchange
 from rerail_agent.telemetry import TokenMeter
 from rerail_agent.tracking import Tracking
 
@@ -184,7 +185,7 @@ class Guard:
             self._isolation.run("tracking", lambda: tracking.on_step(step), None)
         if self._is_first():
             self._isolation.run("save schedule", self._ask_periodically, None)
-        if self._agreement.size > 1 and self._is_first():
+        if self._agreement.size > 1:
             self._isolation.run("rank times", self._ask_to_compare, None)
         agreed = self._agreement.agree(self._progress.mean_s)
         if agreed[agreement.COMPARE]:
@@ -408,7 +409,9 @@ class Guard:
             self._agreement.raise_flag(agreement.INTERVAL)
 
     def _ask_to_compare(self) -> None:
-        if self._rank_timer.has_times and self._comparison.is_due():
+        if not self._agreement.place:
+            self._agreement.publish_place(describe_place(os.environ))
+        if self._is_first() and self._rank_timer.has_times and self._comparison.is_due():
             self._agreement.raise_flag(agreement.COMPARE)
 
     def _compare_ranks(self, step: int) -> None:
@@ -417,8 +420,7 @@ class Guard:
         The collective is not isolated: a rank that skipped it would hang the others.
         """
         times = self._isolation.run("rank times", self._rank_timer.take_round, [0.0, 0.0])
-        place = self._isolation.run("rank times", lambda: describe_place(os.environ), "an unknown host")
-        table = self._agreement.gather(times, place)
+        table = self._agreement.gather(times)
         if self._is_first():  # in a thread: with many thousand ranks the scores take a fraction of a second
             compare = partial(self._isolation.run, "rank times", lambda: self._report_ranks(table, step), None)
             threading.Thread(target=compare, name="rerail-ranks", daemon=True).start()
@@ -439,7 +441,14 @@ class Guard:
         limits = HangLimits.from_thresholds(self._settings.detection, hang_s=self._settings.hang_s)
         rank = self._agreement.rank
         file = self._identity.base / "output" / "data" / f"rerail-stacks-rank{rank}.txt"
-        self._watchdog = Watchdog(self._progress, limits, file=file, on_hang=self._on_hang, isolation=self._isolation)
+        self._watchdog = Watchdog(
+            self._progress,
+            limits,
+            file=file,
+            on_hang=self._on_hang,
+            isolation=self._isolation,
+            stalls=StallExchange(self._agreement, self._progress, self._isolation),
+        )
         self._watchdog.start()
 
     def _record_step(

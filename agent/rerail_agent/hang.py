@@ -18,6 +18,7 @@ from rerail.model.thresholds import Thresholds
 from rerail_agent import stack_dump
 from rerail_agent.fault_isolation import FaultIsolation
 from rerail_agent.progress import Progress
+from rerail_agent.stalled_ranks import StallExchange
 
 CHECKS = 10
 CHECK_SPAN_S = 10.0
@@ -65,9 +66,12 @@ class Watchdog:
         file: Path | None,
         on_hang: Callable[[Finding, str], None],
         isolation: FaultIsolation,
+        stalls: StallExchange,
     ) -> None:
         self._progress, self.limits, self._file = progress, limits, file
         self._on_hang, self._isolation = on_hang, isolation
+        self._stalls = stalls
+        self._posted: float | None = None  # when the standstill began whose position was posted
         self._reported: tuple[float, Level] | None = None  # when the reported hang began, and its level
         self._stop = threading.Event()
         least = min(limits.step_s, limits.save_s, limits.unknown_s)
@@ -94,6 +98,10 @@ class Watchdog:
         moved, phase = progress.moved, progress.phase
         still_s = now - max(moved, self._not_before)
         limit_s = self.limits.get_limit_s(phase, progress.longest[phase])
+        if still_s > limit_s / 2 and self._posted != moved:
+            # Before rank 0 reports, although its limit may be a little shorter.
+            self._posted = moved
+            self._stalls.post()
         if still_s <= limit_s or self._reported == (moved, Level.INTERVENE):
             return
         overdue = still_s > 2 * limit_s
@@ -123,6 +131,9 @@ class Watchdog:
             f"{'' if stands else ' (a save or an evaluation outside guard.phase?)'}"
         )
         stack_dump.dump_stacks(self._file, text)
+        self._stalls.post()
+        if culprits := self._stalls.find_culprits(min(CHECK_SPAN_S, limit_s / 4)):
+            text = f"{text}; {culprits}"
         step = self._progress.step
         finding = Finding(KINDS.get(phase, Kind.STALL), level, step, step, text, at, at - timedelta(seconds=still_s))
         self._on_hang(finding, stack_dump.format_stacks())

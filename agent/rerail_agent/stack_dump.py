@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 FRAMES = 60
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL; of the other backends, in newer releases
 DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
+OWN, STDLIB = str(Path(__file__).parent), sysconfig.get_paths()["stdlib"]
 
 StackPosition = tuple[tuple[CodeType, int], ...]
 
@@ -35,16 +37,22 @@ def format_stacks() -> str:
 
 def find_collective() -> str:
     """Return the call of torch.distributed that the main thread is in, as far as its stack shows it."""
-    inside = [
-        frame
-        for frame in _iterate_frames(_get_main_frame())
-        if any(part in frame.f_code.co_filename for part in DISTRIBUTED)
-    ]
-    if not inside:
-        return ""
-    outer = inside[-1]
-    caller = f", called from {_format_location(outer.f_back)}" if outer.f_back else ""
-    return f"waiting in torch.distributed: {inside[0].f_code.co_name}{caller}"
+    _, script, collective = find_functions()
+    return f"waiting in torch.distributed: {collective}, called from {script}" if collective else ""
+
+
+def find_functions() -> tuple[str, str, str]:
+    """Return what the main thread is in: the innermost function, the script's innermost one, the collective or ""."""
+    frames = list(_iterate_frames(_get_main_frame()))
+    inside = [frame for frame in frames if any(part in frame.f_code.co_filename for part in DISTRIBUTED)]
+    script = next((frame for frame in frames if not _is_library(frame.f_code.co_filename)), frames[-1])
+    return _format_location(frames[0]), _format_location(script), inside[0].f_code.co_name if inside else ""
+
+
+def _is_library(file: str) -> bool:
+    """Return whether the file is one of Python's, torch's or this package's own."""
+    is_installed = "site-packages" in file or "dist-packages" in file
+    return file.startswith(("<frozen", OWN)) or "/torch/" in file or (file.startswith(STDLIB) and not is_installed)
 
 
 def read_flight_recorder() -> str:

@@ -1,6 +1,8 @@
 """The watchdog: what it says about a process that really hangs, and what it leaves alone."""
 
 import itertools
+import os
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -11,9 +13,11 @@ from rerail.model.finding import Finding, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Report
 from rerail_agent import stack_dump
+from rerail_agent.agreement import Agreement
 from rerail_agent.fault_isolation import FaultIsolation
 from rerail_agent.hang import HangLimits, Watchdog
 from rerail_agent.progress import Progress
+from rerail_agent.stalled_ranks import StallExchange
 from tests.agent import loops
 from tests.agent.fake_s3 import HANG_S, Bucket
 from tests.agent.jobs import Ranks, environment_of
@@ -48,19 +52,34 @@ def test_a_hung_process_reports_its_function(bucket: Bucket, tmp_path):
     assert "wait_for_a_batch_that_never_comes" in stacks
 
 
-def test_a_rank_that_waits_for_a_lost_one_names_the_collective(bucket: Bucket, tmp_path):
-    """Rank 0 reports; the culprit's own stacks lie beside rank 0's."""
-    environment = environment_of(bucket, base=tmp_path, RERAIL_HANG_SECONDS="0.8")
-    ranks = Ranks(loops.hanging, 2, environment=environment, culprit=1)
+@pytest.mark.parametrize(
+    ("recorded", "frozen", "reason"),
+    [
+        ("0", False, "has not entered all_reduce, where rank 0 and 1 more wait"),
+        ("2000", False, "has not entered gloo:all_reduce 11 of group 0 (default_pg), where ranks 0, 2 wait for it"),
+        ("0", True, "does not answer; rank 0 and 1 more wait in all_reduce"),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named(bucket: Bucket, tmp_path, recorded, frozen, reason):
+    """With its place and function, although rank 0 reports, with torch's flight recorder and without."""
+    environment = environment_of(bucket, base=tmp_path, RERAIL_HANG_SECONDS="2", SM_CURRENT_HOST="algo-1")
+    environment |= {"LOCAL_RANK": "1", "TORCH_FR_BUFFER_SIZE": recorded}
+    ranks = Ranks(loops.hanging, 3, environment=environment, culprit=1)
     culprit = tmp_path / "output" / "data" / "rerail-stacks-rank1.txt"
     try:
+        assert ranks.said(1) == "training"
+        if frozen:
+            os.kill(ranks.processes[1].pid, signal.SIGSTOP)
         report = bucket.wait_for(lambda: stand_still(bucket))
-        bucket.wait_for(lambda: culprit.exists() and "wait_for_a_batch_that_never_comes" in culprit.read_text())
+        if not frozen:
+            bucket.wait_for(lambda: culprit.exists() and "wait_for_a_batch_that_never_comes" in culprit.read_text())
     finally:
         ranks.kill()
-    assert report.findings[0].level == "intervene"
-    assert "waiting in torch.distributed: all_reduce" in report.evidence
-    assert "reduce at" in report.evidence
+    (finding,) = report.findings
+    assert f"; rank 1 on algo-1 local rank 1: it {reason}" in finding.evidence
+    assert ("; it is in wait_for_a_batch_that_never_comes at" in finding.evidence) is not frozen
+    assert "; rank 0 waits in hanging at" in finding.evidence
+    assert "waiting in torch.distributed: all_reduce, called from hanging at" in report.evidence
 
 
 class Watched:
@@ -76,7 +95,12 @@ class Watched:
         self.progress, self.levels, self.kinds = Progress(), [], []
         values = {"step_s": 0.2, "save_s": 60.0, "unknown_s": 60.0, "factor": 5.0, **limits}
         self.watchdog = Watchdog(
-            self.progress, HangLimits(**values), file=None, on_hang=self.found, isolation=FaultIsolation()
+            self.progress,
+            HangLimits(**values),
+            file=None,
+            on_hang=self.found,
+            isolation=(isolation := FaultIsolation()),
+            stalls=StallExchange(Agreement(every=1, log=print), self.progress, isolation),
         )
 
     def found(self, finding: Finding, evidence: str) -> None:

@@ -24,7 +24,6 @@ SMALLEST = {
     "saving": "--size xs --rounds 1",
     "scale": "--runs 2 --jobs 2",
     "shapes": "--seeds 1",
-    "snapshots": "--sizes --losses 0",
     "speed": "--starts 1 --rounds 1 --logs 1 --runs 1",
     "stragglers": "--trials 1",
 }

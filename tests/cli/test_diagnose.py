@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli.diagnose import diagnose
-from tests.cli.test_flight_recorder import BEFORE, WAITING
+from tests.core.test_flight_recorder import BEFORE, WAITING
 
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
 

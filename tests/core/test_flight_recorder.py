@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.flight_recorder import describe_unfinished, find_culprits, read_dump
+from rerail.model.flight_recorder import describe_unfinished, find_culprits, read_dump
 from tests.container.hosts import IMPORT_PATH
 
 GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3)}
@@ -133,6 +133,13 @@ def test_what_is_no_plain_dump_is_refused_with_the_reason(content, words):
     """A dump comes from a bucket that others may write to."""
     with pytest.raises(ValueError, match=words):
         read_dump(content)
+
+
+def test_the_late_state_of_gloo_is_no_unfinished_kernel():
+    """Rank 1 has left the sixth operation, which its record does not show yet."""
+    waiting, left = (dump(("0", 6, "gloo:all_reduce"), *more) for more in ([("0", 7, "gloo:all_reduce")], []))
+    why = evaluate(waiting, left, waiting, waiting)
+    assert list(why) == [1] and why[1].startswith("it has not entered gloo:all_reduce 7 of group 0")
 
 
 @given(st.binary(max_size=200) | st.integers(0, len(WAITING)).map(lambda end: WAITING[:end] + b"." + WAITING[end:]))

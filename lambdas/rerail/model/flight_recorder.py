@@ -170,10 +170,13 @@ def _explain(rank: int, waiting: list[int], dumps: Mapping[int, RankDump]) -> st
     own = dump.oldest if dump else None
     if own is not None:
         ahead = sorted(other for other in dumps if other in (own.ranks or dumps) and _has_completed(dumps[other], own))
-        if ahead:
+        if not ahead:
+            started = [other for other, there in _find_ranks_in(own, dumps).items() if there.is_started]
+            is_late = started and not own.is_started
+            return f"its GPU has not started {own}, {_format_ranks(started)} have" if is_late else ""
+        if own.name.startswith("nccl:"):
             return f"its GPU has not finished {own}, which {_format_ranks(ahead)} completed"
-        started = [other for other, there in _find_ranks_in(own, dumps).items() if there.is_started]
-        return "" if own.is_started or not started else f"its GPU has not started {own}, {_format_ranks(started)} have"
+        # Of another backend the state only comes late: the rank has left what its peers have completed.
     if not waiting:
         return ""
     # Most of them wait in the operation itself, others in a later one.
