@@ -81,6 +81,19 @@ def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(wor
     assert run == replace(world.run(), version=run.version)
 
 
+def test_a_start_below_the_ordered_step_is_told_only_with_the_incident_before_it(world, job):
+    """The next failure has lost its own steps only."""
+    job = relaunched(world, job)
+    job.steps(1)
+    job.saves(600)
+    world.minutes(3)
+    assert "attempt 2 began at step 0 instead of 500: 560 steps lost" in summary(world)["did"]
+    world.sagemaker.fail(job.name, NODE_LOST, metrics={"step": 610.0})
+    world.minutes(3)
+    assert world.run().incidents[-1].lost_steps == 10
+    assert "attempt 2 began" not in summary(world)["did"]
+
+
 @pytest.mark.parametrize(("first", "began", "lost"), [(501, 500, 60), (510, 500, 60), (500, 500, 60), (401, 400, 160)])
 def test_a_start_within_a_save_interval_is_recorded_without_a_page(world, job, first, began, lost):
     """Scripts count from 0 or 1, report every tenth step, or fall back to the checkpoint before."""

@@ -149,12 +149,13 @@ def format_ordered(start: Attempt | InPlaceRestart) -> str:
 
 
 def list_gaps(run: Run) -> Iterator[str]:
-    """Yield each start of the run below the step that was ordered, in words."""
+    """Yield each start since the last incident that was below the step ordered, in words."""
+    since = (run.incidents[-1].attempt, run.incidents[-1].restart) if run.incidents else (0, 0)
     for attempt in run.attempts:
-        if ordered := format_ordered(attempt):
+        if (attempt.number, 0) > since and (ordered := format_ordered(attempt)):
             yield f"attempt {attempt.number} began at step {attempt.began_step:,}{ordered}"
         for order in attempt.in_place_restarts:
-            if ordered := format_ordered(order):
+            if (attempt.number, order.number) > since and (ordered := format_ordered(order)):
                 yield f"restart {order.number} of attempt {attempt.number} began at step {order.began_step:,}{ordered}"
 
 

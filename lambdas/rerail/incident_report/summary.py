@@ -149,7 +149,7 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
 
 
 def _list_gaps(run: Run) -> Iterator[str]:
-    """Yield the starts below the step that was ordered, and what the last incident has lost."""
+    """Yield what the last incident has lost by starts below the step that was ordered."""
     if gaps := list(list_gaps(run)):
         lost = run.incidents[-1].lost_steps if run.incidents else None
         yield "; ".join(gaps[-LISTED_RELAUNCHES:]) + (f": {lost:,} steps lost" if lost else "")
