@@ -16,6 +16,7 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Policy
 from rerail.model.run import RunState
+from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.core.test_restarting import Job
 from tests.fakes import MIDNIGHT, Agent, World
@@ -181,6 +182,20 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     scripted.minutes(3)
     assert scripted.run().attempts[2].began_step == 0
     assert len(pages(scripted)) == 1
+
+
+def test_a_list_of_relaunches_names_the_step_that_was_begun(scripted):
+    seen(scripted, 1)
+    scripted.checkpoints.save(50, attempt=0, layout=Layout.HUGGING_FACE)
+    scripted.minutes(3)
+    scripted.checkpoints.save(600, attempt=0, layout=Layout.HUGGING_FACE)
+    scripted.minutes(3)
+    scripted.send_command(OperatorVerb.RESTART)
+    scripted.minutes(1)
+    scripted.checkpoints.save(700, attempt=0, layout=Layout.HUGGING_FACE)
+    scripted.minutes(5)
+    listed = "relaunched 2 times: attempt 2 from step 0 instead of 500, then 3 from step 700"
+    assert listed in summary(scripted)["did"]
 
 
 def test_the_first_step_is_read_from_the_metrics_of_a_script(world):

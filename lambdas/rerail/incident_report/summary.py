@@ -140,8 +140,7 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
         return ""
     attempts = [a for a in run.attempts[incident.attempt :] if a.exists]
     starts = (
-        f"{a.number} {format_start(run, run.find_start(a) or None)}{format_ordered(a)}"
-        + (f" ({a.rung})" if a.rung else "")
+        f"{a.number} {format_start(run, run.find_start(a))}{format_ordered(a)}" + (f" ({a.rung})" if a.rung else "")
         for a in attempts
     )
     listed = 1 < len(attempts) <= LISTED_RELAUNCHES
