@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from cli.place import AsJson, Local
 from cli.saves import StoredCheckpoint, explain_passed_over, find_resume_point, list_checkpoints, verify_checksums
 from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
-from rerail.decisions.decision import find_manifest_key
+from rerail.decisions.decision import find_manifest_key, with_attempt_number
 from rerail.decisions.file_copies import is_rejected
 from rerail.model.checkpoint_layouts import list_unknown_names
 from rerail.model.checkpoints import Health, split_uri
@@ -74,7 +75,10 @@ def checkpoints(
         place.fail(f"the jobs of {run} save nowhere that Rerail knows of", "give the next one a CheckpointConfig")
     s3, uri = where.client("s3"), record.checkpoint_uri
     try:
-        saves = list_checkpoints(s3, uri, signing_key=find_manifest_key(record))
+        saves = [
+            replace(save, checkpoint=save.checkpoint and with_attempt_number(record, save.checkpoint))
+            for save in list_checkpoints(s3, uri, signing_key=find_manifest_key(record))
+        ]
         if verify:
             saves = _verified(s3, uri, saves)
         downloaded = _download(s3, uri, _choose(record, saves, step), download) if download else None

@@ -82,6 +82,17 @@ def test_saves_of_a_script_without_manifests_are_known_by_their_layout(s3):
     assert facts()["resume_from"] is None, "an agent resumes from nothing without a manifest"
 
 
+def test_a_save_without_a_manifest_is_shown_with_the_attempt_that_made_it(s3):
+    """What the attempt after a rollback saves is not quarantined with what the one before had saved."""
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"):
+        s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-60/{name}", Body=b"x")
+    incident = Incident(1, "divergence", 1, Cause.DIVERGED, "", "", NOON, NOON, step=60, resume_step=20, onset_step=40)
+    attempts = tuple(Attempt(number, f"gpt-{number}", created_at=NOON) for number in (1, 2))
+    keep(replace(RUN, version=1, attempts=attempts, incidents=(incident,)))
+    row = facts()["checkpoints"][0]
+    assert (row["attempt"], row["health"], row["why"], row["passed_over"]) == (2, "clean", "", "")
+
+
 def rerail(*arguments: str):
     app = typer.Typer()
     app.command()(checkpoints)
