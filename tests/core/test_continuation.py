@@ -11,7 +11,7 @@ from rerail.model.mailbox import make_change_key
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from rerail.requests.continuation import change_request, read_change
+from rerail.requests.continuation import change_request, describe_change, read_change
 from rerail.requests.relaunch import POLICY_TAG
 from tests.core.failures import OOM
 from tests.fakes import ROLE, World
@@ -59,6 +59,13 @@ def test_a_held_run_goes_on_with_the_change_from_its_newest_checkpoint(world):
     assert request["Environment"]["KEPT"] == "1" and request["Environment"]["RERAIL_RESUME_STEP"] == "100"
     assert (run.policy, run.cluster.instance_types, run.ledger.charges) == ("careful", ("ml.g5.12xlarge",), {})
     assert "0.1" not in str(world.runs.timeline)  # values may be secret
+
+
+@pytest.mark.parametrize(("member", "word"), [("TrainingImage", "image"), ("MetricDefinitions", "metrics")])
+def test_image_and_metrics_are_told_apart(member, word):
+    algorithm = {"TrainingImage": "one", "MetricDefinitions": []}
+    request = {"AlgorithmSpecification": algorithm}
+    assert describe_change(request, {"AlgorithmSpecification": algorithm | {member: "other"}}) == word
 
 
 def test_a_run_that_a_person_stopped_goes_on(world):

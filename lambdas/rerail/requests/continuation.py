@@ -66,9 +66,18 @@ def describe_change(request: Mapping[str, Any], changed: Mapping[str, Any]) -> s
     words = {
         WHOLE: "code or arguments",
         "AlgorithmSpecification": "image",
+        "MetricDefinitions": "metrics",
         "ResourceConfig": "machines",
         MERGED: "environment",
         CHANNELS: "inputs",
         "Tags": "policy",
     }
-    return ", ".join(word for name, word in words.items() if request.get(name) != changed.get(name)) or "nothing"
+    before, after = _lift_metrics(request), _lift_metrics(changed)
+    return ", ".join(word for name, word in words.items() if before.get(name) != after.get(name)) or "nothing"
+
+
+def _lift_metrics(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with the metric definitions beside the image and not below it."""
+    algorithm = dict(request.get("AlgorithmSpecification", {}))
+    metrics = algorithm.pop("MetricDefinitions", [])
+    return {**request, "AlgorithmSpecification": algorithm, "MetricDefinitions": metrics}
