@@ -1,6 +1,7 @@
 """`rerail metrics`: the metric definitions that a training job needs, ready to paste."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,12 +25,16 @@ class DefinitionFormat(StrEnum):
     boto3 = "boto3"
     sdk = "sdk"
     json = "json"
+    submit = "submit"
 
 
 def metrics(
     format: Annotated[
         DefinitionFormat,
-        typer.Option("--format", help="boto3, sdk for the SageMaker Python SDK (v2 and v3), json for the AWS CLI."),
+        typer.Option(
+            "--format",
+            help="boto3, sdk for the SageMaker Python SDK (v2 and v3), json for the AWS CLI, submit for its options.",
+        ),
     ] = DefinitionFormat.boto3,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     log: Annotated[
@@ -43,6 +48,10 @@ def metrics(
         definitions, line = _find_in(log)
     if as_json or format is DefinitionFormat.json:
         typer.echo(json.dumps(definitions, indent=2))
+        return
+    if format is DefinitionFormat.submit:
+        pairs = (f"{definition['Name']}={definition['Regex']}" for definition in definitions)
+        typer.echo(" \\\n".join(f"--metric {shlex.quote(pair)}" for pair in pairs))
         return
     printed = _boto3(definitions, line) if format is DefinitionFormat.boto3 else _sdk(definitions, line)
     typer.echo("\n".join(printed))

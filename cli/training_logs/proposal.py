@@ -15,6 +15,7 @@ from rerail.model.metrics import MetricNames
 LONGEST_EXPRESSION = 500
 WATCHED = ("step", "loss", "grad_norm", "tokens_per_s", "nonfinite")
 _LONGEST_LINE = 200
+_EPOCH = re.compile(r"(?i)\bepoch\b[^0-9a-z]{0,5}([0-9]+)(?![.0-9])")
 
 
 class LogProposal(NamedTuple):
@@ -87,6 +88,8 @@ def _list_warnings(found: FoundMetrics, lines: Sequence[str]) -> Iterator[str]:
         yield "  warning: no step beside the loss; without one, replayed steps are judged twice: print the step as well"
     elif repeated := _count_repeated(found, lines):
         yield f"  warning: a step is printed {repeated} times, as by several ranks; let one rank print"
+    if "step" in found.expressions and len({match[1] for line in lines if (match := _EPOCH.search(line))}) == 1:
+        yield "  note: the log has one epoch; if the steps begin again with the next, name no step"
     if missed := _count_not_finite(found, lines):
         yield f"  note: values of the loss that are nan or inf: {missed}; CloudWatch keeps none, and they are missing"
 

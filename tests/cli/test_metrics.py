@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -9,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli.metrics import LINE, PURPOSE, metrics
+from cli.training_logs.proposal import propose
 from rerail.model.metrics import make_definitions
 
 
@@ -72,6 +74,23 @@ def test_a_log_s_own_lines_get_definitions(tmp_path):
     assert not re.findall(named["loss"], "step 0: train loss 4.2, val loss 4.1")
     assert "lines of nanoGPT" in result.stderr and "loss: 10 values, 2 first, 1.1 last" in result.stderr
     assert "that are nan or inf: 1;" in result.stderr
+
+
+def test_the_definitions_for_submit_are_arguments_of_a_shell(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{{'loss': '{n}.5', 'step': {n}}}\n" for n in range(9)))
+    words = shlex.split(shown("--log", str(log), "--format", "submit").replace("\\\n", ""))
+    assert words[::2] == ["--metric"] * 2
+    named = dict(word.split("=", 1) for word in words[1::2])
+    assert re.findall(named["loss"], log.read_text().splitlines()[3]) == ["3.5"]
+
+
+def test_a_log_of_one_epoch_leaves_open_whether_its_steps_begin_again(tmp_path):
+    log = tmp_path / "train.log"
+    for epochs, is_open in ((1, True), (2, False)):
+        rows = [f"Epoch {epoch} | Iter {n} | Loss {n / 16}\n" for epoch in range(epochs) for n in range(0, 40, 5)]
+        log.write_text("".join(rows))
+        assert any("the log has one epoch" in line for line in propose(log).report) is is_open
 
 
 def test_a_log_without_a_loss_is_refused(tmp_path):
