@@ -24,6 +24,7 @@ def up(
 ) -> None:
     """Start it, deploy the template, and leave it running."""
     from cli.operators import say
+    from local.emulator import ACCOUNT, REGION
     from local.stack import LocalAws, LocalAwsError
 
     try:
@@ -38,7 +39,9 @@ def up(
         facts = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
         typer.echo(json.dumps(facts, indent=2))
         return
-    say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
+    say("running: `rerail status --local` looks at it; other clients reach it with")
+    keys = f"AWS_ACCESS_KEY_ID={ACCOUNT} AWS_SECRET_ACCESS_KEY=local"
+    typer.echo(f"AWS_ENDPOINT_URL={aws.endpoint_url} {keys} AWS_REGION={REGION}")
 
 
 class LocalFault(StrEnum):

@@ -9,7 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cli.local_aws import app
 from local import processes
 from local.stack import ROOT, LocalAws, LocalAwsError
 from tests.local.waiting import HANG_S, eventually
@@ -84,6 +86,14 @@ def test_emulator_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     pid = int(run.stdout)
     assert eventually(lambda: pid not in processes.table())
+
+
+def test_up_prints_all_that_reaches_it(monkeypatch) -> None:
+    monkeypatch.setattr(
+        LocalAws, "start", lambda self, progress, *, detached: setattr(self, "endpoint_url", "http://x")
+    )
+    said = CliRunner().invoke(app, ["up"]).stdout
+    assert "AWS_ENDPOINT_URL=http://x AWS_ACCESS_KEY_ID=000000000000 AWS_SECRET_ACCESS_KEY=local AWS_REGION=us-" in said
 
 
 def test_another_process_can_attach_and_stop(bare: LocalAws) -> None:
