@@ -62,7 +62,7 @@ def test_a_held_run_goes_on_with_the_change_from_its_newest_checkpoint(world):
 
 
 @pytest.mark.parametrize(("member", "word"), [("TrainingImage", "image"), ("MetricDefinitions", "metrics")])
-def test_image_and_metrics_are_told_apart(member, word):
+def test_image_and_metrics_are_distinguished(member, word):
     algorithm = {"TrainingImage": "one", "MetricDefinitions": []}
     request = {"AlgorithmSpecification": algorithm}
     assert describe_change(request, {"AlgorithmSpecification": algorithm | {member: "other"}}) == word

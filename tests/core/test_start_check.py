@@ -80,15 +80,10 @@ def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(wor
     job.steps(7)  # SageMaker has restarted the container
     assert len(pages(world)) == 1
     assert run == replace(world.run(), version=run.version)
-
-
-def test_a_start_below_the_ordered_step_is_told_only_with_the_incident_before_it(world, job):
-    """The next failure has lost its own steps only."""
-    job = relaunched(world, job)
-    job.steps(1)
     job.saves(600)
     world.minutes(3)
     assert "attempt 2 began at step 0 instead of 500: 560 steps lost" in summary(world)["did"]
+    # The next failure has lost its own steps only.
     world.sagemaker.fail(job.name, NODE_LOST, metrics={"step": 610.0})
     world.minutes(3)
     assert world.run().incidents[-1].lost_steps == 10
@@ -173,6 +168,11 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     run = scripted.run()
     assert (run.attempts[1].began_step, run.incidents[0].lost_steps) == (0, 560)
     assert pages(scripted) == ["gpt: it began at step 0 instead of 500"]
+    # A rollback would begin there again.
+    assert (
+        "loads no checkpoint: rerail stop gpt, fix it, then rerail submit train.py --continue gpt\n"
+        in run.pages[0].notice.todo
+    )
     assert run.open_incident is not None  # no progress
     # A counter that starts again by design does so in each attempt: it is said once in a run.
     fail(scripted)
