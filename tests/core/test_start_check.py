@@ -83,7 +83,6 @@ def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(wor
     job.saves(600)
     world.minutes(3)
     assert "attempt 2 began at step 0 instead of 500: 560 steps lost" in summary(world)["did"]
-    # The next failure has lost its own steps only.
     world.sagemaker.fail(job.name, NODE_LOST, metrics={"step": 610.0})
     world.minutes(3)
     assert world.run().incidents[-1].lost_steps == 10
@@ -186,14 +185,12 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
 
 def test_a_list_of_relaunches_names_the_step_that_was_begun(scripted):
     seen(scripted, 1)
-    scripted.checkpoints.save(50, attempt=0, layout=Layout.HUGGING_FACE)
-    scripted.minutes(3)
-    scripted.checkpoints.save(600, attempt=0, layout=Layout.HUGGING_FACE)
-    scripted.minutes(3)
-    scripted.send_command(OperatorVerb.RESTART)
-    scripted.minutes(1)
-    scripted.checkpoints.save(700, attempt=0, layout=Layout.HUGGING_FACE)
-    scripted.minutes(5)
+    for step in (50, 600, 700):
+        scripted.checkpoints.save(step, attempt=0, layout=Layout.HUGGING_FACE)
+        scripted.minutes(5)
+        if step == 600:
+            scripted.send_command(OperatorVerb.RESTART)
+            scripted.minutes(1)
     listed = "relaunched 2 times: attempt 2 from step 0 instead of 500, then 3 from step 700"
     assert listed in summary(scripted)["did"]
 
