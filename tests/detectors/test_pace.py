@@ -133,7 +133,7 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
 @pytest.mark.parametrize(
     ("phase", "kind", "limit_s", "text", "is_acted_on"),
     [
-        (Phase.STEP, Kind.STALL, 500, "no step for {s} s in phase step, limit 500 s", True),
+        (Phase.STEP, Kind.STALL, 500, "no step for {s} s, limit 500 s", True),
         (Phase.EVALUATION, Kind.STALL, 300, "no step for {s} s in phase evaluation, limit 300 s", True),
         (Phase.SAVE, Kind.CHECKPOINT_STALL, 1000, "a checkpoint has been running for {s} s, limit 1000 s", True),
         (Phase.STARTUP, Kind.STARTUP_STALL, 1800, "no first step {s} s after training began", True),

@@ -84,5 +84,6 @@ def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Fi
     if still <= limit:
         return None
     level = Level.INTERVENE if liveness.idle or still > 2 * limit else Level.WARN
-    text = f"no step for {still.total_seconds():.0f} s in phase {liveness.phase}, limit {limit.total_seconds():.0f} s"
+    during = "" if liveness.phase is Phase.STEP else f" in phase {liveness.phase}"
+    text = f"no step for {still.total_seconds():.0f} s{during}, limit {limit.total_seconds():.0f} s"
     return Finding(Kind.STALL, level, liveness.step, liveness.step, text, now, liveness.moved_at)
