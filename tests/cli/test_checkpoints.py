@@ -82,8 +82,7 @@ def test_saves_of_a_script_without_manifests_are_known_by_their_layout(s3):
     assert facts()["resume_from"] is None, "an agent resumes from nothing without a manifest"
 
 
-def test_a_save_without_a_manifest_is_shown_with_the_attempt_that_made_it(s3):
-    """What the attempt after a rollback saves is not quarantined with what the one before had saved."""
+def test_a_save_after_a_rollback_is_shown_as_clean_and_of_its_own_attempt(s3):
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"):
         s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-60/{name}", Body=b"x")
     incident = Incident(1, "divergence", 1, Cause.DIVERGED, "", "", NOON, NOON, step=60, resume_step=20, onset_step=40)

