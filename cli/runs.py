@@ -88,7 +88,9 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
 
 def describe_step(row: FleetRow) -> str:
     """Return the newest step of the current attempt and its age, in words."""
-    number = row.run.current.number
+    number, defined = row.run.current.number, row.run.defined_metrics
+    if row.step is None and defined is not None and "step" not in defined and not row.run.current.agent:
+        return "step: - (its jobs define no metric named step)"
     if row.step is None:
         return f"step: - (attempt {number} has reported none yet)"
     age = f", {format_duration(now() - row.step_at)} ago" if row.step_at else ""

@@ -75,7 +75,7 @@ def file_copies(subject: Subject) -> Check | None:
         what, _, todo = problem.partition(". To do: ")
         return warn(f"the file that the script overwrites is not copied: {what}", todo)
     if subject.run.copies:
-        return ok(f"{len(subject.run.copies)} copies of what the script overwrites: a rollback goes back to one")
+        return ok(f"copies of what the script overwrites: {len(subject.run.copies)}; a rollback goes back to one")
     return None
 
 

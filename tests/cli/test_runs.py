@@ -75,6 +75,7 @@ def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
     """Ten hours on two machines at $63.296 an hour; ten of the 24 hours that the job was given."""
     said = shown(RUN)
     assert "step: - (attempt 2 has reported none yet)" in said
+    assert "step: - (its jobs define no metric named step)" in shown(replace(RUN, defined_metrics=("loss",), version=1))
     assert "cost so far: $1,266 of at most $2,000" in said
     assert "left of its MaxRuntimeInSeconds: 14.0 h" in said
 
