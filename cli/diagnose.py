@@ -18,7 +18,7 @@ from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.model.causes import RETRY, Cause
 from rerail.model.diagnosis import Diagnosis
-from rerail.model.flight_recorder import RankDump, describe_unfinished, find_culprits, read_dump
+from rerail.model.flight_recorder import BYTES_LIMIT, RankDump, describe_unfinished, find_culprits, read_dump
 
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
@@ -81,7 +81,10 @@ def _read_dumps(text: str) -> dict[int, RankDump]:
     for path in sorted(Path(text).iterdir()):
         if number := DUMP_NAME.search(path.name):
             try:
-                dumps[int(number[1])] = read_dump(path.read_bytes())
+                if not path.is_file():
+                    raise ValueError("it is no file")
+                with path.open("rb") as file:
+                    dumps[int(number[1])] = read_dump(file.read(BYTES_LIMIT + 1))
             except (OSError, ValueError) as error:
                 place.fail(f"cannot read {path}: {error}", "leave only the dumps of one job in the folder")
     if not dumps:

@@ -1,6 +1,7 @@
 """`rerail diagnose`: words for people, lines for programs, one clear error for bad input."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ def test_a_folder_of_flight_recorder_dumps_names_who_is_waited_for(tmp_path: Pat
     assert "rank 2: it has not entered nccl:all_reduce 7" in run(str(tmp_path)).stdout
     (tmp_path / "dump_9").write_text("?")
     assert "dump_9" in run(str(tmp_path)).stderr
+    os.mkfifo(tmp_path / "dump_8")  # or a device: what they have may never end
+    assert "dump_8: it is no file" in run(str(tmp_path)).stderr
 
 
 def test_a_text_is_explained() -> None:

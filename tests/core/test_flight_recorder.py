@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Command:
         (pickle.dumps({"entries": [Command()]}, protocol=2), "its pickle has GLOBAL"),
         (pickle.dumps({"entries": [Command()]}), "its pickle has STACK_GLOBAL"),
         (pickle.dumps(bytearray(9), protocol=5), "its pickle has BYTEARRAY8"),
-        (b"\x80\x02]r\xff\xff\xff\x7f.", "index without data"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "TypeError"),
         (WAITING[:-40], "no dump of torch's flight recorder"),
         (b"\x80\x02].", "TypeError"),
         (b'{"pg_config": {}, "entries": [{"record_id": 1}]}', "KeyError: 'pg_id'"),
@@ -140,6 +141,28 @@ def test_the_late_state_of_gloo_is_no_unfinished_kernel():
     waiting, left = (dump(("0", 6, "gloo:all_reduce"), *more) for more in ([("0", 7, "gloo:all_reduce")], []))
     why = evaluate(waiting, left, waiting, waiting)
     assert list(why) == [1] and why[1].startswith("it has not entered gloo:all_reduce 7 of group 0")
+
+
+PAIRS = b"K\x01\x85q\x00" + b"h\x00h\x00\x86q\x00" * 64  # each tuple has the one before it twice
+NESTED = reduce(lambda value, _: [value, value], range(64), 1)
+SHARED = {"record_id": 1, "ranks": "[0]" * 9}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x80\x04" + PAIRS + b"}h\x00K\x01s.", "list is no name"),
+        (pickle.dumps({"pg_config": {}, "entries": [{"record_id": 1, "pg_id": NESTED}]}), "list is no name"),
+        (pickle.dumps({"pg_config": {}, "entries": [SHARED] * 100}), "too many operations"),
+        (pickle.dumps({"pg_config": dict.fromkeys(map(str, range(99)), SHARED), "entries": []}), "ranks"),
+        (b"\x80\x04](" + b"N" * 1_000 + b"e.", "too many opcodes"),
+    ],
+    ids=["hash", "text", "operations", "ranks", "opcodes"],
+)
+def test_values_that_a_dump_shares_take_no_time_without_end(content, words, monkeypatch):
+    monkeypatch.setattr("rerail.model.flight_recorder.MOST", 1_000)
+    with pytest.raises(ValueError, match=words):
+        read_dump(content)
 
 
 @given(st.binary(max_size=200) | st.integers(0, len(WAITING)).map(lambda end: WAITING[:end] + b"." + WAITING[end:]))

@@ -6,19 +6,22 @@ or its GPU does not finish one that its peers have completed. A dump is a pickle
 """
 
 import json
-import pickle
 import pickletools
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 BYTES_LIMIT = 32 << 20
-PLAIN = re.compile(
-    r"PROTO|FRAME|STOP|MARK|NONE|NEW(?:TRUE|FALSE)|MEMOIZE|(?:LONG_)?BIN(?:PUT|GET)|BININT[12]?|LONG1|BINFLOAT"
-    r"|(?:SHORT_)?BINUNICODE|(?:EMPTY_)?(?:LIST|DICT|TUPLE)|APPENDS?|SETITEMS?|TUPLE[123]"
-)
+# Opcodes of a pickle, also where it refers to the same values again and again; 10,000 operations have half of them.
+MOST = 3_000_000
+_VALUES = ("BININT1", "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT2", "LONG1", "BINFLOAT")
+_NEW = {"NONE": NoneType, "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_DICT": dict}
+_NEW |= {"EMPTY_LIST": list, "EMPTY_TUPLE": list}
+# How many values an opcode takes from the stack; 0: those since the mark.
+_TAKEN = {"APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPENDS": 0, "SETITEMS": 0, "TUPLE": 0}
 _P2P = re.compile(r"(?:\w+:)?(?:send|recv) (\d{1,6})(?:->|<-)(\d{1,6})")
 
 OperationKey = tuple[str, int, str | frozenset[int]]
@@ -77,7 +80,7 @@ class RankDump:
 def read_dump(content: bytes) -> RankDump:
     """Return the dump in a pickle or in JSON; raise ValueError with the reason if it is neither, or not plain data."""
     if len(content) > BYTES_LIMIT:
-        raise ValueError(f"it has {len(content):,} bytes, at most {BYTES_LIMIT:,} are read")
+        raise ValueError(f"it has too many bytes, at most {BYTES_LIMIT:,} are read")
     try:
         table = json.loads(content) if content[:1] == b"{" else _load_plain(content)
         return _parse_dump(table)
@@ -86,32 +89,64 @@ def read_dump(content: bytes) -> RankDump:
 
 
 def _load_plain(content: bytes) -> Any:
-    """Unpickle lists, dictionaries, numbers and texts; nothing that calls, imports or reserves memory is read."""
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if not PLAIN.fullmatch(opcode.name):
-            raise ValueError(f"its pickle has {opcode.name}, which plain data does not need")
-        if opcode.name == "LONG_BINPUT" and (argument is None or argument > count):
-            raise ValueError("its pickle has an index without data")
-    try:
-        # Only opcodes of plain data are left.
-        return pickle.loads(content)  # nosec B301
-    except (pickle.UnpicklingError, EOFError, OverflowError) as error:
-        raise ValueError(str(error)) from error
+    """Return the lists, dictionaries, numbers and texts of a pickle; tuples become lists, and only texts are keys.
+
+    Nothing that calls or imports is read. The hash of a tuple of tuples may take without end.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    for count, (opcode, value, _) in enumerate(pickletools.genops(content)):
+        name = opcode.name
+        if name in _VALUES:
+            stack.append(value)
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[value])
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if value is None else value] = stack[-1]
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in _NEW:
+            stack.append(_NEW[name]())
+        elif name in _TAKEN:
+            start = len(stack) - _TAKEN[name] if _TAKEN[name] else marks.pop()
+            values = stack[start:]
+            del stack[start:]
+            if name.startswith("TUPLE"):
+                stack.append(values)
+            elif name.startswith("APPEND"):
+                stack[-1].extend(values)
+            else:
+                stack[-1].update(zip(map(_parse_text, values[::2]), values[1::2], strict=True))
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            raise ValueError(f"its pickle has {name}, which plain data does not need")
+        if count > MOST:
+            raise ValueError(f"its pickle has too many opcodes, at most {MOST:,} are read")
+    return stack[-1]
+
+
+def _parse_text(value: Any) -> str:
+    """Return a name, on one line; raise TypeError for values in one another, whose text may have no end."""
+    if not isinstance(value, str | int):
+        raise TypeError(f"{type(value).__name__} is no name")
+    return " ".join(str(value)[:100].split())
 
 
 def _parse_dump(table: Any) -> RankDump:
-    groups = {str(name): _parse_ranks(group["ranks"]) for name, group in table["pg_config"].items()}
+    if 20 * len(table["entries"]) + sum(len(group["ranks"]) for group in table["pg_config"].values()) > MOST:
+        raise ValueError("it has too many operations, or groups of too many ranks")
+    groups = {_parse_text(name): _parse_ranks(group["ranks"]) for name, group in table["pg_config"].items()}
     entries = sorted(table["entries"], key=lambda entry: int(entry["record_id"]))
     status = table.get("pg_status") or {}
-    names = {str(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries}
+    names = {_parse_text(entry["pg_id"]): _parse_text(entry["process_group"][0]) for entry in entries}
     if len(status) == len(groups) and all(name.isdecimal() for name in groups):
         # Both are numbered in the order in which the groups were made.
         names |= dict(zip(sorted(status, key=int), sorted(groups, key=int), strict=True))
     completed = {names[i]: int(s["last_completed_collective"]) for i, s in status.items() if i in names}
     for entry in entries:
-        if not str(entry["profiling_name"]).startswith("nccl:"):
+        if not _parse_text(entry["profiling_name"]).startswith("nccl:"):
             # gloo's state comes late; the call before the newest one has returned.
-            group = str(entry["process_group"][0])
+            group = _parse_text(entry["process_group"][0])
             completed[group] = max(completed.get(group, -1), int(entry.get("op_id", entry["collective_seq_id"])) - 1)
     return RankDump.make(tuple(_parse_operation(entry, groups, completed) for entry in entries), completed)
 
@@ -123,8 +158,8 @@ def _parse_ranks(ranks: Any) -> tuple[int, ...]:
 def _parse_operation(
     entry: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]], completed: Mapping[str, int]
 ) -> Operation:
-    group, description = (str(word)[:100] for word in entry["process_group"])
-    name = str(entry["profiling_name"])[:100]
+    group, description = map(_parse_text, entry["process_group"])
+    name = _parse_text(entry["profiling_name"])
     ranks, transfer = groups.get(group, ()), _P2P.fullmatch(name)
     pair = frozenset(ranks[int(index)] for index in transfer.groups()) if transfer else frozenset()
     number = int(entry["p2p_seq_id"] if transfer else entry["collective_seq_id"])
