@@ -57,6 +57,22 @@ def test_a_gpu_that_comes_back_is_refused_twice_and_then_trained_on():
     assert todo[2].endswith("It failed in attempts 1 and 2 too. Training jobs: gpt, gpt-a002, gpt-a003")
 
 
+def test_a_job_that_always_names_the_same_gpu_is_held_without_progress():
+    """What a job says of its GPU excuses no more attempts than its init may have refused."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    for number in range(1, 9):
+        job = "gpt" if number == 1 else f"gpt-a{number:03d}"
+        world.minutes(60)
+        if world.run().state is RunState.HELD:
+            break
+        world.sagemaker.fail(job, fail_on(FIRST))
+    world.minutes(60)
+    run = world.run()
+    assert (run.state, run.current.number, run.ledger.without_progress) == (RunState.HELD, 3 + MAX_RETURNS, 3)
+
+
 @pytest.mark.parametrize(
     "reason, gpu",
     [

@@ -15,18 +15,18 @@ MAX_NAMED = 10
 def list_refused(run: Run) -> tuple[str, ...]:
     """Return the GPUs that the current attempt must not start on, each as `attempt:UUID`; none after MAX_RETURNS."""
     failed = [attempt for attempt in run.attempts if attempt.gpu]
-    returns = sum(bool(_list_earlier(run, attempt)) for attempt in failed)
-    return tuple(f"{a.number}:{_uuid(a)}" for a in failed[-MAX_NAMED:]) if returns < MAX_RETURNS else ()
+    return tuple(f"{a.number}:{_uuid(a)}" for a in failed[-MAX_NAMED:]) if _count_returns(run) < MAX_RETURNS else ()
 
 
-def has_returned(run: Run) -> bool:
-    """Return whether the GPU that the current attempt failed on had failed before."""
-    return bool(_list_earlier(run, run.current))
+def was_refused(run: Run) -> bool:
+    """Return whether init may have refused the current attempt's GPU: at most MAX_RETURNS attempts of a run."""
+    return bool(_list_earlier(run, run.current)) and _count_returns(run) <= MAX_RETURNS
 
 
 def describe_return(run: Run) -> str:
     """Return in which attempts the GPU of the current one has failed before, in words; "" if in none."""
-    return f"{_uuid(run.current)} failed in {_name(_list_earlier(run, run.current))} too" if has_returned(run) else ""
+    earlier = _list_earlier(run, run.current)
+    return f"{_uuid(run.current)} failed in {_name(earlier)} too" if earlier else ""
 
 
 def format_case(run: Run, attempt: Attempt) -> str:
@@ -41,6 +41,10 @@ def format_case(run: Run, attempt: Attempt) -> str:
         f"Open a case with AWS, so that the machine is taken out of service: GPU {attempt.gpu} of an "
         f"{attempt.instance_type or 'instance'} failed{ended}.{again} Training jobs: {jobs}"
     )
+
+
+def _count_returns(run: Run) -> int:
+    return sum(bool(_list_earlier(run, attempt)) for attempt in run.attempts)
 
 
 def _list_earlier(run: Run, attempt: Attempt) -> list[Attempt]:

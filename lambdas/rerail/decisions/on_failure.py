@@ -24,7 +24,7 @@ from rerail.decisions.decision import (
     with_incident_closed,
     without_pending,
 )
-from rerail.decisions.failed_gpus import describe_return, format_case, has_returned
+from rerail.decisions.failed_gpus import describe_return, format_case, was_refused
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.file_copies import with_damaged_files
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
@@ -146,7 +146,7 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
             trained=run.current.training_started_at is not None
             and not is_loss_rollback(failure)
             and not failure.restored
-            and not (has_returned(run) and failure.last_step is None),
+            and not (was_refused(run) and failure.last_step is None),
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
         ),

@@ -9,7 +9,7 @@ import json
 import pickletools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -18,7 +18,7 @@ BYTES_LIMIT = 32 << 20
 # Opcodes of a pickle, also where it refers to the same values again and again; 10,000 operations have half of them.
 MOST = 3_000_000
 _VALUES = ("BININT1", "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT2", "LONG1", "BINFLOAT")
-_NEW = {"NONE": NoneType, "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_DICT": dict}
+_NEW: dict[str, Callable[[], Any]] = {"NONE": NoneType, "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_DICT": dict}
 _NEW |= {"EMPTY_LIST": list, "EMPTY_TUPLE": list}
 # How many values an opcode takes from the stack; 0: those since the mark.
 _TAKEN = {"APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPENDS": 0, "SETITEMS": 0, "TUPLE": 0}
@@ -95,7 +95,7 @@ def _load_plain(content: bytes) -> Any:
     """
     stack: list[Any] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for count, (opcode, value, _) in enumerate(pickletools.genops(content)):
         name = opcode.name
         if name in _VALUES:
