@@ -115,7 +115,16 @@ def test_planned_changes_are_read_and_written_back():
 
 @pytest.mark.parametrize(
     "value",
-    ["5", "[5]", "[{}]", "[{step = 0}]", "[{step = true}]", '[{step = 5, why = "x"}]', "[{step = 5, what = 3}]"],
+    [
+        "5",
+        "[5]",
+        "[{}]",
+        "[{step = 0}]",
+        "[{step = 1_000_000_000_000}]",
+        "[{step = true}]",
+        '[{step = 5, why = "x"}]',
+        "[{step = 5, what = 3}]",
+    ],
 )
 def test_an_invalid_planned_change_is_refused(value):
     with pytest.raises(PolicyError, match=r"'detection\.planned' is .*; it must be a list of at most 20 changes"):
@@ -126,8 +135,10 @@ def test_a_section_is_a_table():
     assert refusal("retries = 3") == "policy 'night': field 'retries' must be a table, written [retries]"
 
 
-def test_invalid_toml_is_refused_with_its_line():
-    assert refusal("mode = ").startswith("policy 'night' is not valid TOML: ")
+@pytest.mark.parametrize("text", ["mode = ", f"priority = {'9' * 5000}", f"mode = 0x{'f' * 4000}"], ids=len)
+def test_invalid_toml_is_refused_with_its_line(text):
+    """A number that Python cannot write in decimal digits is as invalid."""
+    assert refusal(text).startswith("policy 'night' is not valid TOML: ")
 
 
 def test_the_name_comes_from_outside():

@@ -331,7 +331,8 @@ def parse_policy(text: str, *, name: str) -> Policy:
         raise PolicyError(f"policy {name!r}: the name must be 1-63 letters, digits, '.', '_' or '-'")
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        repr(table)  # a number of more digits than Python writes could not be quoted in an error either
+    except (ValueError, RecursionError) as error:
         raise PolicyError(f"policy {name!r} is not valid TOML: {error}") from error
     if "name" in table:
         raise PolicyError(f"policy {name!r}: field 'name' is taken from the file's name; remove it")

@@ -147,4 +147,4 @@ def _is_planned(change: Any) -> bool:
     if not isinstance(change, dict) or not {"step"} <= change.keys() <= {"step", "what"}:
         return False
     step, what = change["step"], change.get("what", "")
-    return type(step) is int and step > 0 and isinstance(what, str) and len(what) <= WHAT_LIMIT
+    return type(step) is int and 0 < step < 10**12 and isinstance(what, str) and len(what) <= WHAT_LIMIT
