@@ -276,7 +276,7 @@ class RerailCallback(TrainerCallback):
             self.guard.load_state_dict(json.loads((folder / DETECTOR_STATE).read_text()))
         except FileNotFoundError:
             pass  # saved without the agent
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             print_line(f"{folder / DETECTOR_STATE} cannot be read ({error}); the detectors start empty")
 
 

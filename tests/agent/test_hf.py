@@ -141,6 +141,12 @@ def test_skipped_samples_are_as_if_they_had_never_been_there(new_guard, bucket, 
         bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
 
 
+def test_a_detector_state_that_nests_without_end_keeps_nobody_from_training(new_guard, tmp_path, capsys):
+    (tmp_path / "rerail.json").write_text("[" * 100_000)
+    RerailCallback(new_guard())._read_detector_state(tmp_path)
+    assert "the detectors start empty" in capsys.readouterr().err
+
+
 def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsys):
     new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
     (text,) = snippets("Hugging Face Trainer")

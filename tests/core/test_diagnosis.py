@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rerail.diagnosis.classify import EVIDENCE, diagnose, needs_log
 from rerail.diagnosis.symptoms import RULES
 from rerail.model.causes import RETRY, Cause
+from rerail.model.codec import dumps, loads
+from rerail.model.diagnosis import Diagnosis
 from tests.examples import count_examples
 from tests.timing import cpu_seconds
 
@@ -507,10 +509,13 @@ def test_no_text_makes_it_raise(text: str, exit_code: int | None) -> None:
         st.none() | st.text() | st.integers() | st.lists(st.text()) | st.booleans(),
     ),
 )
+@example("", {"cause": "data", "error": "an emoji that was cut \ud83d", "step": 10**20, "exit_code": -(10**20)})
 @settings(max_examples=count_examples(50))
 def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> None:
-    """The failure file is the user's to write: its fields may hold anything."""
-    assert diagnose(prefix + json.dumps({"rerail": 1} | report)).cause in Cause
+    """The failure file is the user's to write: its fields may hold anything, and a record has numbers of 64 bits."""
+    found = diagnose(prefix + json.dumps({"rerail": 1} | report))
+    assert found.cause in Cause and found.evidence.encode()
+    assert loads(Diagnosis, dumps(found)) == found
 
 
 @pytest.mark.parametrize(

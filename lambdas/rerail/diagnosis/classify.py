@@ -433,7 +433,7 @@ def _unescape(string: str) -> str:
 
 def _parse_int(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        return value if abs(value) < 10**15 else None
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,15}", value) else None
 
 
@@ -500,7 +500,7 @@ def _make_diagnosis(
     root: str | None = None,
     rank: int | None = None,
 ) -> Diagnosis:
-    evidence = " ".join(evidence.split())[:EVIDENCE]
+    evidence = " ".join(evidence.split())[:EVIDENCE].encode(errors="replace").decode()  # logs take no half of a pair
     fingerprint = _make_fingerprint(rule, evidence if root is None else root)
     return Diagnosis(cause, evidence, rule, fingerprint, step, exit_code, rank=rank)
 
