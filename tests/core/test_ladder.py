@@ -70,6 +70,14 @@ def test_the_rungs_come_in_their_order_and_then_a_human():
     assert "the loss went wrong again at step 1000 after replay in attempt 2, skip in attempt 3" in hold.why
 
 
+@pytest.mark.parametrize("consumed", [10**14 - 1, 10**20, 9 * 10**4299], ids=["most", "20 digits", "4300 digits"])
+def test_a_manifest_that_counts_too_many_samples_skips_none(consumed):
+    """Their ids would be more than the text of a launch can hold, which no later decision could read."""
+    checkpoints = [*saves(900, consumed_samples=consumed), *saves(500, 800)]
+    plans, _ = take_all_rungs(run_at(), 1_000, checkpoints, Policy())
+    assert [plan.rung for plan in plans] == [Rung.REPLAY, Rung.RATE]
+
+
 def test_the_skipped_batches_are_around_the_onset():
     """The samples of 200 steps: the 100 before step 1000, and the 100 from it on."""
     planned = next_attempt(run_at(), plan_rollback(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)

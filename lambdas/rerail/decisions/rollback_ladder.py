@@ -15,7 +15,7 @@ from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.remedies import CONTINUE, DIVERGED_ADVICE, Hold
 from rerail.model import skipped_samples
 from rerail.model.checkpoint_layouts import Layout
-from rerail.model.checkpoints import Checkpoint, Health
+from rerail.model.checkpoints import MOST_COUNTED, Checkpoint, Health
 from rerail.model.mailbox import Ability
 from rerail.model.policy import Ladder, Policy
 from rerail.model.run import Run, RungTaken
@@ -148,7 +148,11 @@ def _find_rung_obstacle(position: LadderPosition, rung: Rung) -> str:
         case Rung.SKIP | Rung.FAR_SKIP:
             if Ability.SKIP not in able:
                 return "the script does not report that it supports RERAIL_SKIP_SAMPLES"
-            return "" if _estimate_samples_per_step(position) else "no checkpoint says how many samples it had consumed"
+            if not (batch_size := _estimate_samples_per_step(position)):
+                return "no checkpoint says how many samples it had consumed"
+            skipped = (ladder.skip_batches + ladder.far_skip_batches) * batch_size
+            is_too_far = _find_onset_sample(position, batch_size) + skipped >= MOST_COUNTED
+            return "the checkpoints say that more samples were consumed than a job can" if is_too_far else ""
         case Rung.RATE:
             if Ability.RATE not in able:
                 return "the script does not report that it supports RERAIL_LR_SCALE"

@@ -20,6 +20,8 @@ MANIFEST = "manifest.json"
 STEP_FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
 EMERGENCY = "emergency"
 DAY_S = 86_400
+# Larger counts in a manifest are not believed; a range of samples that a launch skips has at most 15 digits.
+MOST_COUNTED = 10**14
 REASON = re.compile(r"[a-z_]{1,40}")
 
 
@@ -131,7 +133,7 @@ def find_newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
 
 def _whole_number(table: Mapping[str, Any], name: str, *, uri: str) -> int:
     value = table.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**18:
         raise BadManifest(f"{uri}: field '{name}' is {value!r:.100}; it must be a whole number, 0 or more")
     return value
 
@@ -141,8 +143,9 @@ def _time(table: Mapping[str, Any], *, uri: str) -> datetime:
         time = datetime.fromisoformat(table["saved_at"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadManifest(f"{uri}: field 'saved_at' must be a time such as 2026-01-31T03:00:00Z") from error
-    if time.tzinfo is None:
-        raise BadManifest(f"{uri}: field 'saved_at' has no time zone; write it as 2026-01-31T03:00:00Z")
+    if time.tzinfo is None or not 2000 <= time.year < 2200:
+        what = "has no time zone" if time.tzinfo is None else "is before 2000 or after 2199"
+        raise BadManifest(f"{uri}: field 'saved_at' {what}; write it as 2026-01-31T03:00:00Z")
     return time
 
 
@@ -162,7 +165,7 @@ def _reason(table: Mapping[str, Any]) -> str:
 def _consumed_samples(table: Mapping[str, Any]) -> int | None:
     """Return the number of consumed samples, or None if it is missing or 0, which writers use for "unknown"."""
     number = table.get("consumed_samples")
-    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
+    return number if type(number) is int and 0 < number < MOST_COUNTED else None
 
 
 def _seconds(table: Mapping[str, Any], name: str) -> float | None:
@@ -176,7 +179,7 @@ def _seconds(table: Mapping[str, Any], name: str) -> float | None:
 def _restart(table: Mapping[str, Any]) -> int:
     """Return the number of the in-place restart, or 0 if it is missing, as in manifests of older writers."""
     number = table.get("restart")
-    return number if type(number) is int and number > 0 else 0
+    return number if type(number) is int and 0 < number < MOST_COUNTED else 0
 
 
 def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) -> tuple[str, ...]:
