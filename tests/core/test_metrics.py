@@ -25,6 +25,7 @@ from rerail.model.metrics import (
     make_definitions,
     make_queries,
     make_samples,
+    name_hosts,
     with_next_attempt,
 )
 from rerail.model.sample import Sample
@@ -116,6 +117,12 @@ def test_names_decide_what_is_asked():
     assert [q.metric for q in make_queries("gpt", stepless)] == ["loss", "loss", "loss", "tokens_per_s"]
     assert len(make_queries("gpt", replace(NAMES, detailed=True))) == 7
     assert make_queries("gpt", MetricNames("", "", "", "", "")) == ()
+
+
+@pytest.mark.parametrize(("hosts", "read"), [(0, []), (1, [1]), (16, list(range(1, 17))), (61, list(range(1, 62, 4)))])
+def test_of_a_large_job_machines_of_every_part_are_read(hosts, read):
+    """The first ones may serve data, and have nothing left to do while the others train."""
+    assert name_hosts(hosts) == tuple(f"algo-{number}" for number in read)
 
 
 def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():

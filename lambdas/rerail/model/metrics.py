@@ -142,7 +142,7 @@ _DETAILED_COLUMNS = (
     ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"),
 )
 _HOST_METRICS = ("GPUUtilization", "CPUUtilization")
-# Of a larger job, the load of the first machines is read.
+# Of a larger job, the load of so many machines is read, evenly spread: its groups may do different work.
 MOST_HOSTS = 16
 # The names of a job that publishes no metric of its own.
 NO_NAMES = MetricNames("", "", "", "", "")
@@ -165,8 +165,9 @@ def make_queries(job: str, names: MetricNames, *, hosts: int = 0) -> tuple[Metri
 
 
 def name_hosts(count: int) -> tuple[str, ...]:
-    """Return SageMaker's names of the first so many hosts of a job."""
-    return tuple(f"algo-{number}" for number in range(1, min(count, MOST_HOSTS) + 1))
+    """Return SageMaker's names of the hosts of a job with so many, the first and the last among them."""
+    read = min(count, MOST_HOSTS)
+    return tuple(f"algo-{1 + (count - 1) * place // max(1, read - 1)}" for place in range(read))
 
 
 def _make_host_queries(job: str, host: str) -> tuple[MetricQuery, ...]:
