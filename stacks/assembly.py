@@ -8,7 +8,7 @@ import aws_cdk as cdk
 
 from rerail.model.errors import PolicyError
 from stacks import ROOT
-from stacks.options import BadOption, DeploymentOptions, Organization
+from stacks.options import BadOption, DeploymentOptions, Organization, refuse_misspelt
 from stacks.organization_stack import add_organization
 from stacks.supervisor_stack import SupervisorStack
 from stacks.training_image_stack import TrainingImageStack
@@ -44,6 +44,7 @@ def build() -> cdk.App:
         from cdk_nag import AwsSolutionsChecks
 
         cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+    refuse_misspelt(app.node.get_all_context())
     options = DeploymentOptions.from_context(app.node)
     if options.observe_only:
         print(OBSERVE_ONLY.format(missing=options.observe_only), file=sys.stderr)

@@ -1,8 +1,9 @@
 """Deployment options: the context of cdk.json, or `cdk deploy -c name=value`, as typed fields."""
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A
 
 class BadOption(Exception):
     """A malformed context value; the message names it and the remedy."""
+
+
+def refuse_misspelt(given: Iterable[str]) -> None:
+    """Raise BadOption for a name that is nearly an option's, whose value would not be read."""
+    for name in {*given} - {*NAMES, *ORGANIZATION}:
+        if close := difflib.get_close_matches(name, (*NAMES, *ORGANIZATION), n=1, cutoff=0.8):
+            raise BadOption(f"context {name!r:.100} is no option; did you mean {close[0]!r}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stacks import ROOT
-from stacks.options import NAMES, ORGANIZATION, BadOption, DeploymentOptions, Organization
+from stacks.options import NAMES, ORGANIZATION, BadOption, DeploymentOptions, Organization, refuse_misspelt
 from tests.examples import count_examples
 
 GOOD = {
@@ -160,6 +160,13 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
+
+
+def test_a_name_that_is_nearly_an_options_is_refused():
+    """Its default may allow more, such as links to reports without a console sign-in."""
+    refuse_misspelt([*json.loads((ROOT / "cdk.json").read_text())["context"], "availability-zones:account=1", "team"])
+    with pytest.raises(BadOption, match="context 'reportLink' is no option; did you mean 'reportLinks'"):
+        refuse_misspelt(["team", "reportLink"])
 
 
 @given(st.dictionaries(st.sampled_from([*NAMES, *ORGANIZATION]), VALUES, min_size=1))
