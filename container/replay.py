@@ -83,7 +83,7 @@ class Replay:
             table = json.loads(text)
             losses = {int(key): float.fromhex(value) for key, value in table["losses"].items()}
             then = {**table["conditions"], "schema": table["schema"]}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             return f"{FILE} of step {step} cannot be read ({type(error).__name__}): this resume is not compared"
         now = json.loads(json.dumps({**self.conditions, "schema": SCHEMA}))
         changed = [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]

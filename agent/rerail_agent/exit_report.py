@@ -52,9 +52,8 @@ MPIRUN_FIRST_FAILURE = (
     re.compile(r"process rank (?P<rank>\d{1,9}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,9})\b"),
     re.compile(r"Process name: \[\[\d+,\d+\],\s*(?P<rank>\d{1,9})\]\s+Exit code:\s+(?P<code>\d{1,9})\b"),
 )
-TORCHRUN_FIRST_FAILURE = re.compile(
-    r"Root Cause \(first observed failure\):.*?\brank\s*: (?P<rank>\d{1,9})\b.*?\bexitcode\s*: (?P<code>-?\d{1,9})\b"
-)
+TORCHRUN_TITLE, TORCHRUN_CHARACTERS = "Root Cause (first observed failure):", 2_000
+TORCHRUN_FIRST_FAILURE = re.compile(r"\brank\s*: (?P<rank>\d{1,9})\b.*?\bexitcode\s*: (?P<code>-?\d{1,9})\b")
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,9 @@ def find_first_failure(ranks: Sequence[ProcessExit], text: str) -> ProcessExit |
 
 
 def _find_first_named_by_launcher(ranks: Sequence[ProcessExit], text: str) -> ProcessExit | None:
-    for pattern in (*MPIRUN_FIRST_FAILURE, TORCHRUN_FIRST_FAILURE):
-        found = pattern.search(text)
+    # The time of this pattern grows with the square of its text.
+    torchrun = TORCHRUN_FIRST_FAILURE.search(text.partition(TORCHRUN_TITLE)[2][:TORCHRUN_CHARACTERS])
+    for found in (*(pattern.search(text) for pattern in MPIRUN_FIRST_FAILURE), torchrun):
         if found:
             table = found.groupdict()
             status = -int(table["signal"]) if "signal" in table else int(table["code"])

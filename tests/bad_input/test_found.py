@@ -83,6 +83,7 @@ def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, tex
         f"[{MANY},{MANY}]<stderr>: RuntimeError: no",
         f"[rank{MANY}]: RuntimeError: no",
         f"Root Cause (first observed failure): rank : {MANY} exitcode : -{MANY}",
+        "Root Cause (first observed failure): rank : 1 " * 1_200,
         DEEP,
         '{"message": {"message": "RuntimeError: no", "extraInfo": {"timestamp": 1' + "0" * 400 + "}}}",
     ],

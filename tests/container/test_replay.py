@@ -92,7 +92,8 @@ def test_other_conditions_are_not_compared() -> None:
 
 def test_a_file_of_another_shape_is_no_reason_to_stop() -> None:
     """It is said to be unreadable, and training goes on uncompared."""
-    for text in (b"", b"[1]", b"{}", b'{"losses": {"11": "x"}, "conditions": {}, "schema": 1}', b"\xff"):
+    huge = b'{"losses": {"11": "0x1p9999"}, "conditions": {}, "schema": 1}'
+    for text in (b"", b"[1]", b"{}", huge.replace(b"0x1p9999", b"x"), huge, b"[" * 100_000, b"\xff"):
         again = Replay(CONDITIONS)
         assert "cannot be read" in again.set_expected(10, text)
         assert again.compare(11, 2.5) is None
