@@ -157,7 +157,6 @@ SHARED = {"record_id": 1, "ranks": "[0]" * 9}
         (pickle.dumps({"pg_config": dict.fromkeys(map(str, range(99)), SHARED), "entries": []}), "ranks"),
         (b"\x80\x04](" + b"N" * 1_000 + b"e.", "too many opcodes"),
     ],
-    ids=["hash", "text", "operations", "ranks", "opcodes"],
 )
 def test_values_that_a_dump_shares_take_no_time_without_end(content, words, monkeypatch):
     monkeypatch.setattr("rerail.model.flight_recorder.MOST", 1_000)

@@ -113,18 +113,12 @@ def test_planned_changes_are_read_and_written_back():
     assert parse_policy(to_toml(policy), name="p") == policy
 
 
+PLANNED = ("step = 0", "step = 1_000_000_000_000", "step = true", 'step = 5, why = "x"', "step = 5, what = 3")
+
+
 @pytest.mark.parametrize(
     "value",
-    [
-        "5",
-        "[5]",
-        "[{}]",
-        "[{step = 0}]",
-        "[{step = 1_000_000_000_000}]",
-        "[{step = true}]",
-        '[{step = 5, why = "x"}]',
-        "[{step = 5, what = 3}]",
-    ],
+    ["5", "[5]", "[{}]", *(f"[{{{change}}}]" for change in PLANNED)],
 )
 def test_an_invalid_planned_change_is_refused(value):
     with pytest.raises(PolicyError, match=r"'detection\.planned' is .*; it must be a list of at most 20 changes"):

@@ -9,17 +9,15 @@ import json
 import pickletools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 BYTES_LIMIT = 32 << 20
 # Opcodes of a pickle, also where it refers to the same values again and again; 10,000 operations have half of them.
 MOST = 3_000_000
-_VALUES = ("BININT1", "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT2", "LONG1", "BINFLOAT")
-_NEW: dict[str, Callable[[], Any]] = {"NONE": NoneType, "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_DICT": dict}
-_NEW |= {"EMPTY_LIST": list, "EMPTY_TUPLE": list}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = {*_CONSTANTS, "BININT1", "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT2", "LONG1", "BINFLOAT"}
 # How many values an opcode takes from the stack; 0: those since the mark.
 _TAKEN = {"APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPENDS": 0, "SETITEMS": 0, "TUPLE": 0}
 _P2P = re.compile(r"(?:\w+:)?(?:send|recv) (\d{1,6})(?:->|<-)(\d{1,6})")
@@ -89,34 +87,27 @@ def read_dump(content: bytes) -> RankDump:
 
 
 def _load_plain(content: bytes) -> Any:
-    """Return the lists, dictionaries, numbers and texts of a pickle; tuples become lists, and only texts are keys.
-
-    Nothing that calls or imports is read. The hash of a tuple of tuples may take without end.
-    """
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[Any, Any] = {}
+    """Return the data of a pickle, tuples as lists and each key as text; nothing that calls or imports is read."""
+    stack, marks, memo = list[Any](), list[int](), dict[Any, Any]()
     for count, (opcode, value, _) in enumerate(pickletools.genops(content)):
         name = opcode.name
         if name in _VALUES:
-            stack.append(value)
-        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(_CONSTANTS.get(name, value))
+        elif name.endswith("BINGET"):
             stack.append(memo[value])
         elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
             memo[len(memo) if value is None else value] = stack[-1]
+        elif name.startswith("EMPTY_"):
+            stack.append({} if name == "EMPTY_DICT" else [])
         elif name == "MARK":
             marks.append(len(stack))
-        elif name in _NEW:
-            stack.append(_NEW[name]())
         elif name in _TAKEN:
             start = len(stack) - _TAKEN[name] if _TAKEN[name] else marks.pop()
             values = stack[start:]
-            del stack[start:]
-            if name.startswith("TUPLE"):
-                stack.append(values)
-            elif name.startswith("APPEND"):
+            stack[start:] = [values] if name.startswith("TUPLE") else []
+            if name.startswith("APPEND"):
                 stack[-1].extend(values)
-            else:
+            elif name.startswith("SETITEM"):
                 stack[-1].update(zip(map(_parse_text, values[::2]), values[1::2], strict=True))
         elif name not in ("PROTO", "FRAME", "STOP"):
             raise ValueError(f"its pickle has {name}, which plain data does not need")
@@ -133,9 +124,10 @@ def _parse_text(value: Any) -> str:
 
 
 def _parse_dump(table: Any) -> RankDump:
-    if 20 * len(table["entries"]) + sum(len(group["ranks"]) for group in table["pg_config"].values()) > MOST:
+    ranks = {_parse_text(name): group["ranks"] for name, group in table["pg_config"].items()}
+    if 20 * len(table["entries"]) + sum(map(len, ranks.values())) > MOST:
         raise ValueError("it has too many operations, or groups of too many ranks")
-    groups = {_parse_text(name): _parse_ranks(group["ranks"]) for name, group in table["pg_config"].items()}
+    groups = {name: tuple(map(int, json.loads(r) if isinstance(r, str) else r)) for name, r in ranks.items()}
     entries = sorted(table["entries"], key=lambda entry: int(entry["record_id"]))
     status = table.get("pg_status") or {}
     names = {_parse_text(entry["pg_id"]): _parse_text(entry["process_group"][0]) for entry in entries}
@@ -149,10 +141,6 @@ def _parse_dump(table: Any) -> RankDump:
             group = _parse_text(entry["process_group"][0])
             completed[group] = max(completed.get(group, -1), int(entry.get("op_id", entry["collective_seq_id"])) - 1)
     return RankDump.make(tuple(_parse_operation(entry, groups, completed) for entry in entries), completed)
-
-
-def _parse_ranks(ranks: Any) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in (json.loads(ranks) if isinstance(ranks, str) else ranks))
 
 
 def _parse_operation(
