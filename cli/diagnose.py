@@ -160,19 +160,12 @@ def _print_tables(rows: list[dict[str, Any]], diagnoses: list[Diagnosis]) -> Non
     table = Table("Id", "Cause", "Retry", "Evidence")
     for row, diagnosis in zip(rows, diagnoses, strict=True):
         retry = "may help" if RETRY[diagnosis.cause] else "no"
-        table.add_row(
-            Text(str(row.get("id", ""))),
-            diagnosis.cause,
-            retry,
-            Text(diagnosis.evidence, overflow="ellipsis", no_wrap=True),
-        )
+        evidence = Text(diagnosis.evidence, overflow="ellipsis", no_wrap=True)
+        table.add_row(Text(str(row.get("id", ""))), diagnosis.cause, retry, evidence)
     console.print(table)
-    judged = [
-        (CORPUS_CLASSES.get(row["class"], row["class"]), diagnosis.cause)
-        for row, diagnosis in zip(rows, diagnoses, strict=True)
-        if isinstance(row.get("class"), str) and row.get("confidence") == "clear"
-    ]
-    if judged:
+    pairs = zip(rows, diagnoses, strict=True)
+    clear = [pair for pair in pairs if isinstance(pair[0].get("class"), str) and pair[0].get("confidence") == "clear"]
+    if judged := [(CORPUS_CLASSES.get(row["class"], row["class"]), diagnosis.cause) for row, diagnosis in clear]:
         console.print(_accuracy(judged))
 
 
