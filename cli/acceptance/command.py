@@ -29,9 +29,10 @@ from cli.place import AsJson, Local, Place, now
 from cli.report import save
 from cli.submit import options
 from cli.submit.account import SubmissionAccount
-from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.problem import Problem
 from cli.submit.request import make_training_request
+from cli.submit.settings import read_defaults, read_protection
+from cli.submit.stages import make_settings
 from cli.trouble import explain
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
@@ -130,12 +131,13 @@ def _make_plan(where: Place, role: str, bucket: str, image: str, policy: str) ->
     """Return what the jobs have in common, and their policy; raise Problem for what is missing."""
     account = SubmissionAccount(is_local=where.is_local)
     usual = read_defaults(Path.cwd(), Path.home())
+    given = {"instance_type": INSTANCE_TYPE, **({"image": image} if image else {})}
     rules = _read_policy(where, policy)
     plan = JobPlan(
         id=f"{PREFIX}{now():%Y%m%d%H%M%S}",
         role=account.find_role_arn(role or usual.get("role", "")),
         bucket=options.find_bucket(account, bucket or ("" if where.is_local else usual.get("bucket", ""))),
-        image=options.find_image(account, image, "", usual, INSTANCE_TYPE),
+        image=options.find_image(account, make_settings(usual, given, is_local=where.is_local)),
         policy=policy,
         region=account.region,
         scale=_find_scale() if where.is_local else 1.0,

@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -13,12 +13,12 @@ from cli.place import Place
 from cli.project import ROOT
 from cli.submit import delivery
 from cli.submit.account import SubmissionAccount
-from cli.submit.command import SCRIPT_MODE
 from cli.submit.packing import Source
 from cli.submit.request import WARMEST_S, JobRequest, make_training_request
 from cli.submit.screen import SubmitScreen
+from cli.submit.settings import SubmitSettings
+from cli.submit.stages import make_local_entrypoint
 from rerail.requests.relaunch import with_signing_key
-from rerail.requests.supervised import CHANNEL
 
 PROGRAM = "acceptance_job.py"
 # What the agent needs beside what AWS's PyTorch image has; its toolkit installs the file.
@@ -40,7 +40,7 @@ class JobPlan:
     region: str
     scale: float
     is_local: bool
-    # The fields of a JobRequest for the network and encryption that the account demands.
+    # The settings of the network and encryption that the account demands.
     protection: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,28 +60,23 @@ class JobPlan:
             folder=f"{self.store}{name}/",
             program=code.entry,
             code=f"{self.store}code/{code.digest}/sourcedir.tar.gz",
-            instance_type=INSTANCE_TYPE,
-            volume_gb=trial.volume_gb,
-            policy=self.policy,
-            # The local AWS divides them by its scale; Rerail's own waits keep real time under an unscaled policy.
-            max_runtime_s=round(MAX_RUNTIME_S * self.scale),
-            max_wait_s=round(2 * MAX_RUNTIME_S * self.scale),
-            keep_alive_s=round(min(trial.scenario.keep_alive * self.scale, WARMEST_S)),
-            spot=trial.scenario.spot,
-            tags={TAG: self.id},
-            environment=trial.make_environment(self.scale),
+            settings=SubmitSettings(
+                instance_type=INSTANCE_TYPE,
+                volume=trial.volume_gb,
+                policy=self.policy,
+                # The local AWS divides them by its scale; Rerail's own waits keep real time under an unscaled policy.
+                max_runtime=f"{round(MAX_RUNTIME_S * self.scale)}s",
+                max_wait=f"{round(2 * MAX_RUNTIME_S * self.scale)}s",
+                keep_alive=f"{round(min(trial.scenario.keep_alive * self.scale, WARMEST_S))}s",
+                spot=trial.scenario.spot,
+                tags={TAG: self.id},
+                env=dict(trial.make_environment(self.scale)),
+                **self.protection,
+            ),
             metrics=metrics or None,
-            **self.protection,
             agent=f"{self.store}agent/{WHEEL}" if trial.agent and not self.is_local else "",
-            entrypoint=self._local_entrypoint(trial),
+            entrypoint=make_local_entrypoint(trial.agent) if self.is_local else (),
         )
-
-    def _local_entrypoint(self, trial: AcceptanceTrial) -> tuple[str, ...]:
-        """Script mode on this machine; the agent is in every local image."""
-        if not self.is_local:
-            return ()
-        init = ("python", "-m", "rerail_agent.init") if trial.agent else ()
-        return (*init, "python", str(SCRIPT_MODE))
 
 
 def pack_code() -> Source:
@@ -108,8 +103,8 @@ def write_agent(folder: Path) -> Path:
 def start(plan: JobPlan, request: JobRequest, code: Source, wheel: str, where: Place) -> Mapping[str, Any]:
     """Upload what the job needs and start it; return what SageMaker was sent. Raise Problem if it is refused."""
     sent = with_signing_key(make_training_request(request), token_hex(32))
-    uploads = {CHANNEL: wheel} if request.agent else {}
-    delivery.start(SubmissionAccount(plan.is_local), request, sent, code, uploads, where, QuietScreen(as_json=True))
+    job = replace(request, settings=replace(request.settings, agent=wheel))
+    delivery.start(SubmissionAccount(plan.is_local), job, sent, code, where, QuietScreen(as_json=True))
     return sent
 
 

@@ -26,8 +26,8 @@ from cli.console import Console
 from cli.place import AsJson, Local, Place
 from cli.submit import options
 from cli.submit.account import SubmissionAccount
-from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
+from cli.submit.settings import read_defaults
 from cli.wait import LOCAL_PAUSE_S, PAUSE_S
 
 INTERRUPTED, INCOMPLETE = 130, 1
@@ -181,7 +181,7 @@ def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_ru
     # Recorded first: a chain that is killed now must not start another run.
     runner.records.change(lambda record: record.with_continued(now.run, earlier).with_run(task, earlier, now.facts))
     runner.show(task, f"continues {earlier}: {explain_changes(before, now.facts)}")
-    for line in submitter.continue_run(runner.chain.tasks[task], run=earlier, places=places):
+    for line in submitter.continue_run(runner.chain.tasks[task], earlier, places=places):
         runner.show(task, line)
     return runner
 

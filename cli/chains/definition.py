@@ -9,13 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from cli.submit.defaults import check_project_path, check_project_paths, list_project_folders
 from cli.submit.problem import Problem
+from cli.submit.settings import check_project_path, check_project_paths, check_table, list_project_folders
 
 FILE = "rerail.toml"
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}")
 CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Fields of a task that are not options of `rerail submit`.
+# Fields of a task that are not settings of its job.
 OWN_FIELDS = ("script", "arguments", "inputs", "after")
 
 
@@ -46,7 +46,7 @@ class TaskInput:
 
 @dataclass(frozen=True, slots=True)
 class ChainTask:
-    """One task: a script with its arguments, what it reads, and the options of its submission."""
+    """One task: a script with its arguments, what it reads, and the settings of its job."""
 
     name: str
     script: Path
@@ -54,7 +54,7 @@ class ChainTask:
     inputs: tuple[TaskInput, ...] = ()
     # Tasks that must complete first although nothing of theirs is read.
     after: tuple[str, ...] = ()
-    # Options of `rerail submit` by their name in the file, as TOML has them.
+    # The settings of its job, by their keys.
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,7 +126,9 @@ def _parse_task(file: Path, where: str, name: str, table: Any, names: Sequence[s
         raise Problem(f"{where}: not a valid name", "use 1-40 letters, digits or hyphens")
     if not isinstance(table, dict):
         raise Problem(f"{where} must be a table", "give it at least `script`")
-    check_project_paths(file, table, folder=file.parent)
+    options = {key: value for key, value in table.items() if key not in OWN_FIELDS}
+    check_table(where, options, more=OWN_FIELDS)
+    check_project_paths(file, options, folder=file.parent)
     script = table.get("script")
     if not isinstance(script, str) or not script:
         raise Problem(f"{where}: field 'script' is missing", "name a Python script or its folder, relative to the file")
@@ -142,7 +144,7 @@ def _parse_task(file: Path, where: str, name: str, table: Any, names: Sequence[s
         arguments=_texts(where, "arguments", table.get("arguments", [])),
         inputs=tuple(_parse_input(file, where, channel, given, names) for channel, given in inputs.items()),
         after=after,
-        options={key: value for key, value in table.items() if key not in OWN_FIELDS},
+        options=options,
     )
 
 

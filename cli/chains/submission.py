@@ -1,51 +1,30 @@
-"""Tasks as `rerail submit` takes them: a task is the command that a person would type for it."""
+"""Tasks as `rerail submit` takes them: a task has the settings that a person would give for it."""
 
 import hashlib
 import io
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import chdir, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from typer.core import TyperOption
-from typer.exceptions import TyperException
 
 from cli.chains.definition import Chain, ChainTask
 from cli.chains.fingerprints import TaskFacts, find_code_digest, list_options
 from cli.place import client
 from cli.submit.account import split
-from cli.submit.command import SCRIPT_MODE
-from cli.submit.defaults import read_defaults
-from cli.submit.packing import pack
+from cli.submit.arguments import ENTRY
 from cli.submit.problem import Problem
+from cli.submit.screen import SubmitScreen
+from cli.submit.settings import join
+from cli.submit.stages import CHANGEABLE, SCRIPT_MODE, Submission, SubmitMode, plan, run
 from cli.trouble import explain, is_passing
 
-# Options of `rerail submit` that the chain itself gives, or that make no sense in one.
-CHAINS_OWN = ("name", "input", "follow", "download", "continue", "dry-run", "upload-only", "json", "local", "help")
-# Options that a run keeps when it is continued.
-KEPT = (
-    *("role", "bucket", "spot", "max-runtime", "max-wait", "keep-alive", "tag", "agent", "checkpoint-path"),
-    *("project", "create-role", "retries", "shard", "fsx", "efs", "subnet", "security-group"),
-    *("model-uri", "start-from", "dockerfile"),
-)
 # In the request of a dry run, in place of what a task's name and the artifacts are not yet known for.
 PLACEHOLDER = "chain"
+T = TypeVar("T")
 SAMPLE = 16  # hexadecimal digits of a file's digest in the record
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitAnswer:
-    """The output of `rerail submit`."""
-
-    status: int
-    # What it prints with --json or --dry-run.
-    printed: str
-    # Its messages, one a line.
-    messages: tuple[str, ...]
 
 
 class Submitter:
@@ -53,167 +32,72 @@ class Submitter:
 
     def __init__(self, chain: Chain, *, local: bool) -> None:
         self._chain, self._local = chain, local
-        self._digests: dict[tuple[Path, str, tuple[str, ...]], dict[str, str]] = {}
-
-    def make_words(self, task: ChainTask, *, name: str, places: Mapping[str, str], mode: str) -> list[str]:
-        """Return the words after `rerail submit`; `places` are the S3 folders or paths of the channels."""
-        words = [str(task.script), "--name", name, "--exclude", self._chain.file.name]
-        words += _make_option_words(task, f"{self._chain.file}: chain {self._chain.name}, task {task.name}")
-        words += [word for channel, place in places.items() for word in ("--input", f"{channel}={place}")]
-        words += [mode, *(["--local"] if self._local else [])]
-        return [*words, "--", *task.arguments]
 
     def find_facts(self, task: ChainTask) -> TaskFacts:
         """Return what the task's result depends on, its artifacts left out; raise Problem if it cannot be submitted."""
         places = {one.channel: one.place or f"s3://{PLACEHOLDER}/{one.text}/" for one in task.inputs}
-        request = self.preview(task, name=PLACEHOLDER, places=places)
+        planned, _ = self._call(plan, task, task.options, places, name=PLACEHOLDER)
+        named = task.options.get("hyperparameters", {})
         return TaskFacts(
-            code=find_code_digest(request),
+            code=find_code_digest(planned.request),
             arguments=task.arguments,
-            options=list_options(request, named=_find_named(task), entry_point=str(SCRIPT_MODE)),
+            options=list_options(planned.request, named=named, entry_point=str(SCRIPT_MODE)),
             inputs={one.channel: digest_place(task.name, one.place) for one in task.inputs if one.place},
-            files=self._digest_files(task),
+            files={
+                name: hashlib.sha256(content).hexdigest()[:SAMPLE]
+                for name, (content, _) in planned.source.files.items()
+                if name != ENTRY  # it has the arguments
+            },
         )
 
     def preview(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> dict[str, Any]:
         """Return the request of the task's job, with nothing uploaded; raise Problem if it cannot be submitted."""
-        answer = self._call(task, self.make_words(task, name=name, places=places, mode="--dry-run"))
-        request: dict[str, Any] = json.loads(answer.printed)
-        return request
+        return self._call(plan, task, task.options, places, name=name)[0].request
 
     def start(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> tuple[str, ...]:
-        """Start the task's job; return what `rerail submit` says. Raise Problem if it is refused."""
-        return self._call(task, self.make_words(task, name=name, places=places, mode="--json")).messages
+        """Start the task's job; return the messages of its submission. Raise Problem if it is refused."""
+        return self._call(run, task, task.options, places, name=name)[1]
 
     def upload(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> dict[str, Any]:
         """Upload what the task's job needs; return its request. Raise Problem if it is refused."""
-        answer = self._call(task, self.make_words(task, name=name, places=places, mode="--upload-only"))
-        request: dict[str, Any] = json.loads(answer.printed)
-        return request
+        return self._call(run, task, task.options, places, name=name, mode=SubmitMode.UPLOAD_ONLY)[0]
 
-    def continue_run(self, task: ChainTask, *, run: str, places: Mapping[str, str]) -> tuple[str, ...]:
+    def continue_run(self, task: ChainTask, earlier: str, *, places: Mapping[str, str]) -> tuple[str, ...]:
         """Have the next attempt of a held or stopped run take the task's code, arguments and options; return messages.
 
         Raise Problem if it is refused.
         """
-        words = [str(task.script), "--continue", run, "--exclude", self._chain.file.name]
-        where = f"{self._chain.file}: chain {self._chain.name}, task {task.name}"
-        kept = {key: value for key, value in task.options.items() if not _is_kept(_find_option(key, where))}
-        words += _make_option_words(replace(task, options=kept), where)
-        words += [word for channel, place in places.items() for word in ("--input", f"{channel}={place}")]
-        words += ["--json", *(["--local"] if self._local else []), "--", *task.arguments]
-        return self._call(task, words).messages
+        changes = {key: value for key, value in task.options.items() if key in CHANGEABLE}
+        return self._call(run, task, changes, places, continued=earlier)[1]
 
-    def _digest_files(self, task: ChainTask) -> dict[str, str]:
-        folder = task.script if task.script.is_dir() else task.script.parent
-        usual = read_defaults(folder, Path.home()).get("exclude", ())
-        exclude = (*usual, self._chain.file.name, *_as_list(task.options.get("exclude", ())))
-        packed = (task.script, str(task.options.get("entry", "")), exclude)
-        if packed not in self._digests:  # tasks often share a folder
-            self._digests[packed] = _digest_packed(*packed)
-        return self._digests[packed]
+    def _call(
+        self,
+        stage: Callable[[Submission, SubmitScreen], T],
+        task: ChainTask,
+        settings: Mapping[str, Any],
+        places: Mapping[str, str],
+        **named: Any,
+    ) -> tuple[T, tuple[str, ...]]:
+        """Plan or carry out the task's submission in the folder of its file; return the outcome and the messages.
 
-    def _call(self, task: ChainTask, words: Sequence[str]) -> SubmitAnswer:
-        with chdir(self._chain.file.parent):
-            answer = call_submit(words)
-        if answer.status:
-            said = [line.strip() for line in answer.messages if line.strip()]
-            problem = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), "")
-            remedy = next((line.removeprefix("to do: ") for line in said if line.startswith("to do: ")), "")
-            raise Problem(f"task {task.name}: {problem or '; '.join(said)}", remedy or "see `rerail submit --help`")
-        return answer
-
-
-def call_submit(words: Sequence[str]) -> SubmitAnswer:
-    """Run `rerail submit` in this process, and return what it prints."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+        `places` are the S3 folders or paths of the channels.
+        """
+        given = join({"exclude": [self._chain.file.name]}, {**settings, "inputs": places})
+        asked = Submission(script=task.script, arguments=task.arguments, given=given, local=self._local, **named)
+        printed = io.StringIO()
         try:
-            status = _submit_command().main(list(words), prog_name="rerail submit", standalone_mode=False)
-        except TyperException as error:
-            return SubmitAnswer(2, "", (f"error: {_format_usage(error)}",))
+            with chdir(self._chain.file.parent), redirect_stderr(printed):
+                outcome = stage(asked, SubmitScreen(as_json=True))
+        except Problem as problem:
+            raise Problem(f"task {task.name}: {problem.what}", problem.remedy) from problem
+        except typer.Exit as end:  # the text of place.fail
+            what, _, remedy = printed.getvalue().rpartition("to do: ")
+            raise Problem(f"task {task.name}: {what.strip().removeprefix('error: ')}", remedy.strip()) from end
         except (ClientError, BotoCoreError) as error:
             if is_passing(error):
                 raise
-            what, remedy = explain(error)
-            return SubmitAnswer(2, "", (f"error: {what}", f"to do: {remedy}"))
-    return SubmitAnswer(int(status or 0), out.getvalue(), tuple(err.getvalue().splitlines()))
-
-
-def _format_usage(error: TyperException) -> str:
-    """Return what is wrong with a word of the command line, such as a number that is none."""
-    formatted = getattr(error, "format_message", None)
-    return str(formatted() if formatted else error)
-
-
-@cache
-def _submit_command() -> Any:
-    from cli.commands import import_command
-
-    return import_command("submit")
-
-
-def _make_option_words(task: ChainTask, where: str) -> Iterator[str]:
-    for key, value in task.options.items():
-        option = _find_option(key, where)
-        words = (option.opts[0], *option.secondary_opts[:1])
-        multiple, flag = getattr(option, "multiple", False), getattr(option, "is_flag", False)
-        if flag:
-            if not isinstance(value, bool):
-                raise Problem(f"{where}: field {key!r} is {value!r:.100}", "it must be true or false")
-            yield from words[:1] if value else words[1:]
-        elif multiple and isinstance(value, dict | list):
-            pairs = [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
-            yield from (word for text in pairs for word in (words[0], str(text)))
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            yield from (words[0], str(value))
-        else:
-            wanted = "a list of texts or a table of texts" if multiple else "text or a number"
-            raise Problem(f"{where}: field {key!r} is {value!r:.100}", f"it must be {wanted}")
-
-
-def _find_option(key: str, where: str) -> TyperOption:
-    """Return the option of `rerail submit` that a field names, in the singular or the plural, as `[submit]` does."""
-    import difflib
-
-    known = {
-        name: parameter
-        for parameter in _submit_command().params
-        for name in (opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--"))
-        if name not in CHAINS_OWN
-    }
-    name = key.replace("_", "-")
-    for spelling in (name, name.removesuffix("s")):
-        if spelling in known:
-            found: TyperOption = known[spelling]
-            return found
-    fields = ["script", "arguments", "inputs", "after", *(spelling.replace("-", "_") for spelling in known)]
-    near = difflib.get_close_matches(key, fields, n=1)
-    raise Problem(
-        f"{where}: unknown field {key!r:.100}",
-        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(fields)}",
-    )
-
-
-def _is_kept(option: TyperOption) -> bool:
-    return any(spelling.removeprefix("--") in KEPT for spelling in option.opts)
-
-
-def _find_named(task: ChainTask) -> dict[str, str]:
-    """Return the hyperparameters that are given by name."""
-    given = task.options.get("hyperparameters", task.options.get("hyperparameter", {}))
-    if isinstance(given, dict):
-        return {name: str(value) for name, value in given.items()}
-    return {name: value for name, _, value in (str(pair).partition("=") for pair in _as_list(given))}
-
-
-def _as_list(given: Any) -> tuple[str, ...]:
-    return tuple(map(str, given)) if isinstance(given, list | tuple) else (str(given),)
-
-
-def _digest_packed(script: Path, entry: str, exclude: tuple[str, ...]) -> dict[str, str]:
-    source = pack(script, entry=entry, exclude=exclude)
-    return {name: hashlib.sha256(content).hexdigest()[:SAMPLE] for name, (content, _) in source.files.items()}
+            raise Problem(f"task {task.name}: {explain(error).what}", explain(error).remedy) from error
+        return outcome, tuple(printed.getvalue().splitlines())
 
 
 def digest_place(task: str, place: str) -> str:

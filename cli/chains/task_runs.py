@@ -11,8 +11,8 @@ from cli.chains.plan import TaskState
 from cli.chains.submission import PLACEHOLDER, Submitter
 from cli.place import Place
 from cli.submit.account import split
-from cli.submit.command import SCRIPT_MODE
 from cli.submit.problem import Problem
+from cli.submit.stages import SCRIPT_MODE
 from cli.trouble import explain
 from cli.wait import ADOPTION_S, format_progress
 from rerail.decisions.decision import format_next_command

@@ -3,26 +3,31 @@
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cli.place import Place
 from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
-from cli.submit.command import DAY, USUAL_INSTANCE, make_local_entrypoint
-from cli.submit.defaults import read_defaults, read_protection
 from cli.submit.images import PYTORCH, VERSIONS
 from cli.submit.packing import Source, make_patterns, pack_dependencies, read_folder
 from cli.submit.problem import Problem
-from cli.submit.request import JobRequest, make_training_request, parse_seconds
+from cli.submit.request import make_training_request
 from cli.submit.screen import SubmitScreen
-from cli.submit.training_role import PREFIX
+from cli.submit.settings import read_defaults
+from cli.submit.stages import make_job, make_settings
 from rerail.requests.relaunch import read_signing_key, with_signing_key
-from rerail.requests.supervised import CHANNEL
 
 # What the job reads: see cli/entry/rerail_cli/functions/job.py.
 CALL_VARIABLE, RESULTS_VARIABLE = "RERAIL_REMOTE_CALL", "RERAIL_REMOTE_RESULTS"
 RESULTS = "results/"
+# The settings of a call; what is packed is apart from them.
+KEYS = (
+    *("role", "bucket", "policy", "tags", "metrics", "image", "framework", "framework_version", "env", "agent"),
+    *("instance_type", "volume", "volume_key", "keep_alive", "spot", "max_runtime", "max_wait", "retries"),
+    *("subnets", "security_groups", "encrypt_traffic", "output_key"),
+)
 # AWS's images have their Python in the tag, such as 2.8.0-gpu-py312.
 IMAGE_PYTHON = re.compile(r"[:-]py3(\d{1,2})(?!\d)")
 
@@ -35,57 +40,33 @@ def submit_call(
     folder = Path(asked["source"]) if asked["source"] else None
     usual = read_defaults(folder or Path.cwd(), Path.home())
     source = pack_call(request["files"], request["entry"], folder, asked, usual)
-    machine = asked["instance_type"] or usual.get("instance_type", USUAL_INSTANCE)
-    image = options.find_image(
-        account, asked["image"], asked["framework_version"] or choose_version(usual), usual, machine
+    settings = make_settings(
+        {key: usual[key] for key in KEYS if key in usual}, read_given(asked), is_local=account.is_local
     )
+    if not (settings.image or settings.framework or settings.framework_version):
+        settings = replace(settings, framework_version=choose_version())
+    own_metrics = settings.metrics or (None if source.mentions(*options.AGENT) else {})
+    role = account.find_role_arn(settings.role)
+    job = make_job(account, settings, source, name=run, role=role, metrics=own_metrics)
     if not account.is_local:
-        check_python(image)
-    bucket = options.find_bucket(account, asked["bucket"] or usual.get("bucket", ""))
-    store = f"s3://{bucket}/{PREFIX}/"
-    folder_uri = f"{store}{run}/"
-    wheel = options.find_wheel(asked["agent"] or usual.get("agent", ""))
-    runtime = parse_seconds("--max-runtime", asked["max_runtime"] or usual.get("max_runtime", DAY))
-    patience = asked["max_wait"] or usual.get("max_wait", "")
-    warm = asked["keep_alive"] or usual.get("keep_alive", "")
-    marks = {CALL_VARIABLE: f"{run}/{request['call']}", RESULTS_VARIABLE: f"{folder_uri}{RESULTS}"}
-    job_request = JobRequest(
-        name=run,
-        role=account.find_role_arn(asked["role"] or usual.get("role", "")),
-        region=account.region,
-        image=image,
-        folder=folder_uri,
-        program=source.entry,
-        code=f"{store}code/{source.digest}/sourcedir.tar.gz",
-        instance_type=machine,
-        volume_gb=asked["volume"] if asked["volume"] is not None else usual.get("volume", 30),
-        policy=asked["policy"] or usual.get("policy", "default"),
-        max_runtime_s=runtime,
-        max_wait_s=parse_seconds("--max-wait", patience) if patience else runtime + 86400,
-        keep_alive_s=parse_seconds("--keep-alive", warm) if warm else 0,
-        spot=asked["spot"] if asked["spot"] is not None else usual.get("spot", False),
-        tags={**usual.get("tags", {}), **asked["tags"]},
-        environment={**usual.get("env", {}), **asked["environment"], **marks},
-        metrics=usual.get("metrics") or (None if source.mentions(*options.AGENT) else {}),
-        agent="" if account.is_local else options.make_uri(wheel, f"{store}agent/{Path(wheel).name}"),
-        entrypoint=make_local_entrypoint(bool(wheel)) if account.is_local and not asked["image"] else (),
-        **read_protection(usual),
-        retries=usual.get("retries", 0),
-    )
-    sent = with_signing_key(make_training_request(job_request), request["key"])
+        check_python(job.image)
+    marks = {CALL_VARIABLE: f"{run}/{request['call']}", RESULTS_VARIABLE: f"{job.folder}{RESULTS}"}
+    job = replace(job, settings=replace(settings, env={**settings.env, **marks}))
+    sent = with_signing_key(make_training_request(job), request["key"])
     if read_signing_key(sent) != request["key"]:
         raise Problem("--env: the job has no room for its signing key", "give it fewer environment variables")
-    uploads = {CHANNEL: wheel} if job_request.agent else {}
-    delivery.start(account, job_request, sent, source, uploads, where, screen)
-    return folder_uri
+    delivery.start(account, job, sent, source, where, screen)
+    return job.folder
+
+
+def read_given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the decorator's options, by their keys."""
+    named = {**asked, "env": asked["environment"]}
+    return {key: named[key] for key in KEYS if named.get(key) not in (None, "", {})}
 
 
 def pack_call(
-    files: Mapping[str, str],
-    entry: str,
-    folder: Path | None,
-    asked: Mapping[str, Any],
-    usual: Mapping[str, Any],
+    files: Mapping[str, str], entry: str, folder: Path | None, asked: Mapping[str, Any], usual: Mapping[str, Any]
 ) -> Source:
     """Return the caller's folder with the call and what runs it; raise Problem if names collide."""
     patterns = make_patterns((*usual.get("exclude", ()), *asked["exclude"]))
@@ -98,10 +79,8 @@ def pack_call(
     return Source(entry, {**own, **{name: (Path(path).read_bytes(), False) for name, path in files.items()}})
 
 
-def choose_version(usual: Mapping[str, Any]) -> str:
-    """Return the newest version of PyTorch whose image has this Python; "" if the project names one, or none has it."""
-    if any(usual.get(name) for name in ("image", "framework", "framework_version")):
-        return ""
+def choose_version() -> str:
+    """Return the newest version of PyTorch whose image has this Python; "" if none has it."""
     here = f"py3{sys.version_info.minor}"
     return next((full for full, python in reversed(VERSIONS[PYTORCH].values()) if python == here), "")
 
@@ -113,6 +92,6 @@ def check_python(image: str) -> None:
         raise Problem(
             f"the function would be pickled with Python 3.{sys.version_info.minor}, and the image {image} has Python "
             f"3.{found[1]}",
-            f"choose an image with Python 3.{sys.version_info.minor} by --framework-version or --image, or call from "
+            f"choose an image with Python 3.{sys.version_info.minor} by framework_version or --image, or call from "
             f"Python 3.{found[1]}",
         )

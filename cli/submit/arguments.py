@@ -73,12 +73,12 @@ def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str,
     """Return the source and hyperparameters that give the script exactly these arguments, and those given by name."""
     for name in given:
         if name.startswith(RESERVED):
-            raise Problem(f"--hyperparameter {name}: such names belong to SageMaker's toolkit", "choose another name")
+            raise Problem(f"hyperparameters {name}: such names belong to SageMaker's toolkit", "choose another name")
     pairs = parse_arguments(arguments)
     is_shell = source.entry.endswith(".sh")
     if pairs is not None:
         if twice := sorted(pairs.keys() & given.keys()):
-            raise Problem(f"--hyperparameter {twice[0]} is among the script's arguments too", "give it once")
+            raise Problem(f"hyperparameters {twice[0]} is among the script's arguments too", "give it once")
         if not is_shell:
             return source, {name: encode(value) for name, value in {**pairs, **given}.items()}
     elif not is_shell and not source.entry.endswith(".py"):

@@ -1,29 +1,15 @@
 """The channels of a job: S3 folders, whole or shared out among the machines, and folders of file systems."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from cli.submit.problem import Problem
+from cli.submit.settings import SubmitSettings
 
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# On FSx for Lustre the path begins with the mount name: /abcdef01/dataset.
 FILE_SYSTEM = re.compile(r"(?P<id>fs-[0-9a-f]{8,40})(?P<path>/[^:]*)(?::(?P<mode>ro|rw))?")
-FSX, EFS = "FSxLustre", "EFS"
-OPTIONS = {FSX: "--fsx", EFS: "--efs"}
-
-
-@dataclass(frozen=True, slots=True)
-class FileSystemFolder:
-    """A folder of a file system, which a job mounts as a channel."""
-
-    # FSxLustre or EFS.
-    kind: str
-    id: str
-    # On FSx for Lustre it begins with the mount name: /abcdef01/dataset.
-    path: str
-    # ro or rw.
-    mode: str = "ro"
 
 
 def check_channel_name(option: str, name: str) -> None:
@@ -32,42 +18,26 @@ def check_channel_name(option: str, name: str) -> None:
         raise Problem(f"{option} {name}: not a channel's name", "use letters, digits, '.', '-' and '_'")
 
 
-def parse_file_systems(kind: str, pairs: Mapping[str, str]) -> dict[str, FileSystemFolder]:
-    """Return the folder that each CHANNEL=fs-ID/PATH[:rw] names."""
-    folders = {}
-    for name, text in pairs.items():
-        option = OPTIONS[kind]
-        check_channel_name(option, name)
-        match = FILE_SYSTEM.fullmatch(text)
-        if not match:
-            raise Problem(
-                f"{option} {name}={text}: not a folder of a file system",
-                f"write {option} {name}=fs-0123456789abcdef0/folder, with :rw at the end to write there",
-            )
-        folders[name] = FileSystemFolder(kind, match["id"], match["path"], match["mode"] or "ro")
-    return folders
+def make_channels(settings: SubmitSettings, uris: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return InputDataConfig of the S3 folders by name and of the folders of file systems.
 
-
-def check_channels(
-    channels: Mapping[str, str], folders: Mapping[str, FileSystemFolder], sharded: Sequence[str]
-) -> None:
-    """Raise Problem for a name that two channels have, and for a share of what is no S3 channel."""
-    if twice := sorted(channels.keys() & folders.keys()):
+    Raise Problem for a name that two have, for a share of what is no S3 channel, and for a file system without a VPC.
+    """
+    mounted = {name: _make_mounted_channel("fsx", "FSxLustre", name, text) for name, text in settings.fsx.items()}
+    mounted |= {name: _make_mounted_channel("efs", "EFS", name, text) for name, text in settings.efs.items()}
+    if twice := sorted((uris.keys() & mounted.keys()) | (settings.fsx.keys() & settings.efs.keys())):
         raise Problem(f"--input {twice[0]}: a file system has that name too", "give each channel its own name")
-    for name in sharded:
-        if name not in channels:
-            known = ", ".join(channels) or "none was given"
-            raise Problem(f"--shard {name}: not among the channels of --input ({known})", "name one of them")
-
-
-def make_channels(
-    channels: Mapping[str, str], folders: Mapping[str, FileSystemFolder], sharded: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return InputDataConfig of S3 folders by name and of folders of file systems."""
-    return [
-        *(make_s3_channel(name, uri, is_sharded=name in sharded) for name, uri in channels.items()),
-        *(_make_mounted_channel(name, folder) for name, folder in folders.items()),
-    ]
+    for name in settings.shard:
+        if name not in uris:
+            known = ", ".join(uris) or "none was given"
+            raise Problem(f"shard {name}: not among the channels of --input ({known})", "name one of them")
+    if mounted and not settings.subnets:
+        raise Problem(
+            f"channel {next(iter(mounted))}: a file system is reached from inside its VPC alone",
+            'name its network: subnets = ["subnet-..."] and security_groups = ["sg-..."]',
+        )
+    sources = (make_s3_channel(name, uri, is_sharded=name in settings.shard) for name, uri in uris.items())
+    return [*sources, *mounted.values()]
 
 
 def make_s3_channel(name: str, uri: str, *, is_sharded: bool = False) -> dict[str, Any]:
@@ -80,11 +50,15 @@ def make_s3_channel(name: str, uri: str, *, is_sharded: bool = False) -> dict[st
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
-def _make_mounted_channel(name: str, folder: FileSystemFolder) -> dict[str, Any]:
-    source = {
-        "FileSystemId": folder.id,
-        "FileSystemType": folder.kind,
-        "DirectoryPath": folder.path,
-        "FileSystemAccessMode": folder.mode,
-    }
+def _make_mounted_channel(key: str, kind: str, name: str, text: str) -> dict[str, Any]:
+    """Return the channel of a folder that is written fs-ID/PATH, with :rw if the job writes there."""
+    check_channel_name(key, name)
+    match = FILE_SYSTEM.fullmatch(text)
+    if not match:
+        raise Problem(
+            f"{key}: {name} = {text!r:.200}: not a folder of a file system",
+            f'write {name} = "fs-0123456789abcdef0/folder", with :rw at the end to write there',
+        )
+    source = {"FileSystemId": match["id"], "FileSystemType": kind, "DirectoryPath": match["path"]}
+    source["FileSystemAccessMode"] = match["mode"] or "ro"
     return {"ChannelName": name, "DataSource": {"FileSystemDataSource": source}}

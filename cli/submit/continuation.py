@@ -116,22 +116,13 @@ class PreviousJob:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The changes for the next attempt; a field that is not given stays as it was."""
+    """The changes for the next attempt; a setting that is not given stays as it was."""
 
     source: Source
-    # The script's arguments and its options by name; None: those of the job before.
+    # The script's arguments; None: those of the job before.
     arguments: Sequence[str] | None = None
-    named: Mapping[str, str] = field(default_factory=dict)
-    image: str = ""
-    instance_type: str = ""
-    count: int | None = None
-    volume_gb: int | None = None
-    torchrun: bool | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, str] | None = None
-    # The data of each channel: a local path or an S3 folder.
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    policy: str = ""
+    # Settings by their keys; the image is the one that was found for them.
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_previous_job(where: Place, run: str) -> PreviousJob:
@@ -159,29 +150,30 @@ def make_change(
     previous: PreviousJob, wanted: Continuation
 ) -> tuple[Source, dict[str, Any], list[str], dict[str, str]]:
     """Return the source to upload, the change of the run's request, and the script's arguments and named options."""
-    arguments, named = list(wanted.arguments or ()), dict(wanted.named)
+    given = wanted.given
+    arguments, named = list(wanted.arguments or ()), dict(given.get("hyperparameters", {}))
     if not arguments and not named:
         arguments, named = previous.read_arguments()
     source, hyperparameters = with_arguments(wanted.source, arguments, named)
     settings = dict(previous.settings)
     settings["sagemaker_program"] = json.dumps(source.entry)
     settings["sagemaker_submit_directory"] = json.dumps(make_code_uri(previous, source))
-    if wanted.torchrun is not None:
-        settings["sagemaker_torch_distributed_enabled"] = json.dumps(wanted.torchrun)
-    if wanted.instance_type and "sagemaker_torch_distributed_enabled" in settings:
-        settings["sagemaker_instance_type"] = json.dumps(wanted.instance_type)
+    if "torchrun" in given:
+        settings["sagemaker_torch_distributed_enabled"] = json.dumps(given["torchrun"])
+    if "instance_type" in given and "sagemaker_torch_distributed_enabled" in settings:
+        settings["sagemaker_instance_type"] = json.dumps(given["instance_type"])
     machines = {
-        "InstanceType": wanted.instance_type,
-        "InstanceCount": wanted.count,
-        "VolumeSizeInGB": wanted.volume_gb,
+        "InstanceType": given.get("instance_type"),
+        "InstanceCount": given.get("count"),
+        "VolumeSizeInGB": given.get("volume"),
     }
-    metrics = [{"Name": name, "Regex": regex} for name, regex in (wanted.metrics or {}).items()]
+    metrics = [{"Name": name, "Regex": regex} for name, regex in given.get("metrics", {}).items()]
     change = {
         "HyperParameters": {**hyperparameters, **settings},
-        "AlgorithmSpecification": _given({"TrainingImage": wanted.image, "MetricDefinitions": metrics}),
+        "AlgorithmSpecification": _given({"TrainingImage": given.get("image"), "MetricDefinitions": metrics}),
         "ResourceConfig": _given(machines),
-        "Environment": dict(wanted.environment),
-        "InputDataConfig": [_make_channel(previous, name, path) for name, path in wanted.inputs.items()],
+        "Environment": dict(given.get("env", {})),
+        "InputDataConfig": [_make_channel(previous, name, path) for name, path in given.get("inputs", {}).items()],
     }
     return source, _given(change), arguments, named
 

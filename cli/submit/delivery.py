@@ -44,32 +44,26 @@ def start(
     job_request: JobRequest,
     request: Mapping[str, Any],
     source: Source,
-    uploads: Mapping[str, str],
     where: Place | None,
     screen: SubmitScreen,
     *,
     role_is_new: bool = False,
 ) -> None:
-    """Upload what the job needs, then create it; `uploads` maps channels to local files and folders."""
-    upload(account, job_request, source, uploads, where, screen)
+    """Upload what the job needs, then create it."""
+    upload(account, job_request, source, where, screen)
     account.create(request, role_is_new=role_is_new)
     follow = f"rerail follow {make_run_id(job_request.name)}{' --local' if account.is_local else ''}"
-    screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
+    screen.say(f"started {job_request.name} under policy {job_request.settings.policy}; `{follow}` follows it")
 
 
 def upload(
-    account: SubmissionAccount,
-    job_request: JobRequest,
-    source: Source,
-    uploads: Mapping[str, str],
-    where: Place | None,
-    screen: SubmitScreen,
+    account: SubmissionAccount, job_request: JobRequest, source: Source, where: Place | None, screen: SubmitScreen
 ) -> None:
     """Upload the code, the agent, and the local files and folders of the channels."""
-    check_policy(where, job_request.policy)
+    check_policy(where, job_request.settings.policy)
     bucket = split(job_request.code)[0]
     owner = account.check_bucket(bucket)
-    paths = {name: Path(path).expanduser() for name, path in uploads.items() if not path.startswith("s3://")}
+    paths = {name: Path(path).expanduser() for name, path in job_request.uploads.items()}
     files = {channel: list_input_files(path) for channel, path in paths.items()}
     screen.say(f"uploading to s3://{bucket} of account {owner}: {describe_upload(source, files)}")
     is_new = account.upload_code(source, job_request.code)
@@ -108,11 +102,7 @@ def follow_run(
         pause_s=0.5 if account.is_local else 5.0,
     )
     try:
-        for news in follower.read_news():
-            if news.source:
-                screen.show(f"{news.source} | {news.line.shown if news.line else news.text}")
-            else:
-                screen.say(news.text)
+        _show_news(follower, screen)
     except KeyboardInterrupt:
         _left(run, account, screen)
     outcome: dict[str, Any] = {"state": follower.ended, "why": follower.why}
@@ -127,6 +117,14 @@ def follow_run(
         outcome["downloaded"] = [str(path) for path in _fetched(follower, folder)]
         screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")
     return outcome
+
+
+def _show_news(follower: Follower, screen: SubmitScreen) -> None:
+    for news in follower.read_news():
+        if news.source:
+            screen.show(f"{news.source} | {news.line.shown if news.line else news.text}")
+        else:
+            screen.say(news.text)
 
 
 def _readable(where: Place | None, run: str, screen: SubmitScreen) -> "DynamoRuns | None":

@@ -1,4 +1,4 @@
-"""`--dockerfile PATH`: an image built from a folder with the docker command, pushed to the account's ECR registry.
+"""The setting `dockerfile`: an image built from a folder with the docker command, pushed to the account's ECR registry.
 
 The tag has a digest of the folder; jobs name the image by the digest that docker has pushed.
 """
@@ -27,7 +27,7 @@ TAG_LENGTH = 20
 def name_image(dockerfile: Path, account: str, region: str) -> str:
     """Return the address that the image of this Dockerfile has once it is pushed; raise Problem if there is no file."""
     if not dockerfile.is_file():
-        raise Problem(f"--dockerfile {dockerfile}: there is no such file", "name a Dockerfile, or its folder")
+        raise Problem(f"dockerfile {dockerfile}: there is no such file", "name a Dockerfile, or its folder")
     return f"{make_registry(account, region)}/{REPOSITORY}:{make_tag(dockerfile)}"
 
 
@@ -41,7 +41,7 @@ def build_image(dockerfile: Path, image: str, screen: SubmitScreen) -> str:
     docker = shutil.which("docker")
     if not docker:
         raise Problem(
-            "--dockerfile: there is no docker command on this machine",
+            "dockerfile: there is no docker command on this machine",
             "install Docker, or build the image elsewhere and name it with --image",
         )
     _ensure_repository()
@@ -59,7 +59,7 @@ def build_image(dockerfile: Path, image: str, screen: SubmitScreen) -> str:
     for digest in json.loads(digests):
         if digest.rpartition("@")[0] == repository:
             return str(digest)
-    raise Problem(f"--dockerfile: docker knows no digest of {pushed}: {digests}", "push it yourself; give --image")
+    raise Problem(f"dockerfile: docker knows no digest of {pushed}: {digests}", "push it yourself; give --image")
 
 
 def make_tag(dockerfile: Path) -> str:
@@ -79,23 +79,19 @@ def _ensure_repository() -> None:
         client("ecr").describe_repositories(repositoryNames=[REPOSITORY])
     except (ClientError, BotoCoreError) as error:
         if get_code(error) != "RepositoryNotFoundException":
-            raise Problem(
-                f"--dockerfile: cannot look into ECR: {explain(error).what}", explain(error).remedy
-            ) from error
+            raise Problem(f"dockerfile: cannot look into ECR: {explain(error).what}", explain(error).remedy) from error
         _create_repository()
 
 
 def _create_repository() -> None:
     try:
         client("ecr").create_repository(
-            repositoryName=REPOSITORY,
-            imageTagMutability="IMMUTABLE",
-            imageScanningConfiguration={"scanOnPush": True},
+            repositoryName=REPOSITORY, imageTagMutability="IMMUTABLE", imageScanningConfiguration={"scanOnPush": True}
         )
     except (ClientError, BotoCoreError) as error:
         if get_code(error) != "RepositoryAlreadyExistsException":
             raise Problem(
-                f"--dockerfile: cannot create the repository {REPOSITORY}: {explain(error).what}",
+                f"dockerfile: cannot create the repository {REPOSITORY}: {explain(error).what}",
                 "ask for ecr:CreateRepository, or name an image with --image",
             ) from error
 
@@ -105,7 +101,7 @@ def _log_in(docker: str, image: str) -> None:
     try:
         token = client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
     except (ClientError, BotoCoreError) as error:
-        raise Problem(f"--dockerfile: cannot log in to ECR: {explain(error).what}", explain(error).remedy) from error
+        raise Problem(f"dockerfile: cannot log in to ECR: {explain(error).what}", explain(error).remedy) from error
     user, _, password = base64.b64decode(token).decode().partition(":")
     _run([docker, "login", "--username", user, "--password-stdin", image.partition("/")[0]], password.encode())
 
@@ -115,7 +111,7 @@ def _run(command: Sequence[str], given: bytes = b"") -> None:
     done = subprocess.run(command, input=given, stdout=2, check=False)
     if done.returncode:
         raise Problem(
-            f"--dockerfile: `docker {command[1]}` ended with exit code {done.returncode}", "see its output above"
+            f"dockerfile: `docker {command[1]}` ended with exit code {done.returncode}", "see its output above"
         )
 
 
@@ -124,5 +120,5 @@ def _ask(docker: str, image: str, template: str) -> str:
     command = [docker, "image", "inspect", "--format", template, image]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise Problem(f"--dockerfile: docker does not find {image}, which it has built", "see its output above")
+        raise Problem(f"dockerfile: docker does not find {image}, which it has built", "see its output above")
     return done.stdout.strip()

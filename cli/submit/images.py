@@ -69,7 +69,7 @@ def find_aws_image(framework: str, version: str, instance_type: str, region: str
     `version` is "" for the newest."""
     if framework not in VERSIONS:
         raise Problem(
-            f"--framework {framework}: AWS's images are known here for {' and '.join(VERSIONS)}",
+            f"framework {framework}: AWS's images are known here for {' and '.join(VERSIONS)}",
             "take one of them, or name an image with --image",
         )
     versions, version = VERSIONS[framework], version or DEFAULTS[framework]
@@ -78,7 +78,7 @@ def find_aws_image(framework: str, version: str, instance_type: str, region: str
         near = difflib.get_close_matches(version, [full for full, _ in versions.values()], n=1)
         known = f"did you mean {near[0]}? " if near else ""
         raise Problem(
-            f"--framework-version {version}: no {NAMES[framework]} image of that version is known here",
+            f"framework_version {version}: no {NAMES[framework]} image of that version is known here",
             f"{known}known are {', '.join(versions)}; or name an image with --image",
         )
     family = instance_type.split(".")[1]

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cli.place import now
 from cli.submit.account import SubmissionAccount
@@ -12,6 +11,7 @@ from cli.submit.images import PYTORCH, find_aws_image
 from cli.submit.packing import COMMAND_SCRIPT, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
+from cli.submit.settings import SubmitSettings
 from cli.training_logs.expressions import REMEDY, find_flaw
 
 LOCAL_IMAGE = "rerail-training:local"
@@ -30,14 +30,13 @@ def make_name(script: Path, source: Source, project: str = "") -> str:
     return f"{words[:40].rstrip('-')}-{now():%Y%m%d-%H%M%S}"
 
 
-def check_project(project: str) -> str:
-    """Return the project's name; raise Problem if it cannot begin a job's name."""
+def check_project(project: str) -> None:
+    """Raise Problem if the project's name cannot begin a job's name."""
     if project and not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,29}", project):
         raise Problem(
-            f"--project {project}: not a name that a job's name can begin with",
+            f"project {project}: not a name that a job's name can begin with",
             "use 1-30 letters and digits, with single - between",
         )
-    return project
 
 
 def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -53,15 +52,6 @@ def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def refuse_kept(given: Mapping[str, Any]) -> None:
-    """Raise Problem for an option that a continued run cannot change."""
-    for option, value in given.items():
-        if value not in ("", None, []):
-            raise Problem(
-                f"{option} with --continue: the run keeps what it began with", "leave it out, or submit a new run"
-            )
-
-
 def check_local_path(option: str, given: str | Path) -> Path:
     """Return the absolute path, which need not exist; raise Problem if no file system accepts the name."""
     try:
@@ -73,19 +63,12 @@ def check_local_path(option: str, given: str | Path) -> Path:
     return path
 
 
-def parse_paths(given: list[str] | None) -> dict[str, str]:
-    """Return the S3 folder or existing local path of each channel."""
-    paths = parse_pairs("--input", given)
+def check_inputs(paths: Mapping[str, str]) -> None:
+    """Raise Problem for a channel's name that SageMaker refuses, and for a path that does not exist."""
     for channel, path in paths.items():
         check_channel_name("--input", channel)
         if not path.startswith("s3://") and not check_local_path("--input", path).exists():
             raise Problem(f"--input {channel}={path}: there is no such file or folder", "give a path or s3://...")
-    return paths
-
-
-def make_uri(given: str, uploaded: str) -> str:
-    """Return the S3 folder of a channel's data."""
-    return uploaded if given and not given.startswith("s3://") else given
 
 
 def find_wheel(given: str) -> str:
@@ -104,23 +87,25 @@ def find_bucket(account: SubmissionAccount, bucket: str) -> str:
     return LOCAL_BUCKET if account.is_local else account.find_default_bucket()
 
 
-def find_image(
-    account: SubmissionAccount,
-    asked: str,
-    version: str,
-    usual: Mapping[str, Any],
-    machine: str,
-    framework: str = "",
-) -> str:
-    """Return the given image, or AWS's; the local AWS ignores the project's default and AWS's."""
-    if asked or account.is_local:
-        return asked or LOCAL_IMAGE
-    if usual.get("image") and not (version or framework):
-        return str(usual["image"])
-    wanted = framework or usual.get("framework", PYTORCH)
-    # The project's version is one of the project's framework.
-    kept = usual.get("framework_version", "") if wanted == usual.get("framework", PYTORCH) else ""
-    return find_aws_image(wanted, version or kept, _typed(machine), account.region)
+def find_image(account: SubmissionAccount, settings: SubmitSettings) -> str:
+    """Return the image of the settings, or AWS's; the local AWS has one of its own."""
+    if settings.image or account.is_local:
+        return settings.image or LOCAL_IMAGE
+    machine = _typed(settings.instance_type)
+    return find_aws_image(settings.framework or PYTORCH, settings.framework_version, machine, account.region)
+
+
+def find_recipe(settings: SubmitSettings, *, is_local: bool) -> Path | None:
+    """Return the Dockerfile of the image to build, or None; raise Problem if another image is named too."""
+    if not settings.dockerfile:
+        return None
+    if settings.image or settings.framework or settings.framework_version or is_local:
+        raise Problem(
+            "dockerfile: it is built for SageMaker, in place of --image and AWS's images",
+            "leave out --image, framework, framework_version and --local",
+        )
+    path = Path(settings.dockerfile)
+    return path / "Dockerfile" if path.is_dir() else path
 
 
 def _typed(machine: str) -> str:
@@ -139,11 +124,11 @@ def find_metrics(source: Source, own: dict[str, str], screen: SubmitScreen) -> d
     return {}
 
 
-def parse_metrics(given: Mapping[str, str], screen: SubmitScreen) -> dict[str, str]:
+def check_metrics(given: dict[str, str], screen: SubmitScreen) -> dict[str, str]:
     """Return the metric definitions; raise Problem for one that would misread the loss, and say what else is odd."""
     for name in sorted(given.keys() & {"loss", "grad_norm"}):
         if flaw := find_flaw(given[name]):
             if flaw.is_certain:
                 raise Problem(f"--metric {name}: the expression {flaw.text}", REMEDY)
             screen.say(f"--metric {name}: the expression {flaw.text}; {REMEDY}")
-    return dict(given)
+    return given

@@ -68,12 +68,7 @@ class Source:
 
 
 def pack(
-    path: Path,
-    *,
-    entry: str = "",
-    exclude: Sequence[str] = (),
-    command: str = "",
-    dependencies: Sequence[str] = (),
+    path: Path, *, entry: str = "", exclude: Sequence[str] = (), command: str = "", dependencies: Sequence[str] = ()
 ) -> Source:
     """Return the script with its folder, or a folder with its entry script; raise Problem if it cannot be packed.
 

@@ -7,60 +7,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.submit.channels import FileSystemFolder, check_channels, make_channels
+from cli.submit.channels import make_channels
 from cli.submit.problem import Problem
+from cli.submit.settings import SubmitSettings
 from rerail.model.errors import RequestRefused
-from rerail.model.policy import DURATION, UNIT_SECONDS
-from rerail.requests.supervised import supervised
+from rerail.requests.supervised import CHANNEL, supervised
 
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WARMEST_S = 21_600  # of the API; a quota may be smaller
 MOST_RETRIES = 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What the researcher asks for, defaults filled in; times in seconds, `metrics` by name, None: Rerail's own.
-
-    `entrypoint` replaces the image's own; `channels` are S3 folders by name, `agent` is its wheel in S3.
-    """
+    """A job with all that was looked up for it: its settings, and what SageMaker is told instead of some of them."""
 
     name: str
+    # The ARN of its role.
     role: str
     region: str
     image: str
+    # Its folder in S3, which ends with a slash.
     folder: str
     program: str
+    # The archive of its code in S3.
     code: str
+    settings: SubmitSettings
+    # The script's options by name, as JSON texts.
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
-    instance_type: str = "ml.m5.xlarge"
-    count: int = 1
-    volume_gb: int = 30
-    policy: str = "default"
-    max_runtime_s: int = 86400
-    max_wait_s: int = 0
-    keep_alive_s: int = 0
-    spot: bool = False
-    torchrun: bool = False
-    checkpoint_path: str = ""
-    channels: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    # The metric definitions by name; None: Rerail's own.
     metrics: Mapping[str, str] | None = None
+    # The agent's wheel in S3.
     agent: str = ""
+    # Replaces the image's own.
     entrypoint: Sequence[str] = ()
-    # The S3 channels of which each machine gets its share of the objects.
-    sharded: Sequence[str] = ()
-    file_systems: Mapping[str, FileSystemFolder] = field(default_factory=dict)
-    subnets: Sequence[str] = ()
-    security_groups: Sequence[str] = ()
-    # KMS keys of the machines' volumes and of what is in OutputDataConfig; "" for SageMaker's own.
-    volume_key: str = ""
-    output_key: str = ""
-    # Whether the machines encrypt what they send to each other.
-    encrypt_traffic: bool = False
-    # How often SageMaker itself tries again after an internal error.
-    retries: int = 0
+
+    @property
+    def channels(self) -> dict[str, str]:
+        """Return the S3 folder of each channel: the given one, or where a local path is uploaded."""
+        inputs = self.settings.inputs
+        return {name: make_uri(given, f"{self.folder}input/{name}/") for name, given in inputs.items()}
+
+    @property
+    def uploads(self) -> dict[str, str]:
+        """Return the local files and folders by channel."""
+        given = {**self.settings.inputs, **({CHANNEL: self.settings.agent} if self.agent else {})}
+        return {name: path for name, path in given.items() if not path.startswith("s3://")}
 
 
 def make_training_request(job: JobRequest) -> dict[str, Any]:
@@ -69,33 +61,35 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
     from local.sagemaker.validation import check_request
 
     _check(job)
-    algorithm: dict[str, Any] = {"TrainingImage": job.image, "TrainingInputMode": "File"}
-    if job.entrypoint:
-        algorithm["ContainerEntrypoint"] = list(job.entrypoint)
-    if job.metrics:
-        algorithm["MetricDefinitions"] = [{"Name": name, "Regex": regex} for name, regex in job.metrics.items()]
+    settings = job.settings
+    tags = {**({"project": settings.project} if settings.project else {}), **settings.tags}
     request = {
         "TrainingJobName": job.name,
         "RoleArn": job.role,
-        "AlgorithmSpecification": algorithm,
-        "HyperParameters": {**job.hyperparameters, **_script_mode(job)},
-        "InputDataConfig": make_channels(job.channels, job.file_systems, job.sharded),
-        "OutputDataConfig": {
-            "S3OutputPath": f"{job.folder}output/",
-            **({"KmsKeyId": job.output_key} if job.output_key else {}),
+        "AlgorithmSpecification": _make_algorithm(job),
+        "HyperParameters": {**job.hyperparameters, **_make_script_mode(job)},
+        "InputDataConfig": make_channels(settings, job.channels),
+        "OutputDataConfig": {"S3OutputPath": f"{job.folder}output/", **_give(KmsKeyId=settings.output_key)},
+        "ResourceConfig": {
+            "InstanceType": settings.instance_type,
+            "InstanceCount": settings.count,
+            "VolumeSizeInGB": settings.volume,
+            **_give(VolumeKmsKeyId=settings.volume_key, KeepAlivePeriodInSeconds=settings.keep_alive_s),
         },
-        "ResourceConfig": _machines(job),
-        "StoppingCondition": {"MaxRuntimeInSeconds": job.max_runtime_s, **_patience(job)},
-        "CheckpointConfig": {"S3Uri": f"{job.folder}checkpoints/", **_kept(job)},
-        "RetryStrategy": {"MaximumRetryAttempts": job.retries} if job.retries else {},
-        "VpcConfig": {"Subnets": [*job.subnets], "SecurityGroupIds": [*job.security_groups]} if job.subnets else {},
-        "EnableManagedSpotTraining": job.spot,
-        **({"EnableInterContainerTrafficEncryption": True} if job.encrypt_traffic else {}),
-        "Environment": dict(job.environment),
-        "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
+        "StoppingCondition": {
+            "MaxRuntimeInSeconds": settings.max_runtime_s,
+            **_give(MaxWaitTimeInSeconds=settings.spot and settings.max_wait_s),
+        },
+        "CheckpointConfig": {"S3Uri": f"{job.folder}checkpoints/", **_give(LocalPath=settings.checkpoint_path)},
+        "RetryStrategy": _give(MaximumRetryAttempts=settings.retries),
+        "VpcConfig": _give(Subnets=settings.subnets, SecurityGroupIds=settings.security_groups),
+        "EnableManagedSpotTraining": settings.spot,
+        **_give(EnableInterContainerTrafficEncryption=settings.encrypt_traffic),
+        "Environment": dict(settings.env),
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
     try:
-        request = supervised(request, job.policy, metrics=job.metrics is None, agent=job.agent, signed=False)
+        request = supervised(request, settings.policy, metrics=job.metrics is None, agent=job.agent, signed=False)
         request = {name: value for name, value in request.items() if value not in ({}, [])}
         check_request("CreateTrainingJob", request)
     except RequestRefused as error:
@@ -107,12 +101,9 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
     return request
 
 
-def parse_seconds(option: str, text: str) -> int:
-    """Return `90s`, `15m`, `12h` or `5d` in seconds."""
-    match = DURATION.fullmatch(text.strip())
-    if not match or len(match[1]) > 12:
-        raise Problem(f"{option} {text}: not a duration", "write it like 90s, 15m, 12h or 5d")
-    return round(float(match[1]) * UNIT_SECONDS[match[2]])
+def make_uri(given: str, uploaded: str) -> str:
+    """Return the given S3 address, or where a local path is uploaded."""
+    return uploaded if given and not given.startswith("s3://") else given
 
 
 def _check(job: JobRequest) -> None:
@@ -120,36 +111,35 @@ def _check(job: JobRequest) -> None:
         raise Problem(
             f"--name {job.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"
         )
-    types = _instance_types()
-    if job.instance_type not in types:
-        near = difflib.get_close_matches(job.instance_type, types, n=3)
-        likely = f"did you mean {' or '.join(near)}? " if near else "they look like ml.g5.xlarge. "
-        raise Problem(
-            f"--instance-type {job.instance_type}: SageMaker has no such type for training",
-            f"{likely}For a new one, update boto3: pip install -U boto3",
-        )
-    if job.count < 1:
-        raise Problem(f"--count {job.count}: at least one machine is needed", "leave it out for one")
-    if job.keep_alive_s > WARMEST_S:
-        raise Problem(f"--keep-alive: {job.keep_alive_s} s is more than SageMaker keeps", "at most 6h")
-    if job.keep_alive_s and job.spot:
-        raise Problem("--keep-alive: SageMaker keeps no spot machines", "leave out --spot or --keep-alive")
-    if job.spot and job.max_wait_s < job.max_runtime_s:
-        raise Problem("--max-wait: shorter than --max-runtime", "it counts the waiting and the running together")
-    if not 0 <= job.retries <= MOST_RETRIES:
-        raise Problem(f"--retries {job.retries}: SageMaker takes 1 to {MOST_RETRIES}", "leave it out for none")
-    check_channels(job.channels, job.file_systems, job.sharded)
-    _check_key("volume_key", job.volume_key, job.role)
-    _check_key("output_key", job.output_key, job.role)
-    if bool(job.subnets) != bool(job.security_groups):
-        raise Problem("--subnet and --security-group: one without the other", "give both, once or more each")
-    if job.file_systems and not job.subnets:
-        raise Problem(
-            f"channel {next(iter(job.file_systems))}: a file system is reached from inside its VPC alone",
-            "name its network: --subnet subnet-... --security-group sg-...",
-        )
+    _check_compute(job.settings)
+    settings = job.settings
+    _check_key("volume_key", settings.volume_key, job.role)
+    _check_key("output_key", settings.output_key, job.role)
+    if bool(settings.subnets) != bool(settings.security_groups):
+        raise Problem("subnets and security_groups: one without the other", "give both")
     for name, expression in (job.metrics or {}).items():
         _check_expression(name, expression)
+
+
+def _check_compute(settings: SubmitSettings) -> None:
+    types = _instance_types()
+    if settings.instance_type not in types:
+        near = difflib.get_close_matches(settings.instance_type, types, n=3)
+        likely = f"did you mean {' or '.join(near)}? " if near else "they look like ml.g5.xlarge. "
+        raise Problem(
+            f"--instance-type {settings.instance_type}: SageMaker has no such type for training",
+            f"{likely}For a new one, update boto3: pip install -U boto3",
+        )
+    if settings.count < 1:
+        raise Problem(f"--count {settings.count}: at least one machine is needed", "leave it out for one")
+    if settings.keep_alive_s > WARMEST_S:
+        raise Problem(f"keep_alive: {settings.keep_alive_s} s is more than SageMaker keeps", "at most 6h")
+    if settings.keep_alive_s and settings.spot:
+        raise Problem("keep_alive: SageMaker keeps no spot machines", "leave out --spot or keep_alive")
+    if settings.spot and settings.max_wait_s < settings.max_runtime_s:
+        raise Problem("max_wait: shorter than --max-runtime", "it counts the waiting and the running together")
+    if not 0 <= settings.retries <= MOST_RETRIES:
+        raise Problem(f"retries {settings.retries}: SageMaker takes 1 to {MOST_RETRIES}", "leave it out for none")
 
 
 def _check_key(name: str, key: str, role: str) -> None:
@@ -176,7 +166,16 @@ def _check_expression(name: str, expression: str) -> None:
         raise Problem(f"--metric {name}: has {groups} groups", "put one ( ) around the number, and (?: ) around others")
 
 
-def _script_mode(job: JobRequest) -> dict[str, str]:
+def _make_algorithm(job: JobRequest) -> dict[str, Any]:
+    definitions = [{"Name": name, "Regex": regex} for name, regex in (job.metrics or {}).items()]
+    return {
+        "TrainingImage": job.image,
+        "TrainingInputMode": "File",
+        **_give(ContainerEntrypoint=list(job.entrypoint), MetricDefinitions=definitions),
+    }
+
+
+def _make_script_mode(job: JobRequest) -> dict[str, str]:
     """What AWS's training toolkit wants: JSON in every value."""
     settings: dict[str, Any] = {
         "sagemaker_program": job.program,
@@ -185,25 +184,12 @@ def _script_mode(job: JobRequest) -> dict[str, str]:
         "sagemaker_job_name": job.name,
         "sagemaker_region": job.region,
     }
-    if job.torchrun:
-        settings |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": job.instance_type}
+    if job.settings.torchrun:
+        settings["sagemaker_torch_distributed_enabled"] = True
+        settings["sagemaker_instance_type"] = job.settings.instance_type
     return {name: json.dumps(value) for name, value in settings.items()}
 
 
-def _machines(job: JobRequest) -> dict[str, Any]:
-    warm = {"KeepAlivePeriodInSeconds": job.keep_alive_s} if job.keep_alive_s else {}
-    return {
-        "InstanceType": job.instance_type,
-        "InstanceCount": job.count,
-        "VolumeSizeInGB": job.volume_gb,
-        **({"VolumeKmsKeyId": job.volume_key} if job.volume_key else {}),
-        **warm,
-    }
-
-
-def _patience(job: JobRequest) -> dict[str, int]:
-    return {"MaxWaitTimeInSeconds": job.max_wait_s} if job.spot else {}
-
-
-def _kept(job: JobRequest) -> dict[str, str]:
-    return {"LocalPath": job.checkpoint_path} if job.checkpoint_path else {}
+def _give(**values: Any) -> dict[str, Any]:
+    """Return the fields that are set."""
+    return {name: value for name, value in values.items() if value}

@@ -13,8 +13,8 @@ from cli.doctor import subject
 from cli.logbook import JobLogLine
 from cli.losses import LONGEST, Losses
 from cli.submit import options
-from cli.submit.defaults import FILE, read_defaults
 from cli.submit.problem import Problem
+from cli.submit.settings import FILE, read_defaults
 from rerail.incident_report.reporter import run_of
 from rerail.model.errors import BadMessage, PolicyError
 from rerail.model.metrics import make_definitions
@@ -188,7 +188,7 @@ def test_a_clear_error_is_distinguished_from_an_unclear_one():
 def test_a_path_that_no_file_system_takes_is_a_problem_with_a_remedy(given):
     """A script, an input or a log of that name is said not to be there."""
     with pytest.raises(Problem) as raised:
-        options.parse_paths([f"train={given}"])
+        options.check_inputs({"train": given})
     assert len(raised.value.what) < 500
     with pytest.raises(Problem):
         options.check_local_path("SCRIPT", given)

@@ -99,9 +99,11 @@ def test_a_shell_command_begins_with_the_checkpoint_of_another_run(
         "test -e /opt/ml/checkpoints/tried || { touch /opt/ml/checkpoints/tried; exit 1; }"
     )
     (tmp_path / "helpers.txt").write_text("packed")
-    words = ["submit", "tests/deployed/nano", "--local", "--json", "--name", "prepare", "--project", "shell"]
+    settings = tmp_path.with_name("settings.toml")
+    settings.write_text('[submit]\nproject = "shell"\nshard = ["parts"]\nexclude = ["*.txt"]\n')
+    words = ["submit", "tests/deployed/nano", "--local", "--json", "--name", "prepare", "--settings", str(settings)]
     words += ["--command", command, "--dependency", str(tmp_path / "helpers.txt"), "--count", "2"]
-    words += ["--input", f"parts={tmp_path}", "--shard", "parts", "--exclude", "*.txt", "--start-from", NAME]
+    words += ["--input", f"parts={tmp_path}", "--start-from", NAME]
     submitted = rerail(environment, *words, "--exclude", "!helpers.txt", "--download", str(tmp_path / "left"))
     assert submitted.returncode == 0, submitted.stderr
     printed = json.loads(submitted.stdout)

@@ -16,7 +16,7 @@ from rerail.requests.supervised import CHANNEL
 # Hyperparameters of the SageMaker toolkit that hold the job's name or place.
 JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
 NAMED = 3
-# The ECR repository, in any partition, that `rerail submit --dockerfile` pushes to.
+# The ECR repository, in any partition, that `rerail submit` pushes the images of Dockerfiles to.
 BUILT = "/rerail-submit"
 
 

@@ -154,7 +154,7 @@ LINES = (
     "deploy --plan -c chat=true",
     "simulate --gpus 64 --days 1 --seeds 1 --assume step_s=2",
     "submit train.py --role arn:aws:iam::111122223333:role/T --bucket b --image i --instance-type ml.m5.xlarge --spot",
-    "submit train.py --env A=b --tag c=d --hyperparameter e=f --metric loss=x --max-runtime 12h -- --lr 1e-3",
+    "submit train.py --env A=b --settings c.toml --metric loss=x --max-runtime 12h -- --lr 1e-3",
     "--version",
 )
 NAMING = (

@@ -23,8 +23,8 @@ from cli.logbook import JobLogLine
 from cli.losses import Losses
 from cli.policies.check import check_file
 from cli.submit.arguments import encode, parse_arguments
-from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
+from cli.submit.settings import read_defaults
 from cli.training_logs import expressions
 from rerail.model.metrics import make_definitions
 from rerail.model.thresholds import Thresholds

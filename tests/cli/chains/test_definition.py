@@ -35,7 +35,8 @@ def test_inputs_are_artifacts_s3_folders_or_paths_beside_the_file(tmp_path):
 @pytest.mark.parametrize(
     "tasks, problem, remedy",
     [
-        ({"a": {"scrpt": "a.py"}}, "task a: field 'script' is missing", "name a Python script"),
+        ({"a": {"scrpt": "a.py"}}, "task a: unknown field 'scrpt'", "did you mean 'script'?"),
+        ({"a": {}}, "task a: field 'script' is missing", "name a Python script"),
         ({"a": {"script": "a.py", "after": ["c"]}}, "the chain has no task 'c'", "known: a"),
         ({**TWO, "b": {"script": "b", "inputs": {"d": "aa.model"}}}, "has no task 'aa'", "did you mean 'a'?"),
         ({**TWO, "b": {"script": "b", "inputs": {"d": "a"}}}, "does not say what of the task", "a.model, a.output"),

@@ -308,7 +308,7 @@ def test_a_held_task_is_continued_with_what_its_sources_have_left():
     given = {}
 
     class Submitter:
-        def continue_run(self, task, *, run, places):
+        def continue_run(self, task, run, *, places):
             given[run] = places
             return ()
 

@@ -237,11 +237,7 @@ def test_an_exception_that_cannot_be_pickled_becomes_its_text(tmp_path, monkeypa
     ("content", "header", "match"),
     [
         (call(lambda: threading.Lock()), {}, r"has returned a _thread.lock that cannot be pickled"),
-        (
-            b"cnowhere\nname\n.",
-            {},
-            "cannot be loaded in the job: ModuleNotFoundError: No module named 'nowhere'",
-        ),
+        (b"cnowhere\nname\n.", {}, "cannot be loaded in the job: ModuleNotFoundError: No module named 'nowhere'"),
         (call(lambda: 1), {"python": "3.8"}, r"made with Python 3.8 and the image has Python 3.1\d"),
     ],
 )

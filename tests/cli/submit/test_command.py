@@ -17,8 +17,8 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from cli.submit import delivery
-from cli.submit.defaults import KINDS, read_defaults
 from cli.submit.following import News
+from cli.submit.settings import KINDS, read_defaults
 from rerail.aws.clients import client
 from rerail.requests.relaunch import POLICY_TAG
 from tests.aws.places import REGION
@@ -60,7 +60,8 @@ def objects(bucket: str = BUCKET) -> dict[str, int]:
 
 def test_a_script_becomes_a_job_with_its_code_in_s3(account):
     """The job that SageMaker knows has the code, the arguments, the tag and folders of its own."""
-    printed = submitted("--name", "first", "--tag", "team=vision", "--", "--epochs", "3")
+    (account / "team.toml").write_text('[submit]\ntags = { team = "vision" }\n')
+    printed = submitted("--name", "first", "--settings", "team.toml", "--", "--epochs", "3")
     job = client("sagemaker").describe_training_job(TrainingJobName="first")
     given = {name: json.loads(value) for name, value in job["HyperParameters"].items()}
     assert given["epochs"] == 3 and given["sagemaker_program"] == "train.py"
@@ -130,14 +131,41 @@ def test_a_role_may_be_given_by_its_name(account):
     assert submitted("--role", "Mine", "--name", "named")["request"]["RoleArn"] == made["Role"]["Arn"]
 
 
-def test_the_projects_defaults_count_and_an_option_wins(account):
-    text = 'image = "ours:1"\ninstance_type = "ml.g5.xlarge"\ncount = 2\nmetrics = { loss = "l=([0-9.e-]+)" }\n'
-    (account / "rerail.toml").write_text(f"[submit]\n{text}")
-    request = submitted("--name", "usual", "--count", "3")["request"]
-    assert request["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
-    assert request["ResourceConfig"]["InstanceCount"] == 3
-    assert request["AlgorithmSpecification"]["TrainingImage"] == "ours:1"
+PROJECT = """[submit]
+image = "ours:1"
+instance_type = "ml.g5.xlarge"
+retries = 1
+exclude = ["a"]
+env = { A = "1" }
+metrics = { loss = "l=([0-9.e-]+)" }
+"""
+MORE = '[submit]\nframework_version = "2.5"\nretries = 2\nvolume = 5\nenv = { B = "2" }\nexclude = ["b"]\n'
+
+
+def test_a_settings_file_wins_over_the_project_and_an_option_over_both(account):
+    """Tables are merged, exclusions added up, and an image replaces another in whatever way it is named."""
+    for name, text in {"rerail.toml": PROJECT, "more.toml": MORE, "a": "", "b": ""}.items():
+        (account / name).write_text(text)
+    words = ["--name", "more", "--settings", "more.toml", "--volume", "9", "--env", "B=3", "--exclude", "more.toml"]
+    result = rerail("submit", "train.py", "--role", ROLE, "--json", *words)
+    request = json.loads(result.stdout)["request"]
+    assert "packed 2 files" in result.stderr
+    assert "pytorch-training:2.5.1-gpu" in request["AlgorithmSpecification"]["TrainingImage"]
     assert [definition["Name"] for definition in request["AlgorithmSpecification"]["MetricDefinitions"]] == ["loss"]
+    assert request["RetryStrategy"] == {"MaximumRetryAttempts": 2}
+    assert request["ResourceConfig"] == {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 9}
+    assert {name: request["Environment"][name] for name in "AB"} == {"A": "1", "B": "3"}
+    assert submitted("--name", "plain")["request"]["AlgorithmSpecification"]["TrainingImage"] == "ours:1"
+    mine = submitted("--name", "mine", "--settings", "more.toml", "--image", "mine:1")["request"]
+    assert mine["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
+
+
+@pytest.mark.parametrize("words", [["--role", ROLE], ["--name", "x"], ["--settings", "more.toml"], ["--create-role"]])
+def test_a_continued_run_keeps_what_it_began_with(account, monkeypatch, words):
+    (account / "more.toml").write_text('[submit]\nshard = ["a"]\n')
+    monkeypatch.setattr(place, "find", lambda *, local: Place("here", {}))
+    result = rerail("submit", "train.py", "--continue", "gpt", *words)
+    assert result.exit_code == 2 and "with --continue: the run keeps what it began with" in result.stderr
 
 
 def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
@@ -159,12 +187,12 @@ def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
         (["train.py", "--role", ROLE, "--input", "x=gone"], "--input x=gone", "s3://"),
         (["train.py", "--role", ROLE, "--input", "s3://b/d"], "--input s3://b/d: not NAME=VALUE", "NAME=VALUE"),
         (["train.py", "--role", ROLE, "--input", "a b=s3://b/d"], "--input a b: not a channel's name", "letters"),
-        (["train.py", "--role", ROLE, "--tag", "a=1", "--tag", "a=2"], "--tag a: given twice", "once"),
+        (["train.py", "--role", ROLE, "--env", "a=1", "--env", "a=2"], "--env a: given twice", "once"),
         (["train.py", "--role", ROLE, "--instance-type", "g5.xlarge"], "--instance-type g5.xlarge", "ml.g5.xlarge"),
         (["train.py", "--role", ROLE, "--max-runtime", "5"], "--max-runtime 5: not a duration", "12h"),
         (["train.py", "--role", ROLE, "--agent", "x.whl"], "--agent x.whl: there is no such file", "pip wheel"),
         (["train.py", "--role", ROLE, "--agent", "x.zip"], "--agent x.zip: not a wheel", "pip wheel"),
-        (["train.py", "--role", ROLE, "--framework-version", "1.13"], "--framework-version 1.13", "--image"),
+        (["train.py", "--role", ROLE, "--settings", "x.toml"], "--settings x.toml: there is no such file", "[submit]"),
     ],
 )
 def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, remedy):
@@ -248,6 +276,7 @@ def test_every_command_in_the_docs_makes_a_request(account, line, monkeypatch):
     trust = json.dumps({"Version": "2012-10-17", "Statement": []})
     client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=trust)
     (account / "labels.csv").write_text("1\n")
+    (account / "vpc.toml").write_text(blocks("toml")[0])
     _, verb, script, *words = shlex.split(line)
     assert verb == "submit"
     if "--local" in words:
@@ -263,7 +292,7 @@ def test_the_defaults_in_the_docs_are_read(tmp_path):
     (text,) = blocks("toml")
     (tmp_path / "rerail.toml").write_text(text)
     assert read_defaults(tmp_path, tmp_path / "home") == tomllib.loads(text)["submit"]
-    (known,) = re.findall(r"^Known are (.*?)\. ", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    (known,) = re.findall(r"^\| For \| Settings \|\n\|---\|---\|\n((?:\|.*\n)+)", DOCS.read_text(), re.MULTILINE)
     assert re.findall(r"`(\w+)`", known) == list(KINDS)
 
 

@@ -73,10 +73,10 @@ def test_new_data_lies_apart_from_the_old(folder, tmp_path):
         for name in names:
             if not (data / name).exists():
                 (data / name).write_text(name)
-        wanted = Continuation(pack(folder), inputs={"training": str(data)})
+        wanted = Continuation(pack(folder), given={"inputs": {"training": str(data)}})
         source, change, _, _ = make_change(previous, wanted)
         channels.append(change["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"])
-        upload(account, previous, source, wanted.inputs)
+        upload(account, previous, source, wanted.given["inputs"])
     assert [uri for _, uri in uploads] == channels
     assert channels[0] != channels[1] == channels[2]
     assert all(uri.startswith("s3://bucket/rerail/gpt/input/training-") and uri.endswith("/") for uri in channels)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -181,14 +182,19 @@ def test_a_build_that_fails_and_a_machine_without_docker_are_one_error(aws, dock
         name_image(tmp_path / "gone", ACCOUNT, REGION)
 
 
-def test_a_run_starts_from_another_runs_newest_good_checkpoint(aws):
-    """Or from a step of it; what is torn, or does not exist, is never taken for one."""
+def make_completed_run(name: str) -> tuple[Place, Any]:
     make_table(client("dynamodb"))
     where = Place("here", {"TableName": TABLE})
-    run = Run("gpt", "default", RunState.COMPLETED, NOON, (Attempt(1, "gpt"),), checkpoint_uri="s3://bucket/gpt/")
-    where.runs.save(replace(run, version=1), TimelineEntry("gpt", 1, NOON, run.state, run.state, "made"), {})
+    run = Run(name, "default", RunState.COMPLETED, NOON, (Attempt(1, name),), checkpoint_uri=f"s3://bucket/{name}/")
+    where.runs.save(replace(run, version=1), TimelineEntry(name, 1, NOON, run.state, run.state, "made"), {})
     s3 = boto3.client("s3", region_name=REGION)
     s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return where, s3
+
+
+def test_a_run_starts_from_another_runs_newest_good_checkpoint(aws):
+    """Or from a step of it; what is torn, or does not exist, is never taken for one."""
+    where, s3 = make_completed_run("gpt")
     files = ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
     for step, names in ((100, files), (200, files), (300, files[:2])):
         for name in names:
@@ -205,11 +211,6 @@ def test_a_run_starts_from_another_runs_newest_good_checkpoint(aws):
 
 def test_a_run_starts_from_a_file_that_a_script_overwrites_in_place(aws):
     """The one file is the channel; of several nobody knows which belong together."""
-    make_table(client("dynamodb"))
-    where = Place("here", {"TableName": TABLE})
-    run = Run("nano", "default", RunState.COMPLETED, NOON, (Attempt(1, "nano"),), checkpoint_uri="s3://bucket/nano/")
-    where.runs.save(replace(run, version=1), TimelineEntry("nano", 1, NOON, run.state, run.state, "made"), {})
-    s3 = boto3.client("s3", region_name=REGION)
-    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    where, s3 = make_completed_run("nano")
     s3.put_object(Bucket="bucket", Key="nano/ckpt.pt", Body=b"x")
     assert find_start(where, "nano") == "s3://bucket/nano/ckpt.pt"

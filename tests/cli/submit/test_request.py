@@ -11,10 +11,10 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from cli.chains.definition import find_file, parse_chain
 from cli.submit.account import find_refusal
-from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, find_aws_image
 from cli.submit.problem import Problem
-from cli.submit.request import JobRequest, make_training_request, parse_seconds
+from cli.submit.request import JobRequest, make_training_request
+from cli.submit.settings import SubmitSettings, parse_seconds, read_defaults, read_file
 from rerail.model.metrics import make_definitions
 from rerail.requests.relaunch import POLICY_TAG
 
@@ -26,19 +26,26 @@ JOB = JobRequest(
     folder="s3://bucket/rerail/mnist-1/",
     program="train.py",
     code="s3://bucket/rerail/code/abc/sourcedir.tar.gz",
+    settings=SubmitSettings(),
 )
+
+
+def change(**changes) -> JobRequest:
+    """Return the job with other settings, and with other fields of its own; metrics are the latter."""
+    own = {name: changes.pop(name) for name in ("name", "role", "metrics") if name in changes}
+    return replace(JOB, settings=replace(JOB.settings, **changes), **own)
 
 
 def refused(**changes) -> Problem:
     with pytest.raises(Problem) as problem:
-        make_training_request(replace(JOB, **changes))
+        make_training_request(change(**changes))
     assert problem.value.remedy
     return problem.value
 
 
 def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
     """Every value is JSON, and the script's own arguments lie beside it."""
-    request = make_training_request(replace(JOB, hyperparameters={"epochs": "3"}, torchrun=True))
+    request = make_training_request(replace(change(torchrun=True), hyperparameters={"epochs": "3"}))
     assert request["HyperParameters"].pop("epochs") == "3"
     assert {name: json.loads(value) for name, value in request["HyperParameters"].items()} == {
         "sagemaker_program": "train.py",
@@ -53,7 +60,7 @@ def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
 
 def test_the_job_is_supervised_and_has_folders_of_its_own():
     """Tag, checkpoint folder with its slash, outputs."""
-    request = make_training_request(replace(JOB, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
+    request = make_training_request(change(policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
     assert tags == {"team": "vision", POLICY_TAG: "careful"}
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/rerail/mnist-1/checkpoints/", "LocalPath": "/ckpt"}
@@ -63,7 +70,7 @@ def test_the_job_is_supervised_and_has_folders_of_its_own():
 def test_the_metrics_are_rerails_the_scripts_own_or_none():
     """None: Rerail's line is printed; an empty table: nobody knows the lines."""
     defined = lambda metrics: (  # noqa: E731
-        make_training_request(replace(JOB, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
+        make_training_request(change(metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
     )
     assert defined(None) == make_definitions()
     assert defined({}) is None
@@ -71,18 +78,12 @@ def test_the_metrics_are_rerails_the_scripts_own_or_none():
 
 
 def test_spot_machines_are_waited_for_and_warm_ones_kept():
-    spot = make_training_request(replace(JOB, spot=True, max_runtime_s=3600, max_wait_s=7200))
+    spot = make_training_request(change(spot=True, max_runtime="1h", max_wait="2h"))
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
     assert spot["EnableManagedSpotTraining"] is True
-    warm = make_training_request(replace(JOB, keep_alive_s=1800, count=2))
+    warm = make_training_request(change(keep_alive="30m", count=2))
     assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
     assert warm["ResourceConfig"]["InstanceCount"] == 2
-
-
-def test_channels_and_environment_are_those_asked_for():
-    request = make_training_request(replace(JOB, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
-    assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["training"]
-    assert request["Environment"] == {"A": "b"}
 
 
 @pytest.mark.parametrize(
@@ -92,14 +93,14 @@ def test_channels_and_environment_are_those_asked_for():
         ({"name": "x" * 64}, "--name", "1-63"),
         ({"instance_type": "ml.g5.xlrage"}, "--instance-type ml.g5.xlrage", "did you mean ml.g5.xlarge"),
         ({"count": 0}, "--count 0", "leave it out"),
-        ({"keep_alive_s": 22_000}, "--keep-alive", "at most 6h"),
-        ({"keep_alive_s": 60, "spot": True, "max_wait_s": 90000}, "--keep-alive", "leave out --spot"),
-        ({"spot": True, "max_wait_s": 60}, "--max-wait", "together"),
+        ({"keep_alive": "22000s"}, "keep_alive", "at most 6h"),
+        ({"keep_alive": "60s", "spot": True}, "keep_alive", "leave out --spot"),
+        ({"spot": True, "max_wait": "60s"}, "max_wait", "together"),
         ({"metrics": {"loss": "Loss: ("}}, "--metric loss: not a regular", "quote"),
         ({"metrics": {"loss": "Loss: [0-9.]+"}}, "--metric loss: has 0 groups", "( )"),
         ({"metrics": {"loss": "(x)(y)"}}, "--metric loss: has 2 groups", "(?: )"),
         ({"policy": "a b"}, "policy 'a b'", "--help"),
-        ({"environment": {"A": "x" * 513}}, "environment", "option"),
+        ({"env": {"A": "x" * 513}}, "environment", "option"),
         ({"tags": {f"t{n}": "" for n in range(50)}}, "tags", "--help"),
         ({"role": "Training"}, "roleArn", "option"),
     ],
@@ -130,7 +131,7 @@ def test_the_image_is_aws_own_for_the_machine_and_region(version, machine, regio
 
 
 def test_a_version_or_machine_without_an_image_is_refused():
-    with pytest.raises(Problem, match=r"--framework-version 2\.81") as problem:
+    with pytest.raises(Problem, match=r"framework_version 2\.81") as problem:
         find_aws_image("pytorch", "2.81", "ml.g5.xlarge", "us-east-1")
     assert "--image" in problem.value.remedy and all(version in problem.value.remedy for version in VERSIONS["pytorch"])
     with pytest.raises(Problem, match="--instance-type ml.trn1.2xlarge"):
@@ -229,7 +230,7 @@ def test_the_defaults_of_another_user_in_a_folder_above_are_refused(tmp_path: Pa
 
 @pytest.mark.threat("T33")
 @pytest.mark.parametrize("given", ["~/.aws", "../other", "/etc/passwd", "sent", ".env", "code/../../other", "x.whl"])
-@pytest.mark.parametrize("field", ["dependencies", "agent", "input", "script", "dependency", "model_uri", "model-uris"])
+@pytest.mark.parametrize("field", ["dependencies", "agent", "dockerfile", "inputs", "script"])
 def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field: str, given: str):
     """Whoever wrote `rerail.toml` chose the bucket too; what a person names on the command line goes."""
     home, clone, other = tmp_path / "home", tmp_path / "clone", tmp_path / "other"
@@ -240,12 +241,23 @@ def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field
     (clone / "x.whl").symlink_to(home / ".aws")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(clone)
-    if field in ("dependencies", "agent"):
-        value = [given] if field == "dependencies" else given
-        (clone / "rerail.toml").write_text(f"[submit]\n{field} = {json.dumps(value)}\n")
-        with pytest.raises(Problem, match=r"rerail\.toml: .*(outside of|looks like a secret)"):
-            read_defaults(clone, home)
-        return
-    task = {"input": {"script": "a.py", "inputs": {"x": given}}, "script": {"script": given}}
-    with pytest.raises(Problem, match=r"rerail\.toml.*(outside of|looks like a secret)"):
-        parse_chain(clone / "rerail.toml", {"c": {"t": task.get(field, {"script": "a.py", field: given})}}, "c")
+    file, value = clone / "rerail.toml", {"dependencies": [given], "inputs": {"x": given}}.get(field, given)
+    readers = [lambda: parse_chain(file, {"c": {"t": {"script": "a.py", field: value}}}, "c")]
+    if field != "script":
+        text = f'{{ x = "{given}" }}' if field == "inputs" else json.dumps(value)
+        file.write_text(f"[submit]\n{field} = {text}\n")
+        readers += [lambda: read_defaults(clone, home), lambda: read_file(file)]
+    for read in readers:
+        with pytest.raises(Problem, match=r"rerail\.toml.*(outside of|looks like a secret)"):
+            read()
+
+
+@pytest.mark.threat("T33")
+def test_the_defaults_of_a_project_build_no_image(tmp_path: Path, monkeypatch):
+    """A build runs programs on this machine; a file that the command line names may ask for one."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rerail.toml"
+    file.write_text('[submit]\ndockerfile = "docker"\n')
+    with pytest.raises(Problem, match="a project's defaults build no image"):
+        read_defaults(tmp_path, tmp_path / "home")
+    assert read_file(file) == {"dockerfile": "docker"}

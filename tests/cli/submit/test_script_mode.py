@@ -99,12 +99,7 @@ def test_a_failure_file_of_the_script_itself_is_kept(base, monkeypatch):
 
 def test_torchrun_is_started_on_every_host(base):
     """One process a host here, where there is no GPU."""
-    seen = {
-        "SM_HOSTS": '["algo-1", "algo-2"]',
-        "SM_CURRENT_HOST": "algo-2",
-        "MASTER_ADDR": "h",
-        "MASTER_PORT": "1",
-    }
+    seen = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     command = script_mode.make_launcher({"sagemaker_torch_distributed_enabled": True}, seen)
     assert command[1:] == [
         *("-m", "torch.distributed.run", "--nnodes=2", "--node_rank=1", "--nproc_per_node=1"),

@@ -22,11 +22,11 @@ SERVE = "import sys; sys.path[:0] = sys.argv[1:]; from cli.remote.service import
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 # Options of `rerail submit` that the decorator has under the same name, or under another.
 SAME = (
-    *("agent", "bucket", "exclude", "framework-version", "image", "instance-type", "keep-alive", "local"),
-    *("max-runtime", "max-wait", "name", "policy", "role", "spot", "volume"),
+    *("agent", "bucket", "exclude", "image", "instance-type", "local", "max-runtime", "name", "policy", "role"),
+    *("spot", "volume"),
 )
 KEYWORDS = {name: name.replace("-", "_") for name in SAME}
-KEYWORDS.update(env="environment", tag="tags", dependency="dependencies")
+KEYWORDS.update(env="environment", dependency="dependencies")
 # One for each process, because a forked one must not read the answers to its parent.
 _services: dict[tuple[int, bool], ServiceClient] = {}
 _lock = threading.Lock()
