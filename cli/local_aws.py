@@ -53,7 +53,6 @@ class LocalFault(StrEnum):
     HANG = "hang"
     NODE = "node"
     CAPACITY = "capacity"
-    NAN = "nan"
 
 
 DONE = {
@@ -72,18 +71,13 @@ def break_(
     fault: Annotated[LocalFault, typer.Option(help="What happens to the running job.")],
     as_json: AsJson = False,
 ) -> None:
-    """Cause a fault in the running job of a run, whatever its script is."""
+    """Cause a fault in the running job of a run, whatever its script is; `rerail demo --scenario nan` has a NaN."""
     from cli.operators import say
     from local.sagemaker.control import InjectionRefused, inject
 
     where = place.find(local=True)
     record = find_run(where, run)
     job = record.current.job_name
-    if fault is LocalFault.NAN:
-        place.fail(
-            "a loss that is not a number comes from inside the script, where nothing can be changed from outside",
-            "print or report loss=nan in the script for some steps; `rerail demo --scenario nan` shows one",
-        )
     try:
         if fault is LocalFault.CAPACITY:
             inject(os.environ["AWS_ENDPOINT_URL"], "capacity", TrainingJobName=f"{record.id}-a", Count=1)

@@ -1,6 +1,7 @@
-"""What is legal in a policy and probably not meant: one question a function, in the order in which they are told."""
+"""Warn about valid but probably unintended settings of a policy; one check per function, in display order."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
 
 from rerail.model.policy import Mode, Policy
@@ -14,6 +15,17 @@ def find_oddities(policy: Policy) -> Iterator[str]:
     yield from filter(None, (question(policy) for question in QUESTIONS))
 
 
+def check_sizes(policy: Policy) -> str:
+    for section in (field.name for field in fields(policy) if is_dataclass(getattr(policy, field.name))):
+        ours, usual = getattr(policy, section), getattr(Policy(), section)
+        for name in (field.name for field in fields(ours)):
+            value, default = getattr(ours, name), getattr(usual, name)
+            is_size = isinstance(value, int | float | timedelta) and not isinstance(value, bool)
+            if is_size and default and value > 100 * default:
+                return f"{section}.{name} is more than 100 times its default, {default}; correct it if that is a slip"
+    return ""
+
+
 def check_relaunches(policy: Policy) -> str:
     if policy.limits.attempts < 2:
         return f"limits.attempts is {policy.limits.attempts}: the first failure holds the run; give at least 2"
@@ -24,6 +36,8 @@ def check_relaunches(policy: Policy) -> str:
 
 def check_start_limit(policy: Policy) -> str:
     limits = policy.limits
+    if not limits.starts:
+        return "limits.starts is 0: each relaunch is a restart storm and holds the run; give at least 2"
     if limits.starts > limits.attempts:
         return f"limits.starts ({limits.starts}) is above limits.attempts ({limits.attempts}): it is never reached"
     return ""
@@ -106,6 +120,7 @@ def check_detection_delay(policy: Policy) -> str:
 
 
 QUESTIONS: tuple[Oddity, ...] = (
+    check_sizes,
     check_relaunches,
     check_start_limit,
     check_dollar_limits,

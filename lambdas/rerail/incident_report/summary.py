@@ -151,7 +151,7 @@ def _list_gaps(run: Run) -> Iterator[str]:
     """Yield what the last incident has lost by starts below the step that was ordered."""
     if gaps := list(list_gaps(run)):
         lost = run.incidents[-1].lost_steps if run.incidents else None
-        yield "; ".join(gaps[-LISTED_RELAUNCHES:]) + (f": {lost:,} steps lost" if lost else "")
+        yield "; ".join(gaps[-LISTED_RELAUNCHES:]) + (f": {lost:,} step{'s' * (lost > 1)} lost" if lost else "")
 
 
 def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ def format_duration(duration: timedelta) -> str:
     """Return a duration in seconds, minutes or hours, for people."""
     seconds = duration.total_seconds()
     if seconds < 90:
-        return f"{seconds:.3g} s"
+        return f"{seconds:.3g} s" if seconds >= 1 or not seconds else "less than 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
