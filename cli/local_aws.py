@@ -34,7 +34,7 @@ def up(
         )
         aws.start(lambda line: say(line, as_json), detached=True)
     except LocalAwsError as error:
-        place.fail(str(error), "remove the cause named above, then try again")
+        place.fail(str(error), "correct that, then start it again")
     if as_json:
         facts = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
         typer.echo(json.dumps(facts, indent=2))

@@ -42,8 +42,13 @@ def find_collective() -> str:
 
 
 def find_functions() -> tuple[str, str, str]:
-    """Return what the main thread is in: the innermost function, the script's innermost one, the collective or ""."""
+    """Return what the main thread is in: the innermost function, the script's innermost one, the collective or "".
+
+    All are empty if it has ended.
+    """
     frames = list(_iterate_frames(_get_main_frame()))
+    if not frames:
+        return "", "", ""
     inside = [frame for frame in frames if any(part in frame.f_code.co_filename for part in DISTRIBUTED)]
     script = next((frame for frame in frames if not _is_library(frame.f_code.co_filename)), frames[-1])
     return _format_location(frames[0]), _format_location(script), inside[0].f_code.co_name if inside else ""
@@ -51,8 +56,9 @@ def find_functions() -> tuple[str, str, str]:
 
 def _is_library(file: str) -> bool:
     """Return whether the file is one of Python's, torch's or this package's own."""
-    is_installed = "site-packages" in file or "dist-packages" in file
-    return file.startswith(("<frozen", OWN)) or "/torch/" in file or (file.startswith(STDLIB) and not is_installed)
+    if "site-packages" in file or "dist-packages" in file:
+        return "/torch/" in file or file.startswith(OWN)
+    return file.startswith(("<frozen", OWN, STDLIB))
 
 
 def read_flight_recorder() -> str:
