@@ -45,6 +45,11 @@ class HangLimits:
             factor=detection.stall_factor,
         )
 
+    @property
+    def least_s(self) -> float:
+        """Return the shortest time without progress after which any rank may report a hang."""
+        return min(self.step_s, self.save_s, self.unknown_s)
+
     def get_limit_s(self, phase: Phase, longest_s: float) -> float:
         """Return the limit of a phase, given the longest time that it has taken."""
         learnt = self.factor * longest_s
@@ -71,11 +76,10 @@ class Watchdog:
         self._progress, self.limits, self._file = progress, limits, file
         self._on_hang, self._isolation = on_hang, isolation
         self._stalls = stalls
-        self._posted: float | None = None  # when the standstill began whose position was posted
+        self._posted = (0.0, 0)  # when the standstill began whose position was posted, and how often
         self._reported: tuple[float, Level] | None = None  # when the reported hang began, and its level
         self._stop = threading.Event()
-        least = min(limits.step_s, limits.save_s, limits.unknown_s)
-        self._every_s = min(5.0, least / 8)
+        self._every_s = min(5.0, limits.least_s / 8)
         self._checked = self._not_before = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="rerail-watchdog", daemon=True)
 
@@ -98,9 +102,10 @@ class Watchdog:
         moved, phase = progress.moved, progress.phase
         still_s = now - max(moved, self._not_before)
         limit_s = self.limits.get_limit_s(phase, progress.longest[phase])
-        if still_s > limit_s / 2 and self._posted != moved:
-            # Before rank 0 reports, although its limit may be a little shorter.
-            self._posted = moved
+        # The limits of ranks differ; no rank reports before twice this time.
+        posts = int(still_s / (self.limits.least_s / 2))
+        if posts and self._posted != (moved, posts):
+            self._posted = moved, posts
             self._stalls.post()
         if still_s <= limit_s or self._reported == (moved, Level.INTERVENE):
             return

@@ -1,8 +1,8 @@
 """Compare where the ranks stand in a hang, and name those that the others wait for.
 
-A rank that makes no progress writes its position into torch.distributed's store, before any rank reports the hang.
-Rank 0 reads all of them. The flight recorder decides where torch has one; else the stacks, if most ranks wait in one
-collective. The store may block for as long as a rank is lost, so each access has a thread of its own.
+A rank that makes no progress writes its position into torch.distributed's store again and again, from before any rank
+reports the hang. Rank 0 reads all of them. The flight recorder decides where torch has one; else the stacks, if most
+ranks wait in one collective. The store may block for as long as a rank is lost, so each access has a thread of its own.
 """
 
 import json

@@ -124,6 +124,18 @@ def test_a_stall_is_reported_once(monkeypatch, capfd):
     assert "no step for" in capfd.readouterr().err
 
 
+def test_a_rank_writes_where_it_stands_before_any_rank_reports(monkeypatch):
+    """Ranks that have waited for rank 0's evaluations have longer limits than rank 0."""
+    watched, posted = Watched(monkeypatch), []
+    monkeypatch.setattr(watched.watchdog._stalls, "post", lambda: posted.append(watched.now))
+    watched.progress.on_step(1)
+    watched.progress.longest[Phase.STEP] = 10.0
+    watched.wait(0.09)
+    assert posted == []
+    watched.wait(0.5)
+    assert len(posted) == 5 and watched.levels == []
+
+
 def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
     """It may be a save or an evaluation outside guard.phase: a warning first."""
     watched = Watched(monkeypatch)
