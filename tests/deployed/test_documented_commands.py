@@ -43,6 +43,7 @@ ELSEWHERE = {
 SHORTER = {("simulate",): ["--days", "1", "--seeds", "1"]}
 FILES = {
     "train.py": "print('rerail step=1 loss=0.5')\n",
+    "vpc.toml": '[submit]\nsubnets = ["subnet-0123456789abcdef0"]\nsecurity_groups = ["sg-0123456789abcdef0"]\n',
     "data.csv": "1,2\n",
     "labels.csv": "1\n",
     "train.log": "".join(f"step {n} loss: {2 / n:.4f}\n" for n in range(1, 200)),
