@@ -113,6 +113,20 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     assert [notice.severity for notice in world.bus.notices] == [Severity.INFORM] * 2
 
 
+def test_the_first_step_of_a_restart_is_recorded_although_the_job_has_ended(world, job):
+    """Events of jobs and reports have queues of their own."""
+    job.finds()
+    job = job.restarts()
+    world.clock.pass_by(timedelta(seconds=30))
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(2)
+    ended = world.run()
+    assert (ended.state, order(world).stepped_at) == (RunState.COMPLETED, None)
+    job.steps(401)
+    assert (order(world).first_step, order(world).stepped_at) == (401, ended.current.ended_at)
+    assert world.run().state is RunState.COMPLETED
+
+
 def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
     job.finds()
     job = job.restarts()

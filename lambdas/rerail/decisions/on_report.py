@@ -18,7 +18,7 @@ from rerail.model.actions import Severity
 from rerail.model.mailbox import QUOTED, Report, ReportKind
 from rerail.model.policy import Policy
 from rerail.model.redaction import redact_secrets
-from rerail.model.run import Run
+from rerail.model.run import Run, RunState
 from rerail.model.signals import AgentReported, FindingsObserved, ReportInvalid
 from rerail.model.signatures import UNSEALED, VARIABLE
 
@@ -37,7 +37,9 @@ def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     if (report.attempt, report.job) != (attempt.number, attempt.job_name):
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
-        return Decision(run)
+        # It may be late: only the first step after a restart is still a fact of the attempt.
+        is_fact = report.kind is ReportKind.RESTARTED and run.state is not RunState.RESTARTING
+        return on_processes_restarted(run, report, at=attempt.ended_at or reported.at) if is_fact else Decision(run)
     run = replace(run, requires_signature=True)
     if not _is_from_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
