@@ -82,7 +82,7 @@ def _read_dumps(text: str) -> dict[int, RankDump]:
         if number := DUMP_NAME.search(path.name):
             try:
                 if not path.is_file():
-                    raise ValueError("it is no file")
+                    raise ValueError("it is not a regular file")
                 with path.open("rb") as file:
                     dumps[int(number[1])] = read_dump(file.read(BYTES_LIMIT + 1))
             except (OSError, ValueError) as error:

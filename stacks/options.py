@@ -91,7 +91,7 @@ def refuse_misspelt(given: Iterable[str]) -> None:
     """Raise BadOption for a name that is nearly an option's, whose value would not be read."""
     for name in {*given} - {*NAMES, *ORGANIZATION}:
         if close := difflib.get_close_matches(name, (*NAMES, *ORGANIZATION), n=1, cutoff=0.8):
-            raise BadOption(f"context {name!r:.100} is no option; did you mean {close[0]!r}?")
+            raise BadOption(f"context {name!r:.100} is not an option; did you mean {close[0]!r}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,9 @@ class Guard:
             self._isolation.run("tracking", lambda: tracking.on_step(step), None)
         if self._is_first():
             self._isolation.run("save schedule", self._ask_periodically, None)
-        if self._agreement.size > 1:
+        if self._agreement.size > 1 and not self._agreement.place:
+            self._isolation.run("rank times", lambda: self._agreement.publish_place(describe_place(os.environ)), None)
+        if self._agreement.size > 1 and self._is_first():
             self._isolation.run("rank times", self._ask_to_compare, None)
         agreed = self._agreement.agree(self._progress.mean_s)
         if agreed[agreement.COMPARE]:
@@ -409,9 +411,7 @@ class Guard:
             self._agreement.raise_flag(agreement.INTERVAL)
 
     def _ask_to_compare(self) -> None:
-        if not self._agreement.place:
-            self._agreement.publish_place(describe_place(os.environ))
-        if self._is_first() and self._rank_timer.has_times and self._comparison.is_due():
+        if self._rank_timer.has_times and self._comparison.is_due():
             self._agreement.raise_flag(agreement.COMPARE)
 
     def _compare_ranks(self, step: int) -> None:

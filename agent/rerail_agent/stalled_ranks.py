@@ -19,6 +19,7 @@ from rerail_agent.agreement import Agreement, get_store
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.progress import Progress
 
+# Positions are JSON and not pickles: whoever reaches the store can write there.
 KEY = "rerail/position/"
 PAUSE_S, COMPARING_S = 0.1, 5.0
 # Operations of the flight recorder that a rank sends: the oldest open ones, and the newest.
@@ -30,7 +31,7 @@ NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class StalledRank:
-    """Where a rank stands that makes no progress."""
+    """The position of a rank that makes no progress."""
 
     step: int | None
     # Host and GPU.
@@ -72,16 +73,18 @@ class StallExchange:
 
     def __init__(self, agreement: Agreement, progress: Progress, isolation: FaultIsolation) -> None:
         self._agreement, self._progress, self._isolation = agreement, progress, isolation
+        self._writing: threading.Thread | None = None
 
     def post(self) -> None:
-        """Write the position of a rank other than 0, in the background."""
-        if self._agreement.rank and self._agreement.size > 1:
-            self._start(self._write)
+        """Write the position of a rank other than 0 in the background, unless the last write still waits."""
+        is_free = self._writing is None or not self._writing.is_alive()
+        if is_free and self._agreement.rank and self._agreement.size > 1:
+            self._writing = self._start(self._write)
 
     def find_culprits(self, within_s: float) -> str:
         """Return, on rank 0, which ranks the others wait for, in words; "" if none stands out.
 
-        Waits so long for the positions of other ranks.
+        Wait for the positions of other ranks for at most this time.
         """
         found: list[str] = []
         if not self._agreement.rank and self._agreement.size > 1:

@@ -18,7 +18,7 @@ from cli.submit.arguments import ENTRY
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.submit.settings import join
-from cli.submit.stages import CHANGEABLE, SCRIPT_MODE, Submission, SubmitMode, plan, run
+from cli.submit.stages import CHANGEABLE, SCRIPT_MODE, Submission, SubmitMode, carry_out, plan
 from cli.trouble import explain, is_passing
 
 # In the request of a dry run, in place of what a task's name and the artifacts are not yet known for.
@@ -56,11 +56,11 @@ class Submitter:
 
     def start(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> tuple[str, ...]:
         """Start the task's job; return the messages of its submission. Raise Problem if it is refused."""
-        return self._call(run, task, task.options, places, name=name)[1]
+        return self._call(carry_out, task, task.options, places, name=name)[1]
 
     def upload(self, task: ChainTask, *, name: str, places: Mapping[str, str]) -> dict[str, Any]:
         """Upload what the task's job needs; return its request. Raise Problem if it is refused."""
-        return self._call(run, task, task.options, places, name=name, mode=SubmitMode.UPLOAD_ONLY)[0]
+        return self._call(carry_out, task, task.options, places, name=name, mode=SubmitMode.UPLOAD_ONLY)[0]
 
     def continue_run(self, task: ChainTask, earlier: str, *, places: Mapping[str, str]) -> tuple[str, ...]:
         """Have the next attempt of a held or stopped run take the task's code, arguments and options; return messages.
@@ -68,7 +68,7 @@ class Submitter:
         Raise Problem if it is refused.
         """
         changes = {key: value for key, value in task.options.items() if key in CHANGEABLE}
-        return self._call(run, task, changes, places, continued=earlier)[1]
+        return self._call(carry_out, task, changes, places, continued=earlier)[1]
 
     def _call(
         self,
@@ -83,11 +83,11 @@ class Submitter:
         `places` are the S3 folders or paths of the channels.
         """
         given = join({"exclude": [self._chain.file.name]}, {**settings, "inputs": places})
-        asked = Submission(script=task.script, arguments=task.arguments, given=given, local=self._local, **named)
+        submission = Submission(script=task.script, arguments=task.arguments, given=given, local=self._local, **named)
         printed = io.StringIO()
         try:
             with chdir(self._chain.file.parent), redirect_stderr(printed):
-                outcome = stage(asked, SubmitScreen(as_json=True))
+                outcome = stage(submission, SubmitScreen(as_json=True))
         except Problem as problem:
             raise Problem(f"task {task.name}: {problem.what}", problem.remedy) from problem
         except typer.Exit as end:  # the text of place.fail
@@ -96,7 +96,8 @@ class Submitter:
         except (ClientError, BotoCoreError) as error:
             if is_passing(error):
                 raise
-            raise Problem(f"task {task.name}: {explain(error).what}", explain(error).remedy) from error
+            what, remedy = explain(error)
+            raise Problem(f"task {task.name}: {what}", remedy) from error
         return outcome, tuple(printed.getvalue().splitlines())
 
 

@@ -21,7 +21,7 @@ def check_channel_name(option: str, name: str) -> None:
 def make_channels(settings: SubmitSettings, uris: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return InputDataConfig of the S3 folders by name and of the folders of file systems.
 
-    Raise Problem for a name that two have, for a share of what is no S3 channel, and for a file system without a VPC.
+    Raise Problem for a name used twice, for a share of a channel outside S3, and for a file system without a VPC.
     """
     mounted = {name: _make_mounted_channel("fsx", "FSxLustre", name, text) for name, text in settings.fsx.items()}
     mounted |= {name: _make_mounted_channel("efs", "EFS", name, text) for name, text in settings.efs.items()}

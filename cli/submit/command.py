@@ -14,7 +14,7 @@ from cli.submit.options import parse_pairs
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.submit.settings import KINDS, SubmitSettings
-from cli.submit.stages import Submission, SubmitMode, run
+from cli.submit.stages import Submission, SubmitMode, carry_out
 
 USUAL = SubmitSettings()
 Follow = Annotated[bool, typer.Option("--follow", help="Print the logs of all attempts, and what becomes of the run.")]
@@ -87,13 +87,13 @@ def submit(
     """Start a script as a supervised training job.
 
     A relaunch goes on from the last checkpoint, if the script saves to /opt/ml/checkpoints and looks there when it
-    starts. Defaults, and settings that are no options (subnets, tags, retries...), come from the table submit in
+    starts. Defaults, and settings without an option (subnets, tags, retries...), come from the table submit in
     rerail.toml or --settings.
     """
     mode = SubmitMode.DRY_RUN if dry_run else SubmitMode.UPLOAD_ONLY if upload_only else SubmitMode.START
     screen = SubmitScreen(as_json or mode is not SubmitMode.START)
     try:
-        asked = Submission(
+        submission = Submission(
             script=script,
             arguments=arguments,
             name=name,
@@ -106,7 +106,7 @@ def submit(
             download=download,
             local=local,
         )
-        outcome = run(asked, screen)
+        outcome = carry_out(submission, screen)
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     screen.end(outcome)

@@ -129,7 +129,7 @@ def read_protection(usual: Mapping[str, Any]) -> dict[str, Any]:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings of a file that the command line names, checked as the project's are."""
     if not path.is_file():
-        raise Problem(f"--settings {path}: there is no such file", "name a TOML file with a table [submit]")
+        raise Problem(f"--settings {path}: it does not exist", "name a TOML file with a table [submit]")
     path = path.absolute()
     table = _read(path)
     check_project_paths(path, table, folder=Path.cwd())

@@ -34,7 +34,7 @@ CHANGEABLE = (
 
 
 class SubmitMode(StrEnum):
-    """What is done with the request of a job."""
+    """The handling of a job's request."""
 
     START = "start"
     DRY_RUN = "dry run"
@@ -43,7 +43,7 @@ class SubmitMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a command line, or a task of a chain, asks for."""
+    """The submission that a command line or a task of a chain describes."""
 
     script: Path
     # The script's own; None: not given.
@@ -77,47 +77,49 @@ class PlannedJob:
     where: Place | None = None
 
 
-def run(asked: Submission, screen: SubmitScreen) -> dict[str, Any]:
+def carry_out(submission: Submission, screen: SubmitScreen) -> dict[str, Any]:
     """Carry out a submission; return its outcome, or the request if nothing is to be started.
 
     Raise Problem for anything that is not valid.
     """
-    if asked.continued:
-        return continue_run(asked, screen)
-    planned = plan(asked, screen)
-    if asked.mode is SubmitMode.DRY_RUN:
+    if submission.continued:
+        return continue_run(submission, screen)
+    planned = plan(submission, screen)
+    if submission.mode is SubmitMode.DRY_RUN:
         screen.say(f"the script's command line: {planned.command_line}")
         return planned.request
-    account = SubmissionAccount(is_local=asked.local)
+    account = SubmissionAccount(is_local=submission.local)
     where = planned.where or delivery.find_deployment(screen)
     job = prepare(planned, where, screen)
     request = make_training_request(job)
-    if asked.mode is SubmitMode.UPLOAD_ONLY:
+    if submission.mode is SubmitMode.UPLOAD_ONLY:
         delivery.upload(account, job, planned.source, where, screen)
         return request
     sent = request if read_signing_key(request) else with_signing_key(request, token_hex(32))  # printed nowhere
     delivery.start(account, job, sent, planned.source, where, screen, role_is_new=planned.role.is_new)
-    outcome = delivery.follow_run(job.name, where, account, asked.download, screen) if asked.follow else {}
+    outcome = delivery.follow_run(job.name, where, account, submission.download, screen) if submission.follow else {}
     return {"run": make_run_id(job.name), "job": job.name, "request": request, **outcome}
 
 
-def plan(asked: Submission, screen: SubmitScreen) -> PlannedJob:
+def plan(submission: Submission, screen: SubmitScreen) -> PlannedJob:
     """Return the job of a submission, with nothing made or uploaded; raise Problem for anything that is not valid."""
-    where, usual, given = read_settings(asked)
-    settings = make_settings(usual, given, is_local=asked.local)
-    packed = pack_source(asked.script, settings)
+    where, usual, given = read_settings(submission)
+    settings = make_settings(usual, given, is_local=submission.local)
+    packed = pack_source(submission.script, settings)
     if settings.start_from:
         where = where or delivery.find_deployment(screen)
         settings = replace(settings, inputs={**settings.inputs, START_CHANNEL: find_start(where, settings.start_from)})
-    return replace(plan_job(asked, settings, packed, SubmissionAccount(is_local=asked.local), screen), where=where)
+    return replace(
+        plan_job(submission, settings, packed, SubmissionAccount(is_local=submission.local), screen), where=where
+    )
 
 
-def read_settings(asked: Submission) -> tuple[Place | None, dict[str, Any], Mapping[str, Any]]:
+def read_settings(submission: Submission) -> tuple[Place | None, dict[str, Any], Mapping[str, Any]]:
     """Return the local deployment if it is meant, the usual settings, and those that the submission gives."""
-    where = place.find(local=True) if asked.local else None
-    folder = options.check_local_path("SCRIPT", asked.script)
+    where = place.find(local=True) if submission.local else None
+    folder = options.check_local_path("SCRIPT", submission.script)
     usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
-    return where, usual, join(read_file(asked.file), asked.given) if asked.file else asked.given
+    return where, usual, join(read_file(submission.file), submission.given) if submission.file else submission.given
 
 
 def make_settings(usual: Mapping[str, Any], given: Mapping[str, Any], *, is_local: bool) -> SubmitSettings:
@@ -132,24 +134,24 @@ def pack_source(script: Path, settings: SubmitSettings) -> Source:
 
 
 def plan_job(
-    asked: Submission, settings: SubmitSettings, packed: Source, account: SubmissionAccount, screen: SubmitScreen
+    submission: Submission, settings: SubmitSettings, packed: Source, account: SubmissionAccount, screen: SubmitScreen
 ) -> PlannedJob:
     """Return the job with all that is looked up for it; raise Problem for anything that is missing or not valid."""
     options.check_project(settings.project)
     options.check_inputs(settings.inputs)
-    arguments, is_shell = asked.arguments or (), packed.entry.endswith(".sh")
+    arguments, is_shell = submission.arguments or (), packed.entry.endswith(".sh")
     if is_shell and settings.torchrun:
         raise Problem("--torchrun: it starts Python scripts", "start torchrun in the shell script itself")
     launcher = "torchrun" if settings.torchrun else "shell:" if is_shell else "python"
     line = settings.command or make_command_line(packed.entry, arguments, settings.hyperparameters)
     source, hyperparameters = with_arguments(packed, arguments, settings.hyperparameters)
     recipe = options.find_recipe(settings, is_local=account.is_local)
-    role = plan_role(account, settings.role, is_wanted=asked.create_role)
+    role = plan_role(account, settings.role, is_wanted=submission.create_role)
     job = make_job(
         account,
         settings,
         source,
-        name=asked.name or options.make_name(asked.script, packed, settings.project),
+        name=submission.name or options.make_name(submission.script, packed, settings.project),
         role=role.arn,
         image=name_image(recipe, account.find_number(), account.region) if recipe else "",
         hyperparameters=hyperparameters,
@@ -186,7 +188,7 @@ def make_job(
 
 
 def make_local_entrypoint(under_init: bool) -> tuple[str, ...]:
-    """Script mode; the agent is in every local image."""
+    """Return the command that runs a packed script locally; the agent is in every local image."""
     return (*(("python", "-m", "rerail_agent.init") if under_init else ()), "python", str(SCRIPT_MODE))
 
 
@@ -200,18 +202,18 @@ def prepare(planned: PlannedJob, where: Place | None, screen: SubmitScreen) -> J
     return replace(job, image=build_image(planned.recipe, job.image, screen)) if planned.recipe else job
 
 
-def continue_run(asked: Submission, screen: SubmitScreen) -> dict[str, Any]:
+def continue_run(submission: Submission, screen: SubmitScreen) -> dict[str, Any]:
     """Start the next attempt of a run and return the outcome; in a dry run return the change alone.
 
     What is not given stays as it was; the project's defaults say what is packed and no more.
     """
-    found, usual, given = read_settings(asked)
+    found, usual, given = read_settings(submission)
     where = found or place.find(local=False)
-    _refuse_kept(asked, given)
-    run, account = asked.continued, SubmissionAccount(is_local=where.is_local)
+    _refuse_kept(submission, given)
+    run, account = submission.continued, SubmissionAccount(is_local=where.is_local)
     previous = continuation.find_previous_job(where, run)
     settings = SubmitSettings(**join({key: usual[key] for key in PACKING if key in usual}, given))
-    if asked.script.expanduser().is_dir() and not (settings.command or settings.entry):
+    if submission.script.expanduser().is_dir() and not (settings.command or settings.entry):
         settings = replace(settings, command=previous.read_command())
     if given.keys() & set(IMAGE):
         machine = previous.description["ResourceConfig"].get("InstanceType", settings.instance_type)
@@ -219,13 +221,13 @@ def continue_run(asked: Submission, screen: SubmitScreen) -> dict[str, Any]:
         given = {**given, "image": options.find_image(account, placed)}
     options.check_inputs(settings.inputs)
     options.check_metrics(settings.metrics, screen)
-    wanted = continuation.Continuation(pack_source(asked.script, settings), asked.arguments, given)
+    wanted = continuation.Continuation(pack_source(submission.script, settings), submission.arguments, given)
     source, change, arguments, named = continuation.make_change(previous, wanted)
     text = continuation.check_change(previous, change)
     packed, _ = wanted.source.files.get(COMMAND_SCRIPT, (b"", False))
     command_line = packed.decode().rstrip() if wanted.source.entry == COMMAND_SCRIPT else ""
     screen.say(f"the script's command line: {command_line or make_command_line(wanted.source.entry, arguments, named)}")
-    if asked.mode is SubmitMode.DRY_RUN:
+    if submission.mode is SubmitMode.DRY_RUN:
         return change
     policy = given.get("policy", "")
     delivery.check_policy(where, policy)
@@ -233,14 +235,14 @@ def continue_run(asked: Submission, screen: SubmitScreen) -> dict[str, Any]:
     answer = continuation.send(previous, text, policy, screen)
     if answer:
         screen.say(answer)
-    outcome = delivery.follow_run(run, where, account, asked.download, screen) if asked.follow else {}
+    outcome = delivery.follow_run(run, where, account, submission.download, screen) if submission.follow else {}
     return {"run": run, "change": change, "decision": answer, **outcome}
 
 
-def _refuse_kept(asked: Submission, given: Mapping[str, Any]) -> None:
+def _refuse_kept(submission: Submission, given: Mapping[str, Any]) -> None:
     """Raise Problem for what a continued run cannot change."""
-    kept = {"--name": asked.name, "--create-role": asked.create_role}
-    kept["--upload-only"] = asked.mode is SubmitMode.UPLOAD_ONLY
+    kept = {"--name": submission.name, "--create-role": submission.create_role}
+    kept["--upload-only"] = submission.mode is SubmitMode.UPLOAD_ONLY
     refused = [*(name for name, value in kept.items() if value), *(key for key in given if key not in CHANGEABLE)]
     if refused:
         raise Problem(

@@ -141,7 +141,7 @@ def test_skipped_samples_are_as_if_they_had_never_been_there(new_guard, bucket, 
         bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
 
 
-def test_a_detector_state_that_nests_without_end_keeps_nobody_from_training(new_guard, tmp_path, capsys):
+def test_a_detector_state_that_is_nested_too_deeply_is_ignored(new_guard, tmp_path, capsys):
     (tmp_path / "rerail.json").write_text("[" * 100_000)
     RerailCallback(new_guard())._read_detector_state(tmp_path)
     assert "the detectors start empty" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_folder_of_flight_recorder_dumps_names_who_is_waited_for(tmp_path: Pat
     (tmp_path / "dump_9").write_text("?")
     assert "dump_9" in run(str(tmp_path)).stderr
     os.mkfifo(tmp_path / "dump_8")  # or a device: what they have may never end
-    assert "dump_8: it is no file" in run(str(tmp_path)).stderr
+    assert "dump_8: it is not a regular file" in run(str(tmp_path)).stderr
 
 
 def test_a_text_is_explained() -> None:

@@ -136,7 +136,7 @@ def test_what_is_no_plain_dump_is_refused_with_the_reason(content, words):
         read_dump(content)
 
 
-def test_the_late_state_of_gloo_is_no_unfinished_kernel():
+def test_a_late_state_of_gloo_is_not_reported_as_an_unfinished_kernel():
     """Rank 1 has left the sixth operation, which its record does not show yet."""
     waiting, left = (dump(("0", 6, "gloo:all_reduce"), *more) for more in ([("0", 7, "gloo:all_reduce")], []))
     why = evaluate(waiting, left, waiting, waiting)
@@ -151,14 +151,14 @@ SHARED = {"record_id": 1, "ranks": "[0]" * 9}
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x80\x04" + PAIRS + b"}h\x00K\x01s.", "list is no name"),
-        (pickle.dumps({"pg_config": {}, "entries": [{"record_id": 1, "pg_id": NESTED}]}), "list is no name"),
+        (b"\x80\x04" + PAIRS + b"}h\x00K\x01s.", "list is not a name"),
+        (pickle.dumps({"pg_config": {}, "entries": [{"record_id": 1, "pg_id": NESTED}]}), "list is not a name"),
         (pickle.dumps({"pg_config": {}, "entries": [SHARED] * 100}), "too many operations"),
         (pickle.dumps({"pg_config": dict.fromkeys(map(str, range(99)), SHARED), "entries": []}), "ranks"),
         (b"\x80\x04](" + b"N" * 1_000 + b"e.", "too many opcodes"),
     ],
 )
-def test_values_that_a_dump_shares_take_no_time_without_end(content, words, monkeypatch):
+def test_values_that_a_dump_shares_are_read_in_bounded_time(content, words, monkeypatch):
     monkeypatch.setattr("rerail.model.flight_recorder.MOST", 1_000)
     with pytest.raises(ValueError, match=words):
         read_dump(content)

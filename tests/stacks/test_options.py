@@ -165,7 +165,7 @@ VALUES = st.recursive(
 def test_a_name_that_is_nearly_an_options_is_refused():
     """Its default may allow more, such as links to reports without a console sign-in."""
     refuse_misspelt([*json.loads((ROOT / "cdk.json").read_text())["context"], "availability-zones:account=1", "team"])
-    with pytest.raises(BadOption, match="context 'reportLink' is no option; did you mean 'reportLinks'"):
+    with pytest.raises(BadOption, match="context 'reportLink' is not an option; did you mean 'reportLinks'"):
         refuse_misspelt(["team", "reportLink"])
 
 

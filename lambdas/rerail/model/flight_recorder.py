@@ -117,9 +117,9 @@ def _load_plain(content: bytes) -> Any:
 
 
 def _parse_text(value: Any) -> str:
-    """Return a name, on one line; raise TypeError for values in one another, whose text may have no end."""
+    """Return a name, on one line; raise TypeError for nested values, whose text may be unbounded."""
     if not isinstance(value, str | int):
-        raise TypeError(f"{type(value).__name__} is no name")
+        raise TypeError(f"{type(value).__name__} is not a name")
     return " ".join(str(value)[:100].split())
 
 

@@ -192,7 +192,7 @@ def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
         (["train.py", "--role", ROLE, "--max-runtime", "5"], "--max-runtime 5: not a duration", "12h"),
         (["train.py", "--role", ROLE, "--agent", "x.whl"], "--agent x.whl: there is no such file", "pip wheel"),
         (["train.py", "--role", ROLE, "--agent", "x.zip"], "--agent x.zip: not a wheel", "pip wheel"),
-        (["train.py", "--role", ROLE, "--settings", "x.toml"], "--settings x.toml: there is no such file", "[submit]"),
+        (["train.py", "--role", ROLE, "--settings", "x.toml"], "--settings x.toml: it does not exist", "[submit]"),
     ],
 )
 def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, remedy):
