@@ -220,17 +220,20 @@ def test_several_files_go_back_to_one_time():
     assert sorted(now_there(world)) == ["a", "best"]
 
 
-def diverge(world: World, *, onset_step: int, minutes_ago: float) -> None:
+def diverge(world: World, *, onset_step: int | None, minutes_ago: float) -> None:
     onset_at = world.clock() - timedelta(minutes=minutes_ago)
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 450, onset_step, "9.1 for 80 rows", world.clock(), onset_at)
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     world.minutes(30)
 
 
-def test_a_rollback_restores_the_newest_copy_from_before_the_onset():
-    """What was saved since then goes to quarantine, and its copies are never restored, nor any that follow it."""
+@pytest.mark.parametrize(("onset_step", "minutes_ago"), [(250, 30), (None, 20)])
+def test_a_rollback_restores_the_newest_copy_from_before_the_onset(onset_step, minutes_ago):
+    """What was saved since then goes to quarantine, and its copies are never restored, nor any that follow it.
+
+    Without a step metric the time alone is known, and ten minutes before it are in doubt."""
     world = train("a", "b", "c")
-    diverge(world, onset_step=250, minutes_ago=30)
+    diverge(world, onset_step=onset_step, minutes_ago=minutes_ago)
     run = world.run()
     assert (run.state, run.current.number, now_there(world)) == (RunState.WATCHING, 2, ["b"])
     assert [file.etag for file in world.checkpoints.quarantined] == ["c"]

@@ -1,5 +1,6 @@
 """Nights in the life of a run, hour by hour: the real loop and the real round on a pretend world."""
 
+import random
 from dataclasses import replace
 from datetime import timedelta
 
@@ -395,6 +396,31 @@ def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(wor
     assert not any("from the start" in entry.reason for entry in world.runs.timeline)
 
 
+@pytest.mark.parametrize("epoch_minutes", [2, 40])
+def test_a_loss_that_diverges_in_a_later_epoch_is_rolled_back(world, epoch_minutes):
+    """The steps begin again with each epoch: they are no progress, and the checkpoints' times say what was sound."""
+    world.sagemaker.defined_metrics = ("step", "loss")
+    adopt_run(world)
+    noise = random.Random(1)
+    for minute in range(200):
+        loss = 3.0 - minute / 150 if minute < 150 else 5.0 + minute / 150
+        step = 60.0 * (minute % epoch_minutes + 1)
+        world.series.print("gpt", world.clock(), step=step, loss=loss + noise.gauss(0, 0.02), count=10.0)
+        if minute % 30 == 29:
+            world.checkpoints.save(step=minute + 1, attempt=1, layout=Layout.STEPS)
+        world.minutes(1)
+        if world.run().current.number > 1 or world.run().stop:
+            break
+    world.minutes(20)
+    run = world.run()
+    assert (run.incidents[0].kind, run.current.resumed_from_step, run.current.rung) == ("divergence", 120, "replay")
+    assert 150 < minute < 190
+    for step in (1.0, 40.0):
+        world.series.print(run.current.job_name, world.clock(), step=step, loss=2.0)
+        world.minutes(1)
+    assert world.run().incidents[0].lost_steps is None
+
+
 def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farther(world):
     """Each attempt saves and dies a little later: only the second one began farther than ever."""
     world.sagemaker.defined_metrics = ("step", "loss")
@@ -407,6 +433,24 @@ def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farth
         world.minutes(30 if last > 349 else 5)
     ledger = world.run().ledger
     assert (ledger.progress_step, ledger.charges) == (300, {Cause.INFRASTRUCTURE: 3})
+
+
+@pytest.mark.parametrize(("copies", "minutes"), [(True, 15), (False, 60)], ids=["a copy", "no copy"])
+def test_a_file_saved_after_training_longer_than_was_lost_proves_the_recovery(world, copies, minutes):
+    """Where no step is known: 10 minutes of the 50 were lost, if a copy says when the file was saved."""
+    adopt_run(world)
+    world.minutes(40)
+    if copies:
+        world.checkpoints.save_file()
+    world.minutes(10)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    for is_open in (True, False):
+        world.checkpoints.save_file()
+        world.minutes(2)
+        assert (world.run().open_incident is not None) is is_open
+        world.minutes(minutes)
+    assert any("after training for longer than was lost" in entry.reason for entry in world.runs.timeline)
 
 
 def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):

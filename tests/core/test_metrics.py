@@ -253,6 +253,32 @@ def test_a_job_that_restarts_inside_itself_repeats_steps_too():
     assert [(s.step, s.step_time_s) for s in found] == [(10, None), (20, 6.0), (30, 6.0), (40, 6.0)]
 
 
+@pytest.mark.parametrize(("epoch", "unseen"), [(1.3, 7), (1.5, 5), (2, 1), (2.5, 1), (10, 2), (37, 16)])
+def test_steps_that_begin_again_with_each_epoch_are_no_progress(epoch, unseen):
+    """Every minute is judged once they are known, without a step; in a job that resumed they may be replays."""
+    series = PublishedSeries()
+    for minute in range(60):
+        newest = max((tick / 100) % epoch for tick in range(100 * minute + 1, 100 * minute + 101))
+        series.minute(minute, step=60 * newest, loss=3.0)
+    cursor, found = see(series, Cursor("gpt"), now=START + timedelta(minutes=61))
+    assert (len(found), cursor.counts_epochs, found[-1].step) == (60 - unseen, True, None)
+    assert with_next_attempt(cursor, "gpt-a002", judged_to=30).counts_epochs
+    everything = series.read(make_queries("gpt", NAMES), START, LATER, MINUTE)
+    cursor, found = make_samples(everything, Cursor("gpt"), NAMES, now=LATER, may_have_resumed=True)
+    assert not cursor.counts_epochs and len(found) <= epoch + 1
+
+
+def test_what_an_evaluation_counts_is_no_epoch():
+    """Its lines look the same for eight minutes each half an hour: they are not judged, and the steps go on."""
+    series = PublishedSeries()
+    for minute in range(150):
+        trained, evaluated = divmod(minute, 30)
+        step = 10 * (evaluated - 21) if evaluated > 21 else 22 * 60 * trained + 60 * (evaluated + 1)
+        series.minute(minute, step=float(step), loss=3.0)
+    cursor, found = see(series, Cursor("gpt"), now=START + timedelta(minutes=151))
+    assert (len(found), cursor.counts_epochs, cursor.step) == (5 * 22, False, 5 * 22 * 60)
+
+
 def test_a_minute_without_its_step_counts_as_the_one_before():
     """New where the run makes progress, a replay where it repeats."""
     series = PublishedSeries()

@@ -7,10 +7,11 @@ rolled back. A checkpoint that could not be loaded twice, or whose files do not 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
 from rerail.model.finding import Finding, Level
 from rerail.model.mailbox import Report, ReportKind
@@ -22,6 +23,8 @@ Onsets = list[tuple[tuple[int, int], int]]
 MAX_WHY_CHARS = 200
 ALL_RESTARTS = 1_000_000
 RESOLVED_LEVELS = (Level.RECOVERED, Level.ACCEPTED)
+# A problem is noticed a few rows after it began: where no step is known, it is dated so much earlier.
+DATING_MARGIN = timedelta(minutes=10)
 SAVED_AFTER = "saved after "
 ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
 SUSPECT_MANIFEST = "its health is suspect: there was trouble with the loss when it was saved"
@@ -84,6 +87,22 @@ def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
             else _with_trouble(run, finding, Health.SUSPECT)
         )
     return run
+
+
+def with_onset_estimated(finding: Finding, checkpoints: Sequence[Checkpoint]) -> Finding:
+    """Return a finding about the loss with the step at which it began, by the times of the checkpoints.
+
+    Without a usable step metric only the time is known. Files that are overwritten in place are dated by it.
+    """
+    began = finding.onset_at or finding.at
+    if finding.kind not in OF_THE_LOSS or finding.onset_step is not None or began is None or not checkpoints:
+        return finding
+    began -= DATING_MARGIN
+    folders = [checkpoint for checkpoint in checkpoints if checkpoint.layout != Layout.FILE]
+    if not folders:
+        return replace(finding, onset_at=began)
+    onset = max((folder.step + 1 for folder in folders if folder.saved_at <= began), default=0)
+    return replace(finding, onset_step=min([onset, *(folder.step for folder in folders if folder.saved_at > began)]))
 
 
 def with_rollback_labels(run: Run, finding: Finding) -> Run:

@@ -89,12 +89,14 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     agent to skip them.
     """
     # A script would load a damaged checkpoint again, like one of a loss that went wrong.
-    rolled_back = run.attempts[-2].onset_step is not None or run.attempts[-2].cause is Cause.DAMAGED_CHECKPOINT
+    failed = run.attempts[-2]
+    has_onset = failed.onset_step is not None or failed.onset_at is not None
+    rolled_back = has_onset or failed.cause is Cause.DAMAGED_CHECKPOINT
     if not (rolled_back or run.current.has_stale_checkpoints) or not run.checkpoint_uri or has_agent(run):
         return ()
     # The job's last upload may have finished shortly after its end was observed.
     saved_before = at + CLOCK_MARGIN
-    uri, step, number = run.checkpoint_uri, run.current.resumed_from_step, run.attempts[-2].number
+    uri, step, number = run.checkpoint_uri, run.current.resumed_from_step, failed.number
     action = QuarantineCheckpoints(
         run.id,
         number,
@@ -104,7 +106,7 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
         strict=rolled_back,
         is_vital=rolled_back,
         saved_after=find_first_start(run),
-        replaced_since=run.attempts[-2].onset_at,
+        replaced_since=failed.onset_at,
         restored=list_restored(run, number),
     )
     return (action,)

@@ -6,7 +6,12 @@ from datetime import datetime
 
 from rerail.decisions import rollback_ladder
 from rerail.decisions.approvals import format_unanswered, leave_job_running, propose_again, propose_stop
-from rerail.decisions.checkpoint_health import RESOLVED_LEVELS, with_findings, with_rollback_labels
+from rerail.decisions.checkpoint_health import (
+    RESOLVED_LEVELS,
+    with_findings,
+    with_onset_estimated,
+    with_rollback_labels,
+)
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -83,6 +88,8 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     if observed.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # about an attempt that has ended
     run = _with_first_step(run, observed.first_step)
+    estimated = (with_onset_estimated(finding, observed.checkpoints or ()) for finding in observed.findings)
+    observed = replace(observed, findings=tuple(estimated))
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
     if run.state not in LIVE_STATES or run.current.status is JobStatus.STOPPING:
         return Decision(run)  # it is being handled already, or is being stopped, and not by Rerail
@@ -379,7 +386,7 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         onset_step=onset_step,
         began=intervention.began,
     )
-    onset_at = None if onset_step is None else finding.onset_at
+    onset_at = finding.onset_at if failure.diagnosis.cause is Cause.DIVERGED else None
     attempt = replace(run.current, onset_step=onset_step, onset_at=onset_at)
     run = with_attempt(run, with_onset_dated(run, attempt, margin_steps=policy.ladder.margin_steps))
     stop = PlannedStop(

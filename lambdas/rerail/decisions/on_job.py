@@ -168,7 +168,8 @@ def on_late_job(run: Run, at: datetime) -> Decision:
 def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     """Close the open incident once a checkpoint newer than the one resumed from is committed.
 
-    A file that is overwritten in place must have been saved after a step beyond the incident's last one was reported.
+    A file that is overwritten in place must have been saved after a step beyond the incident's last one was reported;
+    where no step is known, after as much training as can have been lost.
     """
     incident, attempt = run.open_incident, run.current
     if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
@@ -178,6 +179,10 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
         return _recover(run, incident, seen, f"committed a new checkpoint at step {newest}")
     file = next((c for c in seen.checkpoints or () if c.layout == Layout.FILE), None)
     step, before = parse_step(seen.job.metrics), incident.step
+    if file and before is None and _is_made_up_for(run, incident, file.saved_at):
+        return _recover(
+            run, incident, seen, f"saved {file.uri.rpartition('/')[2]} after training for longer than was lost"
+        )
     if file is None or step is None or before is None or step <= max(before, find_proving_step(run, incident)):
         return Decision(run)
     if incident.passed_at is None:
@@ -185,6 +190,16 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     if file.saved_at <= incident.passed_at:
         return Decision(run)
     return _recover(run, incident, seen, f"saved {file.uri.rpartition('/')[2]} beyond step {before}")
+
+
+def _is_made_up_for(run: Run, incident: Incident, saved_at: datetime) -> bool:
+    """Return whether the attempt had trained by then for longer than the failed one since its last known save."""
+    failed = next(attempt for attempt in run.attempts if attempt.number == incident.attempt)
+    began, again = failed.training_started_at, run.current.training_started_at
+    if incident.restart or run.current.restart or began is None or again is None or failed.ended_at is None:
+        return False
+    saves = (copy.saved_at for copy in run.copies if copy.attempt == failed.number)
+    return saved_at - again > failed.ended_at - max(saves, default=began)
 
 
 def _recover(run: Run, incident: Incident, seen: JobObserved, progress: str) -> Decision:

@@ -194,7 +194,7 @@ def _make_reading(memory: RunDetection, monitored: MonitoredRun, at: datetime) -
         return MetricsReading(
             memory.cursor, replace(NO_NAMES, period=policy.metrics.period), hosts=run.current.instance_count
         )
-    start_unknown = bool(monitored.names.step) and _is_start_unknown(run)
+    start_unknown = bool(monitored.names.step) and not memory.cursor.counts_epochs and _is_start_unknown(run)
     hosts = int(_is_load_needed(memory, policy, at))
     return MetricsReading(memory.cursor, monitored.names, hosts=hosts, start_unknown=start_unknown)
 
@@ -213,7 +213,9 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate the new metrics of one run: first each sample, then what is overdue."""
     policy = monitored.policy
-    cursor, news = make_samples(answers, memory.cursor, monitored.names or policy.metrics, now=at)
+    run, names = monitored.run, monitored.names or policy.metrics
+    may_have_resumed = run.current.self_repairs > 0 or any(known.agent for known in run.attempts)
+    cursor, news = make_samples(answers, memory.cursor, names, now=at, may_have_resumed=may_have_resumed)
     findings: list[Finding] = []
     idle = _is_idle(answers, cursor.job)
     for sample in (replace(sample, suspect=IDLE if idle else "") for sample in news):
@@ -224,12 +226,9 @@ def evaluate_run(
     memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, policy, at=at)
     excuse = with_silence_excused(liveness, memory.doubt)
     overdue = find_overdue(replace(watch, liveness=excuse), find_known_to(policy.metrics, now=at), policy.detection)
-    findings += (
-        _with_confirmation(_with_reliable_onset(finding, memory), excuse, monitored.run) for finding in overdue
-    )
+    findings += (_with_confirmation(_with_reliable_onset(finding, memory), excuse, run) for finding in overdue)
     findings += _find_missing_checkpoint(monitored, excuse, at)
     findings += find_resolved(monitored, findings, at)
-    names = monitored.names or policy.metrics
     return Evaluation(memory, tuple(findings), find_first_step(answers, cursor.job, names))
 
 

@@ -31,6 +31,9 @@ RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricDat
 MIN_SILENT_MINUTES = 2
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
+# Steps that fell are those of another epoch if they stay low for half as long as they had grown, within these minutes.
+# A fall to about zero counts as two minutes. What an evaluation counts stays low for less.
+EPOCH_MINUTES, FALL_TO_ZERO = (3, 30), 2
 # With a period of a minute, the newest values read are at most this old.
 OLDEST_READ = timedelta(minutes=2)
 
@@ -215,6 +218,15 @@ class Cursor:
     # The job repeats steps that were already evaluated.
     behind: bool = False
     silence: LossSilence = field(default_factory=LossSilence)
+    # For how many minutes steps have been low since they fell within the job.
+    low_minutes: int = 0
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Return whether the steps begin again with each epoch, so that they tell nothing about progress."""
+        shortest, longest = EPOCH_MINUTES
+        grown = (self.step or 0) // (2 * self.silence.fastest) if self.silence.fastest else longest
+        return self.low_minutes >= max(shortest, min(longest, grown))
 
 
 def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
@@ -224,8 +236,8 @@ def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None)
     numbers: then `judged_to` is the step to go back to, and all later steps are evaluated again.
     """
     step = cursor.step if judged_to is None or cursor.step is None else min(cursor.step, judged_to)
-    longest = cursor.silence.longest
-    return Cursor(job, step=step, behind=step is not None, silence=LossSilence(longest=longest))
+    silence = LossSilence(longest=cursor.silence.longest, fastest=cursor.silence.fastest)
+    return Cursor(job, step=step, behind=step is not None, silence=silence, low_minutes=cursor.low_minutes)
 
 
 def with_agent_progress(
@@ -306,14 +318,20 @@ def find_window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[da
 
 
 def make_samples(
-    series: Mapping[MetricQuery, Points], cursor: Cursor, names: MetricNames, *, now: datetime
+    series: Mapping[MetricQuery, Points],
+    cursor: Cursor,
+    names: MetricNames,
+    *,
+    now: datetime,
+    may_have_resumed: bool = False,
 ) -> tuple[Cursor, tuple[Sample, ...]]:
     """Return the cursor after the complete minutes, and the samples of those with new steps, oldest first.
 
     Each minute is evaluated once and in order; values that arrive after a later minute was evaluated are lost. Each
     step is evaluated once: after a resume, minutes up to the last evaluated step move the cursor without a sample.
-    A minute without a step is treated like the one before. Without a step metric every minute is new. If a series
-    could not be read, nothing is evaluated until it can be.
+    A minute without a step is treated like the one before. Without a step metric every minute is new, as it is once the
+    steps begin again within a job, unless it `may_have_resumed` by itself. If a series could not be read, nothing is
+    evaluated until it can be.
     """
     period = find_resolution(names.period)
     settled = now - period
@@ -329,9 +347,23 @@ def make_samples(
     for at in sorted(rows):
         end = at + period
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
+            if not may_have_resumed:
+                cursor = _with_low_minutes(cursor, parse_step(rows[at]))
             cursor, sample = _evaluate_minute(cursor, end, rows[at], names)
             new_samples += [sample] if sample else []
     return cursor, tuple(new_samples)
+
+
+def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
+    """Return the cursor before a minute that ended at this step, with the minutes counted in which steps were low."""
+    if step is None or cursor.seen_step is None or cursor.step is None:
+        return cursor
+    low_minutes = 0
+    if step < cursor.seen_step:
+        low_minutes = cursor.low_minutes + (FALL_TO_ZERO if step < 2 * cursor.silence.fastest else 1)
+    elif step <= cursor.step:
+        low_minutes = cursor.low_minutes + (cursor.low_minutes >= FALL_TO_ZERO)
+    return replace(cursor, low_minutes=low_minutes)
 
 
 def _evaluate_minute(
@@ -339,21 +371,23 @@ def _evaluate_minute(
 ) -> tuple[Cursor, Sample | None]:
     step = parse_step(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
+    behind = behind and not cursor.counts_epochs
     silence = _update_silence(cursor, row, end, find_resolution(names.period)) if names.loss else cursor.silence
     silent = "nonfinite" not in row and silence.tells_of_nan
     after = Cursor(
         job=cursor.job,
         read_to=end,
-        step=cursor.step if behind or step is None else step,
+        step=cursor.step if step is None else max(step, cursor.step or 0),
         seen_step=cursor.seen_step if step is None else step,
         seen_at=cursor.seen_at if step is None else end,
         behind=behind,
         silence=silence,
+        low_minutes=cursor.low_minutes,
     )
     if behind:
         return after, None
     sample = Sample(
-        step=step,
+        step=None if cursor.counts_epochs else step,
         at=end,
         loss=row.get("loss"),
         grad_norm=row.get("grad_norm"),
@@ -362,7 +396,7 @@ def _evaluate_minute(
         nonfinite=silent or row.get("nonfinite", 0) > 0,
         count=max(1, int(row.get("count", 1))),
         loss_max=row.get("loss_max"),
-        complete_to=silence.complete_to if silent else None,
+        complete_to=silence.complete_to if silent and not cursor.counts_epochs else None,
     )
     return after, sample
 
@@ -375,7 +409,7 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
     """
     silence = cursor.silence
     step, fastest = parse_step(row), silence.fastest
-    if step is not None and cursor.seen_step is not None and cursor.seen_at == end - period:
+    if step is not None and cursor.seen_step is not None and cursor.seen_at == end - period and not cursor.behind:
         fastest = max(fastest, step - cursor.seen_step)
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0

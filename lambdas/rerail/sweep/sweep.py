@@ -421,8 +421,11 @@ class Sweep:
             return None, False
         names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
-            is_due = seen.job.is_training and is_load_due(run.id, at, policy.metrics.period)
-            return self._make_load_reading(run, policy) if is_due else None, False
+            if not seen.job.is_training or not is_load_due(run.id, at, policy.metrics.period):
+                return None, False
+            saves = self._list_saves_if_possible(run)
+            monitored = MonitoredRun(run, policy, None, is_training=True, saved_at=tuple(saves.times))
+            return monitored, bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
         try:
             saves = self._list_saves(run, seen, at)
             needs_listing = bool(list_due_copies(run, select_known(run, saves.files), policy, at=at))
@@ -431,16 +434,12 @@ class Sweep:
         saved_at = tuple(saves.times)
         return MonitoredRun(run, policy, names, is_training=seen.job.is_training, saved_at=saved_at), needs_listing
 
-    def _make_load_reading(self, run: Run, policy: Policy) -> MonitoredRun:
-        """Return a run of which only the machines' load is known, with the times of its checkpoints.
-
-        If they cannot be listed, none is known: then the run is not stopped.
-        """
+    def _list_saves_if_possible(self, run: Run) -> ListedSaves:
+        """Return when checkpoints were saved; if they cannot be listed, none is known: then the run is not stopped."""
         try:
-            saves = self.checkpoints.list_saves(run.checkpoint_uri) if run.checkpoint_uri else ListedSaves(())
+            return self.checkpoints.list_saves(run.checkpoint_uri) if run.checkpoint_uri else ListedSaves(())
         except RerailError:
-            saves = ListedSaves(())
-        return MonitoredRun(run, policy, None, is_training=True, saved_at=tuple(saves.times))
+            return ListedSaves(())
 
     def _list_saves(self, run: Run, seen: JobObserved, at: datetime) -> ListedSaves:
         """Return when checkpoints were saved; if they were not listed, list them every few minutes."""
