@@ -272,8 +272,9 @@ def _health(run: Run, save: StoredCheckpoint) -> Health | None:
 
 
 def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint | None) -> Table:
-    heads = ("step", "attempt", "saved at", "reason", "health", "size", "whole", "where")
-    table = Table(*heads)
+    table = Table()
+    for head in ("step", "attempt", "saved at", "reason", "health", "size", "whole", "where"):
+        table.add_column(head, overflow="fold")
     for save in saves:
         known, health = save.checkpoint, _health(run, save)
         table.add_row(

@@ -116,14 +116,20 @@ class Maker:
     def _shown(
         self, tasks: list[tuple[int, SimulationTask]], console: Console
     ) -> Iterator[tuple[int, SimulationResult]]:
-        """The first is taken before the bar starts its thread: a process is forked best while it has one."""
-        results = spread(_numbered, tasks)
+        """The first is taken before the bar starts its thread: a process is forked best while it has one.
+
+        Where no bar can be drawn, stderr says how far it is."""
+        results, every = spread(_numbered, tasks), max(1, len(tasks) // 5)
+        if not console.is_terminal and len(tasks) > 1:
+            print(f"simulating {len(tasks)} times {self.days:g} days ...", file=sys.stderr, flush=True)
         yield next(results)
         columns = TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, transient=True, disable=len(tasks) < 2) as progress:
             bar = progress.add_task("simulating", total=len(tasks), completed=1)
-            for result in results:
+            for done, result in enumerate(results, 2):
                 progress.advance(bar)
+                if not console.is_terminal and done % every == 0:
+                    print(f"{done} of {len(tasks)} simulated", file=sys.stderr, flush=True)
                 yield result
 
 

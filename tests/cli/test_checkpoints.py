@@ -92,10 +92,10 @@ def test_a_save_after_a_rollback_is_shown_as_clean_and_of_its_own_attempt(s3):
     assert (row["attempt"], row["health"], row["why"], row["passed_over"]) == (2, "clean", "", "")
 
 
-def rerail(*arguments: str):
+def rerail(*arguments: str, columns: int = 200):
     app = typer.Typer()
     app.command()(checkpoints)
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns), "NO_COLOR": "1"})
 
 
 def facts(*arguments: str) -> dict:
@@ -114,6 +114,7 @@ def test_what_is_saved_is_listed_newest_first_and_the_one_to_resume_from_is_name
     assert "2026-01-31 03:40:00" in rows[0] and "clean" in rows[0]
     assert "resume from step 100" in answer.stdout
     assert "not from step" not in answer.stdout
+    assert "…" not in rerail("gpt", columns=80).stdout, "a narrow terminal cuts nothing off"
 
 
 def test_each_newer_checkpoint_is_listed_with_the_reason_it_is_passed_over(s3):

@@ -28,6 +28,7 @@ def test_the_table_has_assumptions_and_results():
     )
     assert "people on call" in result.output and "and a warm pool" in result.output
     assert "2,048 GPUs, a deadly failure every 24.7 h" in result.output
+    assert result.stderr.splitlines()[0] == "simulating 4 times 0.2 days ..."
 
 
 def test_the_same_seed_writes_the_same_figures(tmp_path):
