@@ -97,8 +97,9 @@ def test_only_the_last_incident_can_be_open():
 
 
 @pytest.mark.parametrize(
-    ("step", "resume", "lost"), [(None, 5, None), (110, 100, 10), (110, None, None), (110, 0, 110), (90, 100, 0)]
+    ("step", "resume", "lost"),
+    [(None, 5, None), (110, 100, 10), (110, None, None), (110, 0, 110), (50, 100, 0), (49, 100, None)],
 )
 def test_lost_steps_are_those_to_train_again(step, resume, lost):
-    """From where it died back to where it resumes; unknown where the end is unknown, never negative."""
+    """From where it died back to where it resumes; unknown where the end is, or in another unit; never negative."""
     assert replace(INCIDENT, step=step, resume_step=resume).lost_steps == lost

@@ -338,9 +338,12 @@ class Incident(Record):
 
     @property
     def lost_steps(self) -> int | None:
-        """Return how many steps have to be trained again; None if where it failed or resumes is unknown."""
+        """Return how many steps have to be trained again; None if where it failed or resumes is unknown.
+
+        A step far below the checkpoint's is counted in another unit, such as within an epoch.
+        """
         began = self.resume_step if self.began_step is None else self.began_step
-        return None if self.step is None or began is None else max(0, self.step - began)
+        return None if self.step is None or began is None or 2 * self.step < began else max(0, self.step - began)
 
 
 @dataclass(frozen=True, slots=True)
