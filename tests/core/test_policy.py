@@ -107,9 +107,9 @@ def test_an_unknown_field_is_answered_with_a_known_one(text, hint):
 
 
 def test_planned_changes_are_read_and_written_back():
-    text = '[detection]\nplanned = [{step = 2000000, what = "say \\"8k\\""}, {step = 5}]'
+    text = '[detection]\nplanned = [{step = 2000000, what = "say \\"8k\\" 🚀\\u007fé"}, {step = 5}]'
     policy = parse_policy(text, name="p")
-    assert policy.detection.planned == (PlannedChange(2_000_000, 'say "8k"'), PlannedChange(5))
+    assert policy.detection.planned == (PlannedChange(2_000_000, 'say "8k" 🚀\x7fé'), PlannedChange(5))
     assert parse_policy(to_toml(policy), name="p") == policy
 
 

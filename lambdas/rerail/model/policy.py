@@ -375,8 +375,12 @@ def _format_literal(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_format_literal, value))}]"
     if isinstance(value, PlannedChange):
-        return f"{{step = {value.step}, what = {json.dumps(value.what)}}}"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+        return f"{{step = {value.step}, what = {_format_literal(value.what)}}}"
+    if not isinstance(value, str):
+        return repr(value)
+    # TOML has JSON's escapes, but no halves of a character, and no DEL.
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08X}" for c in text)
 
 
 def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) -> Any:
