@@ -125,7 +125,7 @@ class Agreement:
         """Return where a rank runs, if it has published that."""
         store = get_store()
         key = f"{PLACE}{rank}"
-        return str(store.get(key).decode()) if store is not None and store.check([key]) else "an unknown host"
+        return str(store.get(key), errors="replace") if store is not None and store.check([key]) else "an unknown host"
 
     def _accept(self, raised_here: list[float], sums: list[float] | None = None) -> None:
         """Mark flags as agreed on, and lower those that this rank had raised."""

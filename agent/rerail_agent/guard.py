@@ -129,7 +129,7 @@ class Guard:
         # Whether the supervisor has ordered this start, and no step since then is done yet.
         self._restarted = self._identity.restart > 0 or self._identity.attempt > 1
         for part, start in (
-            ("SIGTERM", self._install_handler),
+            ("SIGTERM", self._sigterm.listen),
             ("watchdog", self._start_watchdog),
             ("mailbox", self._open_mailbox),
         ):
@@ -360,9 +360,6 @@ class Guard:
 
     def _is_first(self) -> bool:
         return self._agreement.rank == 0 and not self._is_child()
-
-    def _install_handler(self) -> None:
-        self._sigterm.listen()
 
     def _open_mailbox(self) -> None:
         """Connect rank 0 to the supervisor's mailbox."""

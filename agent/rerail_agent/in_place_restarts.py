@@ -6,7 +6,6 @@ Init asks; the decision itself is the supervisor's, whose command is awaited her
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -73,8 +72,8 @@ class Restarts:
     def __init__(self, environment: Mapping[str, str], base: Path, log: Callable[[str], None]) -> None:
         self._base, self._log = base, log
         self._is_single_host = init_channel.count_hosts(base) == 1
-        self._hold_s = _read_seconds(environment, "RERAIL_HOLD_SECONDS", HOLD_S)
-        self.grace_s = _read_seconds(environment, "RERAIL_RESTART_GRACE_SECONDS", GRACE_S)
+        self._hold_s = init_channel.read_seconds(environment, "RERAIL_HOLD_SECONDS", HOLD_S)
+        self.grace_s = init_channel.read_seconds(environment, "RERAIL_RESTART_GRACE_SECONDS", GRACE_S)
         self._channel: InitChannel | None = init_channel.connect(environment, base, log)
         self._job = environment.get("TRAINING_JOB_NAME", "")
         self._command_id = ""  # the order's id
@@ -145,11 +144,8 @@ class Restarts:
         self.environment |= make_environment(restart_command)
         self._write_restart_file()
         self._move_failure_file()
-        start = (
-            "the newest checkpoint"
-            if restart_command.resume_step is None
-            else f"step {restart_command.resume_step} at most"
-        )
+        step = restart_command.resume_step
+        start = "the newest checkpoint" if step is None else f"step {step} at most"
         self._log(
             f"restart {restart_command.restart} in place, by the supervisor's command ({restart_command.reason}):"
             f" from {start}"
@@ -211,11 +207,8 @@ def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]
         if not is_signed(text, name=f"{file.name}/{job}", key=key):
             raise BadMailboxObject("it is not signed with the run's key")
         variables = table["told"]
-        return (
-            {name: variables[name] for name in RESTART_VARIABLES if isinstance(variables.get(name), str)}
-            if _has_valid_numbers(variables)
-            else {}
-        )
+        names = RESTART_VARIABLES if _has_valid_numbers(variables) else ()
+        return {name: variables[name] for name in names if isinstance(variables.get(name), str)}
     except BadMailboxObject as error:
         log(f"{file.name} in the checkpoint folder is ignored: {error}")
         return {}
@@ -272,7 +265,3 @@ def _read_cause(text: str) -> str:
     except (ValueError, RecursionError):
         return ""
     return str(table.get("cause") or "") if isinstance(table, dict) else ""
-
-
-def _read_seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    return init_channel.read_seconds(environment, name, default, least=0.0, below=math.inf)

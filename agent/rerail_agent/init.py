@@ -196,10 +196,11 @@ class Init:
         self.on_started = time.monotonic()
         self.own = proc.read_rank_environment(os.getpid())
         self.oom_kills = proc.count_oom_kills()
+        session = self.session
         self.relay, self.signal_pipe, self.snapshot_process = (
-            self.session.relay,
-            self.session.signal_pipe,
-            self.session.snapshot_process,
+            session.relay,
+            session.signal_pipe,
+            session.snapshot_process,
         )
         self.command_pid = spawn(command, environment, stderr=self.relay.inlet, pid_as=pid_as)
         self.session.open()
@@ -247,9 +248,8 @@ class Init:
 
     def _choose_timeout_s(self) -> float:
         if self._is_shutting_down:
-            return (
-                0.05 if self.is_waiting_for_handler or self.rest_signalled_at is not None or self.command_exit else 0.5
-            )
+            is_soon = self.is_waiting_for_handler or self.rest_signalled_at is not None or self.command_exit
+            return 0.05 if is_soon else 0.5
         return max(0.0, self.next_look - time.monotonic())
 
     def _poll(self, seconds: float) -> None:

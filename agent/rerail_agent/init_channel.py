@@ -241,7 +241,9 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)  # noqa: UP017  (init.py comes here in images whose Python is older)
 
 
-def read_seconds(environment: Mapping[str, str], name: str, default: float, *, least: float, below: float) -> float:
+def read_seconds(
+    environment: Mapping[str, str], name: str, default: float, *, least: float = 0.0, below: float = float("inf")
+) -> float:
     """Return a number of seconds, or the default; the agent reports values that cannot be read."""
     try:
         seconds = float(environment.get(name) or default)

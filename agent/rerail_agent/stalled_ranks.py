@@ -11,16 +11,17 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
+from types import NoneType
 
 from rerail_agent import stack_dump
 from rerail_agent.agreement import Agreement, get_store
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.progress import Progress
 
-# Positions are JSON and not pickles: whoever reaches the store can write there.
-KEY = "rerail/position/"
+# Positions are JSON and not pickles, and no longer than this: whoever reaches the store can write there.
+KEY, MOST_BYTES = "rerail/position/", 4 << 20
 PAUSE_S, COMPARING_S = 0.1, 5.0
 # Operations of the flight recorder that a rank sends: the oldest open ones, and the newest.
 SENT_OPERATIONS = 60
@@ -50,6 +51,16 @@ class StalledRank:
         function, script, collective = stack_dump.find_functions()
         recorded = _shorten(stack_dump.dump_flight_recorder())
         return cls(step, place, function, script, collective, recorded)
+
+    @classmethod
+    def read(cls, content: bytes) -> "StalledRank | None":
+        """Return the position that a rank has sent; None for anything else, which strangers may have written."""
+        try:
+            position = cls(**json.loads(zlib.decompressobj().decompress(content, MOST_BYTES)))
+        except (zlib.error, ValueError, TypeError, RecursionError):
+            return None
+        step, *texts = astuple(position)
+        return position if type(step) in (int, NoneType) and all(isinstance(text, str) for text in texts) else None
 
     @property
     def where(self) -> str:
@@ -105,16 +116,18 @@ class StallExchange:
         get_store().set(f"{KEY}{self._agreement.rank}", content)
 
     def _compare(self, within_s: float) -> str:
-        positions, size, store = {0: self._find()}, self._agreement.size, get_store()
+        size, store = self._agreement.size, get_store()
+        positions: dict[int, StalledRank | None] = {0: self._find()}
         deadline = time.monotonic() + within_s
         while len(positions) < size:
             for rank in range(1, size):
                 if rank not in positions and store.check([f"{KEY}{rank}"]):
-                    positions[rank] = StalledRank(**json.loads(zlib.decompress(store.get(f"{KEY}{rank}"))))
+                    positions[rank] = StalledRank.read(store.get(f"{KEY}{rank}"))
             if time.monotonic() > deadline:
                 break
             time.sleep(PAUSE_S)
-        return describe_culprits(positions, size=size, find_place=self._agreement.find_place)
+        readable = {rank: position for rank, position in positions.items() if position}
+        return describe_culprits(readable, size=size, find_place=self._agreement.find_place)
 
 
 def describe_culprits(positions: Mapping[int, StalledRank], *, size: int, find_place: Callable[[int], str]) -> str:

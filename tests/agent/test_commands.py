@@ -7,15 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import (
-    CommandKind,
-    Durability,
-    Report,
-    ReportKind,
-    make_command_key,
-    read_report,
-    serialize,
-)
+from rerail.model.mailbox import CommandKind, Durability, Report, ReportKind, make_command_key, read_report, serialize
 from rerail.model.signatures import sign
 from rerail_agent.commands import CommandEffect, CommandState
 from rerail_agent.identity import Identity

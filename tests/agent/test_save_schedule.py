@@ -79,12 +79,7 @@ def test_the_interval_follows_from_the_measured_stall(monkeypatch, in_phase):
 
 
 @settings(max_examples=count_examples(30), deadline=None)
-@given(
-    stall_s=st.floats(0, 600),
-    step_s=st.floats(0.5, 30),
-    mtbf_s=st.floats(1, DAY_S),
-    share=st.floats(0.01, 0.5),
-)
+@given(stall_s=st.floats(0, 600), step_s=st.floats(0.5, 30), mtbf_s=st.floats(1, DAY_S), share=st.floats(0.01, 0.5))
 def test_saving_never_takes_more_than_its_share(stall_s, step_s, mtbf_s, share):
     """However rare or frequent failures are said to be, and however long a save takes."""
     bounds = SaveInterval(shortest=timedelta(), longest=timedelta(0), most_share=share)

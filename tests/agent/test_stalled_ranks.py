@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import zlib
+from dataclasses import asdict
 
 import pytest
 
@@ -42,6 +44,14 @@ def test_the_culprit_is_in_no_collective_while_most_others_wait_in_one(positions
     by_rank = {rank: there for rank, there in enumerate(positions) if there}
     text = describe_culprits(by_rank, size=len(positions), find_place=lambda rank: f"host of {rank}")
     assert [int(part.split()[1]) for part in text.split("; ") if part.startswith("rank ") and " on " in part] == named
+
+
+@pytest.mark.parametrize("change", [{"step": "7"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}])
+def test_a_position_that_no_rank_has_sent_is_passed_over(change):
+    """Whoever reaches the store can write there; what is compressed may be huge, or nothing."""
+    assert StalledRank.read(zlib.compress(json.dumps(asdict(IN)).encode())) == IN
+    assert StalledRank.read(zlib.compress(json.dumps({**asdict(IN), **change}).encode())) is None
+    assert StalledRank.read(b"x") is None
 
 
 def test_a_text_names_place_and_function_of_at_most_four_ranks():

@@ -140,10 +140,7 @@ def test_every_page_is_read(api):
     answer(api, a_result(0, [0, 1], "PartialData"), token="more")
     answer(api, a_result(0, [2]), a_result(1, [0, 2], offset=0.5), after="more")
     series = CloudWatchSeries()
-    assert series.read([STEP, LOSS], START, END, MINUTE) == {
-        STEP: points(0, 1, 2),
-        LOSS: points(0, 2, offset=0.5),
-    }
+    assert series.read([STEP, LOSS], START, END, MINUTE) == {STEP: points(0, 1, 2), LOSS: points(0, 2, offset=0.5)}
     assert (series.calls, series.metrics) == (2, 4)
 
 

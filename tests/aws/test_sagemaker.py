@@ -296,11 +296,7 @@ def test_a_pool_that_cannot_be_released_yet_stays_pending(api, status):
 def test_a_job_without_machines_is_distinguished_from_one_that_starts(secondary, message, lacks):
     """By its status, or by what its start says."""
     transitions = [{"Status": secondary, "StartTime": NOON, "StatusMessage": message}]
-    facts = {
-        "TrainingJobStatus": "InProgress",
-        "SecondaryStatus": secondary,
-        "SecondaryStatusTransitions": transitions,
-    }
+    facts = {"TrainingJobStatus": "InProgress", "SecondaryStatus": secondary, "SecondaryStatusTransitions": transitions}
     assert read_job({**description(), **facts}).lacks_machines is lacks
 
 

@@ -94,7 +94,9 @@ class Saver:
         commit_queue = self._connect()
         commit_queue.await_arena()
         leaves = flatten(state)
-        self._plan, self._index = make_plan(leaves, self.exchange, file_name=self._file_name())
+        self._plan, self._index = make_plan(
+            leaves, self.exchange, file_name=self.place.file_name(self.rank, self._nonce)
+        )
         if self._arena is None or self._arena.size < self._plan.image or self._writer is None:
             self._replace_arena(self._plan.image)
         assert self._arena is not None
@@ -120,8 +122,8 @@ class Saver:
         """
         started = time.monotonic()
         commit_queue = self._connect()
-        if manifest.loss is not None and not math.isfinite(manifest.loss):
-            manifest = replace(manifest, loss=None)
+        loss = manifest.loss
+        manifest = replace(manifest, loss=None if loss is None or not math.isfinite(loss) else float(loss))
         leaves = self._plan_leaves(state)
         assert self._plan is not None and self._writer is not None
         if manifest.step in self._seen and not self._make_room(manifest.step):
@@ -340,9 +342,6 @@ class Saver:
         if self.rank == 0:
             probe.touch()
 
-    def _file_name(self) -> str:
-        return self.place.file_name(self.rank, self._nonce)
-
     def _replace_arena(self, size: int) -> None:
         if self._writer is not None:
             self._writer.end()
@@ -357,14 +356,11 @@ class Saver:
         """Return whether a save may replace a step: not if that is complete; a damaged one is deleted."""
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        manifest, _ = self._run_on_every_rank(lambda: self._find(step) if self.rank == 0 else (None, None))[0]
+        manifest = self._run_on_every_rank(lambda: None if self.rank else self._listing().get(step, (None, ""))[0])[0]
         if manifest is not None and not self._damage(manifest):
             return False
         self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
-
-    def _find(self, step: int) -> tuple[Manifest | None, str | None]:
-        return self._listing().get(step, (None, None))
 
     def _read(self, step: int) -> tuple[Manifest | None, str | None]:
         try:

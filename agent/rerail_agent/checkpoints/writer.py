@@ -84,11 +84,12 @@ class Writer:
         blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # what is blocked stays so across exec
         command = [sys.executable, "-m", "rerail_agent.checkpoints.writer"]
+        path = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
         try:
             self.process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 [*command, str(os.getpid()), str(theirs.fileno()), str(file)],
                 pass_fds=(theirs.fileno(), file),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
             )
         except OSError:
@@ -135,10 +136,6 @@ class Writer:
 
 class WriterGone(Exception):
     """The writer process ended or was never there."""
-
-
-def _import_path() -> list[str]:
-    return [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rerail_agent import manifests
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver, open_store
 from rerail_agent.checkpoints.manifest import MANIFEST, METADATA, dump, parse
+from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState
 from rerail_agent.checkpoints.safe_load import load_metadata
 from rerail_agent.checkpoints.store import compute_checksum
@@ -88,15 +91,19 @@ def change_files(folder: Path, **files: bytes) -> None:
 
 
 @pytest.mark.threat("T25")
-@pytest.mark.parametrize("where", ["metadata", "value"])
+@pytest.mark.parametrize("where", ["metadata", "value", "store"])
 def test_a_checkpoint_runs_no_code(tmp_path: Path, where: str) -> None:
-    """Neither its index nor a plain value runs code, also in a run without a key."""
+    """Neither its index nor a plain value nor what the ranks exchange about it, also in a run without a key."""
     mark, root = tmp_path / "ran", tmp_path / "checkpoints"
     if where == "value":
         said = save(root, 10, evil=Payload(mark))
         assert "step-000000010" not in said and "the plain value evil" in said, "the one who saves it is told at once"
         with pytest.raises(UnfitState, match=r"the plain value evil .*add_safe_globals"):
             restored(root, evil=None)
+    elif where == "store":
+        (store := dist.HashStore()).set("spread-0", zlib.compress(pickle.dumps([Payload(mark), print, UnfitState(3)])))
+        evil, function, own = RankExchange(rank=1, world_size=2, store=store).broadcast(None)
+        assert isinstance(evil, RuntimeError) and function is RuntimeError and isinstance(own, UnfitState)
     else:
         save(root, 10)
         save(root, 20)

@@ -88,10 +88,7 @@ def test_a_clean_up_goes_on_after_what_it_may_not_do():
                 ]
             },
             "sagemaker.stop_training_job": refused("ValidationException", "the job is in status Stopped."),
-            "sagemaker.describe_training_job": {
-                "TrainingJobArn": "arn",
-                "WarmPoolStatus": {"Status": "Available"},
-            },
+            "sagemaker.describe_training_job": {"TrainingJobArn": "arn", "WarmPoolStatus": {"Status": "Available"}},
             "sagemaker.update_training_job": {},
             "sagemaker.delete_tags": denied("sagemaker:DeleteTags"),
             "s3.list_objects_v2": lambda Bucket, Prefix: {"Contents": [{"Key": f"{Prefix}x"}]},
