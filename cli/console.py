@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+import typer
 from rich import console
 from rich.segment import Segment
 
@@ -17,6 +18,11 @@ UNPRINTABLE = re.compile(
 def make_printable(text: str) -> str:
     """Return the text with a blank for each character that a terminal would execute."""
     return UNPRINTABLE.sub(" ", text)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text that others may have written, as it is but for what a terminal would execute."""
+    typer.echo(make_printable(text), err=err)
 
 
 class Console(console.Console):

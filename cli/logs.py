@@ -10,7 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 from cli import place
-from cli.console import Console
+from cli.console import Console, echo
 from cli.durations import parse_seconds
 from cli.logbook import JobLogLine, Logbook
 from cli.names import RunName, find_run
@@ -117,7 +117,7 @@ def _show(screen: Console, run: Run, numbers: dict[str, int], line: JobLogLine, 
         return
     source = f"{line.at:%m-%d %H:%M:%SZ} {number}/{line.host}" if line.at else f"{number}/{line.host}"
     if not screen.is_terminal:
-        typer.echo(f"{source} | {line.shown}")  # a file may be long, and wants no colours
+        echo(f"{source} | {line.shown}")  # a file may be long, and wants no colours
         return
     screen.print(f"{source} | ", style=COLOURS[number % len(COLOURS)], end="", markup=False)
     screen.print(line.shown, markup=False)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cli.console import echo
 from rerail.model.metrics import make_definitions
 
 PURPOSE = {
@@ -51,10 +52,10 @@ def metrics(
         return
     if format is DefinitionFormat.submit:
         pairs = (f"{definition['Name']}={definition['Regex']}" for definition in definitions)
-        typer.echo(" \\\n".join(f"--metric {shlex.quote(pair)}" for pair in pairs))
+        echo(" \\\n".join(f"--metric {shlex.quote(pair)}" for pair in pairs))
         return
     printed = _boto3(definitions, line) if format is DefinitionFormat.boto3 else _sdk(definitions, line)
-    typer.echo("\n".join(printed))
+    echo("\n".join(printed))
 
 
 def _find_in(log: Path) -> tuple[list[dict[str, str]], str]:
@@ -68,7 +69,7 @@ def _find_in(log: Path) -> tuple[list[dict[str, str]], str]:
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
     for said in proposal.report:
-        typer.echo(said, err=True)
+        echo(said, err=True)
     return proposal.definitions, proposal.line
 
 

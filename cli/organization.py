@@ -16,7 +16,7 @@ from cli.console import Console
 from cli.runs import STYLES
 from cli.trouble import explain
 from rerail.messages.cluster_events import clean_text
-from rerail.messages.messages import RERAIL, RUN_STATE_CHANGE
+from rerail.messages.messages import JOB_NAME, RERAIL, RUN_STATE_CHANGE
 from rerail.model.formatting import format_dollars
 from rerail.model.run import RunState
 
@@ -77,7 +77,8 @@ def read_event(text: str) -> MemberRun | None:
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return run if all(run.key) else None
+    # People copy the commands that name the run.
+    return run if run.account and run.region and JOB_NAME.fullmatch(run.run) else None
 
 
 def find_newest(runs: Iterable[MemberRun]) -> dict[tuple[str, str, str], MemberRun]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli import place
+from cli.console import echo
 from cli.names import RunName, explain_unknown_run
 from cli.place import AsJson, Local, Place, now
 from cli.runs import complete_commands
@@ -34,7 +35,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     save(page, incident_report, region="" if where.is_local else where.client("sagemaker").meta.region_name)
     typer.echo(f"report: {page}")
     for problem in incident_report.unread:
-        typer.echo(f"could not be read: {problem}", err=True)
+        echo(f"could not be read: {problem}", err=True)
     if open_it and not webbrowser.open(page.resolve().as_uri()):
         typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
 

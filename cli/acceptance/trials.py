@@ -137,11 +137,7 @@ TRIALS: tuple[AcceptanceTrial, ...] = (
         jobs=1,
     ),
     AcceptanceTrial(
-        "stop",
-        "a person stops the job",
-        _follow(Name.SIGTERM, faults=None, steps=100_000),
-        is_stopped=True,
-        jobs=1,
+        "stop", "a person stops the job", _follow(Name.SIGTERM, faults=None, steps=100_000), is_stopped=True, jobs=1
     ),
     AcceptanceTrial(
         "own-layout",

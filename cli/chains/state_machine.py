@@ -168,11 +168,7 @@ def _make_parameters(machine_task: MachineTask, tasks: Mapping[str, MachineTask]
     if VARIABLE not in environment:
         environment[f"{VARIABLE}.$"] = NEW_KEY
     environment[f"{EXECUTION_VARIABLE}.$"] = EXECUTION
-    return {
-        **machine_task.request,
-        **({"InputDataConfig": channels} if channels else {}),
-        "Environment": environment,
-    }
+    return {**machine_task.request, **({"InputDataConfig": channels} if channels else {}), "Environment": environment}
 
 
 def _find_addresses(machine_task: MachineTask, tasks: Mapping[str, MachineTask]) -> dict[str, tuple[str, str]]:

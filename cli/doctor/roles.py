@@ -66,11 +66,7 @@ def role_is_passed(subject: Subject) -> Check | None:
         ActionNames=["iam:PassRole"],
         ResourceArns=[subject.role],
         ContextEntries=[
-            {
-                "ContextKeyName": "iam:PassedToService",
-                "ContextKeyValues": [SAGEMAKER],
-                "ContextKeyType": "string",
-            }
+            {"ContextKeyName": "iam:PassedToService", "ContextKeyValues": [SAGEMAKER], "ContextKeyType": "string"}
         ],
     )
     if _refused(answer["EvaluationResults"]):

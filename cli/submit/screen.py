@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from cli.console import Console
+from cli.console import Console, echo
 from rerail.model.run import RunState
 
 
@@ -23,7 +23,7 @@ class SubmitScreen:
 
     def show(self, text: str) -> None:
         """Print a line of the job."""
-        typer.echo(text, err=self.as_json)
+        echo(text, err=self.as_json)
 
     def end(self, outcome: Mapping[str, Any]) -> None:
         """Print the result, and exit with status 1 if a followed run did not complete."""

@@ -61,6 +61,7 @@ def test_an_event_of_an_earlier_version_has_no_step():
         {"state": "lost"},
         {"at": "yesterday"},
         {"run": ""},
+        {"run": "gpt; rm -rf /"},
         {"run": ["gpt"]},
     ],
 )
@@ -74,9 +75,8 @@ def test_what_is_no_run_event_is_not_read(text):
 
 
 def test_control_characters_of_a_member_do_not_reach_the_terminal():
-    event = replace(EVENT, run="gpt\x1b[2J", reason="fine\n\x1b]0;title\x07")
-    run = read_event(make_text(event))
-    assert run is not None and run.run.isprintable() and run.reason.isprintable()
+    run = read_event(make_text(replace(EVENT, reason="fine\n\x1b]0;title\x07")))
+    assert run is not None and run.reason.isprintable()
 
 
 RUNS = st.builds(

@@ -125,13 +125,14 @@ def deployed():
 
 @pytest.mark.threat("T14")
 @each_text
-def test_a_terminal_is_given_text(deployed, text):
-    """`rerail show` and `rerail status`: nothing that paints, links, turns around or answers, and no markup."""
+def test_a_terminal_is_given_text(deployed, text, tmp_path):
+    """`rerail show`, `status` and `metrics --log`: nothing that paints, links, turns or answers, and no markup."""
     run = run_of(text)
     entry = TimelineEntry("gpt", 1, NOON, RunState.WATCHING, RunState.HELD, run.hold_reason, "job_failed")
     client("dynamodb").delete_item(TableName=TABLE, Key={"pk": {"S": "run#gpt"}, "sk": {"S": "run"}})
     Place("", OUTPUTS).runs.save(run, entry, {})
-    for words in (["show", "gpt"], ["status"], ["show", "gpt", "--json"]):
+    (log := tmp_path / "log").write_text(f"{text} step=5 loss=2.5\n" * 9, errors="replace")
+    for words in (["show", "gpt"], ["status"], ["show", "gpt", "--json"], ["metrics", "--log", str(log)]):
         answer = CliRunner().invoke(app, words, env={"COLUMNS": "160", "FORCE_COLOR": "1"})
         assert answer.exit_code == 0, answer.output
         painted = re.sub(r"\x1b\[[0-9;]*m", "", answer.output)  # Rich's own colours
