@@ -70,7 +70,7 @@ def read_record(text: bytes, where: str) -> ChainRecord:
             plain["repetitions"],
             plain["continued"],
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Problem(
             f"{where} cannot be read: {error!r}", "delete it: the runs are found again by their names"
         ) from error

@@ -27,12 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-STYLES = {
-    Stands.SAME: "green",
-    Stands.DIFFERS: "yellow",
-    Stands.NOT_DEPLOYED: "yellow",
-    Stands.NOT_IN_FILES: "yellow",
-}
+STYLES = {Stands.SAME: "green", Stands.DIFFERS: "yellow", Stands.NOT_DEPLOYED: "yellow", Stands.NOT_IN_FILES: "yellow"}
 SHOWN = 4
 
 
@@ -77,8 +72,7 @@ def list_policies(local: Local = False, as_json: AsJson = False) -> None:
 @app.command(cls=LeanCommand)
 def show(
     name: Annotated[
-        str,
-        typer.Argument(help="A policy's name, or a TOML file.", autocompletion=complete_policies, metavar="NAME"),
+        str, typer.Argument(help="A policy's name, or a TOML file.", autocompletion=complete_policies, metavar="NAME")
     ],
     deployed: Annotated[
         bool, typer.Option("--deployed", help="As it is deployed in the account, not as its file is.")

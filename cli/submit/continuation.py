@@ -10,6 +10,7 @@ import io
 import json
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from cli.place import Place
 from cli.submit.account import SubmissionAccount, list_input_files, split
 from cli.submit.arguments import ENTRY, RESERVED, with_arguments
 from cli.submit.channels import make_s3_channel
-from cli.submit.packing import COMMAND_SCRIPT, Source
+from cli.submit.packing import COMMAND_SCRIPT, MOST_BYTES, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain
@@ -37,7 +38,8 @@ from rerail.requests.relaunch import rebuild
 ARCHIVE = "/sourcedir.tar.gz"
 ANSWER_S = 30.0
 # What reading a job's code may raise.
-UNREADABLE = (ClientError, BotoCoreError, tarfile.TarError, KeyError, ValueError, SyntaxError)
+BROKEN = (zlib.error, MemoryError, RecursionError)
+UNREADABLE = (ClientError, BotoCoreError, tarfile.TarError, KeyError, ValueError, SyntaxError, EOFError, *BROKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,10 @@ class PreviousJob:
     def _read_packed(self, name: str) -> str:
         """Return a file of the job's code."""
         bucket, key = split(self.code)
-        content = self.where.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        content = self.where.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read(MOST_BYTES)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             packed = archive.extractfile(name)
-            return packed.read().decode() if packed else ""
+            return packed.read(MOST_BYTES).decode() if packed else ""
 
 
 @dataclass(frozen=True, slots=True)

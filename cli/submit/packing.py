@@ -148,10 +148,13 @@ def _compiled(pattern: str) -> tuple[re.Pattern[str], bool]:
     anywhere = "/" not in pattern
     parts = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = "".join(
-        parts.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
+        parts.get(part) or (part.replace("[!", "[^") if part[:-1].startswith("[") else re.escape(part))
         for part in re.findall(r"\*\*/|/\*\*|\*\*|\*|\?|\[[^\]/]+\]|[^*?\[/]+|.", pattern.removeprefix("/"))
     )
-    return re.compile(f"(?:.*/)?{text}" if anywhere else text, re.DOTALL), only_folders
+    try:
+        return re.compile(f"(?:.*/)?{text}" if anywhere else text, re.DOTALL), only_folders
+    except re.error as error:
+        raise Problem(f"--exclude {pattern}: {error}", "correct the pattern") from error
 
 
 def _entry_of(folder: Path, entry: str) -> str:

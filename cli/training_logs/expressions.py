@@ -9,6 +9,8 @@ from typing import Any
 # A loss that has become small, in Python's own words; in those of C and Megatron-LM; and one below zero.
 SMALL, IN_CAPITALS, NEGATIVE = "9.1e-05", "9.1E-05", "-0.31"
 _ENDS = ("", " ", ",", "|")
+# Characters of a part that repeats: repetitions of repetitions have any number.
+LONGEST = 1_000
 _CHARACTERS = (_constants.LITERAL, _constants.RANGE)
 REMEDY = "`rerail metrics --log FILE` proposes expressions for your log"
 
@@ -79,7 +81,7 @@ def _write(items: Iterable[tuple[Any, Any]], number: str) -> Iterable[str]:
             least, _, repeated = value
             text = "".join(_write(repeated, number))
             # An optional part that holds the number is taken.
-            yield text * min(least, 99) if least or number not in text else text
+            yield (text * min(least, 99))[:LONGEST] if least or number not in text else text
         elif kind is _constants.BRANCH:
             yield "".join(_write(value[1][0], number))
         elif kind is _constants.ATOMIC_GROUP:

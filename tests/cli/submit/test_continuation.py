@@ -15,11 +15,11 @@ from cli.submit.problem import Problem
 CODE = "s3://bucket/rerail/gpt/code/abc/sourcedir.tar.gz"
 
 
-def job_of(folder: Path, arguments=(), *, lost: bool = False, **options) -> PreviousJob:
+def job_of(folder: Path, arguments=(), *, left: int | None = None, **options) -> PreviousJob:
     """The job that `rerail submit` has started from this folder."""
     source, hyperparameters = with_arguments(pack(folder, **options), arguments, {})
     settings = {"sagemaker_program": source.entry, "sagemaker_submit_directory": CODE}
-    archive = b"" if lost else source.archive()
+    archive = source.archive()[:left]
     s3 = SimpleNamespace(get_object=lambda **_: {"Body": io.BytesIO(archive)})
     description = {
         "HyperParameters": {**hyperparameters, **{name: json.dumps(value) for name, value in settings.items()}},
@@ -52,9 +52,11 @@ def test_a_script_has_no_command_and_keeps_its_arguments(folder, arguments):
     assert previous.read_arguments() == (arguments, {}) or previous.read_arguments() == ([], {"lr": "3"})
 
 
-def test_a_command_that_cannot_be_read_is_asked_for(folder):
+@pytest.mark.parametrize("left", [0, 60])
+def test_a_command_that_cannot_be_read_is_asked_for(folder, left):
+    """Its code is gone, or was cut off."""
     with pytest.raises(Problem, match="cannot read the command of its job"):
-        job_of(folder, command="python main.py", lost=True).read_command()
+        job_of(folder, command="python main.py", left=left).read_command()
 
 
 def test_new_data_lies_apart_from_the_old(folder, tmp_path):

@@ -161,7 +161,8 @@ def test_usual_secrets_are_never_packed_whatever_a_project_takes_back(tmp_path):
     [
         ("missing.py", "", (), "does not exist"),
         (".", "missing.py", (), "--entry missing.py: there is no such file"),
-        ("train.py", "", ("train.py",), "train.py is not among what would be packed"),
+        ("train.py", "", ("[z-a]",), r"--exclude \[z-a\]: bad character range"),
+        ("train.py", "", ("[", "train.py"), "train.py is not among what would be packed"),
     ],
 )
 def test_a_submission_that_cannot_run_is_refused_with_the_remedy(tmp_path, path, entry, exclude, words):

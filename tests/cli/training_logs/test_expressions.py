@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.training_logs.expressions import find_flaw, read
+from cli.training_logs.expressions import _make_example, find_flaw, read
 from rerail.model.metrics import make_definitions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,6 +60,10 @@ def test_a_flaw_is_named(expression, text, is_certain):
 def test_any_expression_is_read_without_an_accident(expression):
     """Whatever people write, there is an answer."""
     find_flaw(expression)
+
+
+def test_an_example_is_short_whatever_repeats_in_repetitions():
+    assert len(_make_example("(loss)" + "(?:" * 3 + "a" + "{99})" * 3, "1") or "") in range(9, 100_000)
 
 
 def test_no_expression_that_is_shown_or_shipped_misreads_a_number():
