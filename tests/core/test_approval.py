@@ -1,6 +1,7 @@
 """The mode `approve`: what would stop or create a job is proposed, and done when a human says so, or the policy."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -106,6 +107,19 @@ def test_a_late_approval_never_grants_a_newer_proposal(world, named):
     send_command(world, OperatorVerb.APPROVE, named)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert f"but what stands is {world.run().proposal.id}: nothing is done" in last_reason(world)
+
+
+@pytest.mark.threat("T30")
+def test_an_approval_of_hours_ago_changes_nothing(world):
+    """The supervisor was down meanwhile: what the page says of an expired proposal is done."""
+    set_approval(world, on_expiry_dead=OnExpiry.HOLD)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    named, asked_at = world.run().proposal.id, world.clock()
+    world.clock.pass_by(timedelta(hours=2))
+    world.supervisor().handle(CommandReceived("c", "gpt", OperatorVerb.APPROVE, "ada", "", named, asked_at=asked_at))
+    world.minutes(5)
+    assert (world.sagemaker.live(), world.run().state) == ([], RunState.HELD)
 
 
 def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(world):

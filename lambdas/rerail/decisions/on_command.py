@@ -47,8 +47,6 @@ ORDERED_VERBS = (
     OperatorVerb.ROLLBACK,
     OperatorVerb.CONTINUE,
 )
-# They name their proposal, which expires itself.
-ANSWERS = (OperatorVerb.APPROVE, OperatorVerb.DENY)
 
 
 def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
@@ -59,11 +57,10 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     summary = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
     # The sender sets this time: never let it be in the future.
     asked_at = min(command.asked_at, command.at) if command.asked_at else None
-    if command.verb not in ANSWERS:
-        began_at = run.attempts[0].created_at or run.created_at
-        if asked_at and (asked_at + SECOND < began_at or command.at - asked_at > EXPIRES_AFTER):
-            when = f"{asked_at:%Y-%m-%d %H:%M:%S} UTC"
-            return Decision(run, reason=f"{summary} at {when}, which is too long ago: nothing is done; say it again")
+    began_at = run.attempts[0].created_at or run.created_at
+    if asked_at and (asked_at + SECOND < began_at or command.at - asked_at > EXPIRES_AFTER):
+        when = f"{asked_at:%Y-%m-%d %H:%M:%S} UTC"
+        return Decision(run, reason=f"{summary} at {when}, which is too long ago: nothing is done; say it again")
     if command.verb in ORDERED_VERBS:
         if asked_at and run.commanded_at and asked_at < run.commanded_at:
             return Decision(run, reason=f"{summary}, but something else was said after that: nothing is done")

@@ -255,12 +255,7 @@ FILES = (
     Target("trainer_state.json", "files:trainer_state", _files(LOGS, "trainer_state.json"), json_changed, 5000, REMEDY),
     Target("corpus of logs", "files:corpus", _texts(CORPUS), text_changed, 10000, REMEDY),
     Target(
-        "TensorBoard events",
-        "files:events",
-        _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"),
-        text_changed,
-        2000,
-        REMEDY,
+        "TensorBoard events", "files:events", _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"), text_changed, 2000, REMEDY
     ),
     Target("policy's file", "files:policy_file", _files(ROOT / "policies", "*.toml"), toml_changed, 5000),
     Target("rerail.toml", "files:defaults", _texts(DEFAULTS), toml_changed, 20000, REMEDY),

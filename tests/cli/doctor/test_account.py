@@ -133,10 +133,7 @@ BROKEN = {
         "dead letters",
         {"sqs.get_queue_attributes": {"Attributes": {"ApproximateNumberOfMessages": "3"}}},
     ),
-    "a_pager_that_is_not_let_in": (
-        "receivers",
-        {"events.describe_connection": {"ConnectionState": "DEAUTHORIZED"}},
-    ),
+    "a_pager_that_is_not_let_in": ("receivers", {"events.describe_connection": {"ConnectionState": "DEAUTHORIZED"}}),
     "an_alarm": (
         "alarms",
         {"cloudwatch.describe_alarms": {"MetricAlarms": [{"AlarmName": "Rerail-NoSweep", "StateValue": "ALARM"}]}},

@@ -189,11 +189,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         when("fsx.describe_file_systems", refused("FileSystemNotFound")),
     ),
     "a_file_system_that_is_not_ready": ("file systems", FILES, mounted(Lifecycle="CREATING")),
-    "a_folder_without_the_mount_name": (
-        "file systems",
-        FILES,
-        mounted(LustreConfiguration={"MountName": "abcdef01"}),
-    ),
+    "a_folder_without_the_mount_name": ("file systems", FILES, mounted(LustreConfiguration={"MountName": "abcdef01"})),
     "checkpoints_that_rerail_may_not_read": ("supervisor reads", {}, MAY_NOT),
     "too_few_machines": ("machine quota", on(8), {}),
     "too_few_spot_machines": ("machine quota", {"EnableManagedSpotTraining": True}, {}),
