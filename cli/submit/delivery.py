@@ -164,7 +164,7 @@ def _fetched(follower: Follower, folder: Path) -> list[Path]:
     try:
         job = client("sagemaker").describe_training_job(TrainingJobName=follower.last_job)
         return results.download(client("s3"), job, folder)
-    except (ClientError, BotoCoreError) as error:
+    except (ClientError, BotoCoreError, OSError, RuntimeError, ValueError) as error:
         raise Problem(
             f"--download: cannot fetch what the run has left: {error}", "fetch it from its S3 folder"
         ) from error

@@ -46,7 +46,7 @@ def _unpacked(packed: IO[bytes], uri: str, folder: Path) -> list[Path]:
                     raise Problem(f"{uri} would write outside of {folder}: {member.name}", "look into it by hand")
                 archive.extract(member, folder, **AS_DATA)
                 files += [folder / member.name] if member.isfile() else []
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, RuntimeError, KeyError, ValueError) as error:
         raise Problem(f"{uri} cannot be unpacked: {error}", "look into it by hand") from error
     return files
 

@@ -87,7 +87,7 @@ def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60]], ids=["no archive", "torn"]
+    "body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60], packed(**{"d": "x", "d/x": "y"})]
 )
 def test_a_torn_archive_is_reported(s3, tmp_path, body):
     """One clear sentence, no traceback."""
