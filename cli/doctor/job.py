@@ -13,15 +13,7 @@ from rerail.model.mailbox import make_command_key
 from rerail.model.metrics import select_names
 from rerail.model.policy import MaxRuntime, Mode
 from rerail.model.run import make_run_id
-from rerail.requests.relaunch import (
-    ATTEMPT_TAG,
-    ENVIRONMENT_LIMIT,
-    OURS,
-    POLICY_TAG,
-    RUN_TAG,
-    TAG_LIMIT,
-    find_refusal,
-)
+from rerail.requests.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, OURS, POLICY_TAG, RUN_TAG, TAG_LIMIT, find_refusal
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")

@@ -278,10 +278,7 @@ def test_a_deployment_asks_for_roles_and_buckets_and_remembers_them(unchosen, mo
     deployment.asks, context = True, {}
     monkeypatch.setattr(typer, "prompt", lambda question, default: default)
     deployment._choose_scope(context)
-    expected = {
-        "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
-        "checkpointBuckets": ["weights"],
-    }
+    expected = {"trainingRoleArns": ["arn:aws:iam::111122223333:role/train"], "checkpointBuckets": ["weights"]}
     assert context == expected
     assert json.loads(unchosen.read_text())["context"] == expected | {"pageEmail": ""}
     deployment._choose_scope(again := {})

@@ -25,11 +25,7 @@ RUN = Run(
     "default",
     RunState.WATCHING,
     NOW,
-    (
-        Attempt(1, "gpt", JobStatus.FAILED),
-        Attempt(2, "gpt-a002", JobStatus.IN_PROGRESS),
-        Attempt(3, "gpt-a003"),
-    ),
+    (Attempt(1, "gpt", JobStatus.FAILED), Attempt(2, "gpt-a002", JobStatus.IN_PROGRESS), Attempt(3, "gpt-a003")),
     version=1,
 )
 

@@ -292,10 +292,7 @@ def test_what_is_over_is_read_once_a_minute(where, monkeypatch):
         assert len(scans) == scanned
     ended = replace(a_run("trains", RunState.COMPLETED), version=2)
     where.runs.save(ended, None)
-    assert {row.run.id: row.run.state.value for row in look.read().rows} == {
-        "trains": "completed",
-        "done": "completed",
-    }
+    assert {row.run.id: row.run.state.value for row in look.read().rows} == {"trains": "completed", "done": "completed"}
 
 
 def test_ten_times_the_runs_cost_about_ten_times_as_much(where):

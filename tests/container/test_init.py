@@ -583,11 +583,7 @@ LOADER = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tra
         ),
         # no Python at all: the leaves
         (
-            family(
-                (2, 1, "sh run.sh", None, False),
-                (3, 2, "/opt/train", None, True),
-                (4, 2, "/opt/log", None, False),
-            ),
+            family((2, 1, "sh run.sh", None, False), (3, 2, "/opt/train", None, True), (4, 2, "/opt/log", None, False)),
             [3, 4],
         ),
         # init in init: the inner one is no rank

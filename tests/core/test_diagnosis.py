@@ -199,10 +199,7 @@ def test_the_lines_of_one_timeout_have_one_fingerprint_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("line", "exit_code"),
     [
-        (
-            "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -11",
-            -11,
-        ),
+        ("[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -11", -11),
         ("mpirun noticed that process rank 3 with PID 0 on node algo-1 exited on signal 11 (Segmentation fault).", -11),
         ("The first process to do so was:\n\n  Process name: [[5555,1],3]\n  Exit code:    139", 139),
         ("api.py:863] failed (exitcode: -11) local_rank: 1 (pid: 12) of binary: /opt/conda/bin/python", -11),
@@ -256,10 +253,7 @@ def test_texts_of_all_kinds_are_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (
-            "NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error",
-            "hardware",
-        ),
+        ("NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error", "hardware"),
         ("NCCL watchdog thread terminated with exception: CUDA error: device-side assert triggered", "user_code"),
         ("ncclSystemError: System call failed. (NCCL_GRAPH_FILE set by environment to /opt/graph.xml)", "user_code"),
         (

@@ -55,11 +55,7 @@ def test_a_drill_resumes_from_the_step_that_was_named_and_leaves_the_rest():
     assert (environment["RERAIL_RESUME_STEP"], environment["RERAIL_KEEP_NEWER"]) == ("505", "1")
     run = world.run()
     assert (run.state, run.current.drill, run.labels, run.incidents) == (RunState.WATCHING, True, (), ())
-    assert (run.ledger.charges, run.ledger.starts, run.current.approved_by) == (
-        {},
-        (),
-        "ada",
-    )
+    assert (run.ledger.charges, run.ledger.starts, run.current.approved_by) == ({}, (), "ada")
     assert any(entry.reason.startswith("restart drill, ") for entry in world.runs.timeline)
 
 
