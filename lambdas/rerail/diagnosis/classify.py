@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from rerail.diagnosis.failure_lines import (
     LOCAL_RANK,
@@ -221,32 +222,41 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
 
 
 def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Diagnosis:
+    """Diagnose from the lines that name an error, or else from the exit code, or else from ordinary words."""
     texts = (text, *(log[-TAIL:] for log in logs))
-    lines = find_failure_lines(*texts)
-    exited = _find_launcher_exit("\n".join(texts))
-    if exited and exit_code in (None, 1):
-        exit_code = exited
+    joined, lines = "\n".join(texts), find_failure_lines(*texts)
+    exited = _find_launcher_exit(joined)
+    exit_code = exited if exited and exit_code in (None, 1) else exit_code
     found = _find_rule(lines)
     if lines.survived and (found is None or found[0].name in CASCADES):
         lines.exceptions += lines.survived
         found = _find_rule(lines)
-    # The other ranks lost a process that was ended by a signal.
-    is_lost = found is not None and found[0].name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
-    if found is not None and not is_lost and not (found[0] is FALLBACKS[0] and lines.is_cut and (exited or 0) < 0):
+    if found is not None and not _is_consequence(found[0], exited or 0, is_cut=lines.is_cut):
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
-    by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
-    if _signal_number(exit_code) == 9 and (shards := _SHARDS.findall("\n".join(texts))) and shards[-1] != "100":
-        by_exit = (Cause.OOM, "killed-while-loading")
     wrapper = _first_match(WRAPPERS, all_lines)
+    by_exit = _find_cause_of_exit(exit_code, joined)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         rank = find_rank(texts, "")
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
-    if last := wrapper or _first_match(LOOSE, _clean(line for line in read if not is_wrapper(line))):
+    if last := wrapper or _first_match(LOOSE, _clean_errors(read)):
         return _make_match(last, texts, exit_code)
     rule, rank = "no-rule" if all_lines else "empty", find_rank(texts, "")
     return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)
+
+
+def _is_consequence(rule: SymptomRule, exited: int, *, is_cut: bool) -> bool:
+    """Return whether a signal explains what the rule found: lost by the other ranks, or a traceback that is cut off."""
+    is_lost = rule.name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
+    return is_lost or (rule is FALLBACKS[0] and is_cut and exited < 0)
+
+
+def _find_cause_of_exit(exit_code: int | None, text: str = "") -> tuple[Cause, str] | None:
+    """Return the cause and the rule that the exit code stands for; None where it stands for nothing."""
+    if _signal_number(exit_code) == 9 and (shards := _SHARDS.findall(text)) and shards[-1] != "100":
+        return Cause.OOM, "killed-while-loading"
+    return _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
 
 
 def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> Diagnosis:
@@ -276,36 +286,49 @@ def _decide_by_progress(rule: SymptomRule, *, has_trained: bool) -> SymptomRule:
 
 def _find_rule(lines: FailureLines) -> _Match | None:
     """Return the rule that the most telling lines match: exceptions and errors before the words around them."""
-    exceptions = _clean(line for line in lines.exceptions if not is_wrapper(line))
-    printed = _clean(line for line in lines.errors if not is_wrapper(line))
-    named = exceptions or [line for line in printed if is_exception(line)]
-    if damage := _match_damage([*exceptions, *named, *_clean(lines.replaced)], lines.loading):
+    exceptions, printed = _clean_errors(lines.exceptions), _clean_errors(lines.errors)
+    named = exceptions or list(filter(is_exception, printed))
+    if damage := _match_damage([*named, *_clean(lines.replaced)], lines.loading):
         return damage
     found = _match_exceptions(named, lines.reading)
-    device = _first_match(RULES, [line for line in printed if is_device_report(line)])
-    if device is not None and device[0].cause is Cause.HARDWARE and device[0].firm:
+    device = _first_match(RULES, list(filter(is_device_report, printed)))
+    if _is_decisive(device) and device[0].cause is Cause.HARDWARE:
         return device
-    if found is not None and found[0].name not in CASCADES and found[0].firm:
+    if _is_decisive(found):
         return found
     # Nothing, or only what other ranks print: look for the root error around the exceptions.
-    telling = _match_exceptions([*named, *(line for line in printed if line not in named)], lines.reading)
-    if telling is not None and telling[0].name not in CASCADES and telling[0].firm:
+    errors = [*named, *(line for line in printed if line not in named)]
+    telling = _match_exceptions(errors, lines.reading)
+    if _is_decisive(telling):
         return telling
-    if found and (roots := [line for line in exceptions if _is_own_error(line)]):
+    if found and (roots := list(filter(_is_own_error, exceptions))):
         # The other ranks only lost this one, whose error no firm rule knows.
         return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or found
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
-    rest = _clean(lines.others)
-    cut = _clean(_list_cut(lines))
+    around = _find_rule_around(lines, errors, [*exceptions, *printed], telling)
+    return around or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
+
+
+def _clean_errors(lines: Iterable[str]) -> list[str]:
+    return _clean(line for line in lines if not is_wrapper(line))
+
+
+def _is_decisive(found: _Match | None) -> TypeGuard[_Match]:
+    """Return whether the rule is firm and not about what ranks print when another one is gone."""
+    return found is not None and found[0].firm and found[0].name not in CASCADES
+
+
+def _find_rule_around(
+    lines: FailureLines, errors: list[str], raised: list[str], telling: _Match | None
+) -> _Match | None:
+    """Return the rule that ordinary lines match, after the errors, whose rule is `telling`."""
+    rest, cut = _clean(lines.others), _clean(_list_cut(lines))
     if _is_log(lines):
         # Ordinary lines of a log only count where they are unmistakable.
-        found = telling or _first_match(FIRM_RULES, rest) or _first_match(FALLBACKS[:1], [*exceptions, *printed, *cut])
-    else:
-        rest += [] if named or rest or printed else _clean(lines.noise)
-        found = _first_match(RULES, [*named, *(line for line in printed if line not in named), *rest])
-        found = found or _first_match(FALLBACKS, [*exceptions, *printed, *rest, *cut])
-    return found or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
+        return telling or _first_match(FIRM_RULES, rest) or _first_match(FALLBACKS[:1], [*raised, *cut])
+    rest += [] if errors or rest else _clean(lines.noise)
+    return _first_match(RULES, [*errors, *rest]) or _first_match(FALLBACKS, [*raised, *rest, *cut])
 
 
 def _is_own_error(exception: str) -> bool:
@@ -392,7 +415,7 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
             rule, evidence, root = found
             rule = _decide_by_progress(rule, has_trained=bool(step) or _STEP_OF_ERROR.search(text) is not None)
             return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
-    by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
+    by_exit = _find_cause_of_exit(exit_code)
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":
         return _make_diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="", rank=rank)
     error = error or f"the training program reported {cause}"

@@ -5,8 +5,9 @@ of memory", `NCCL_TIMEOUT=1800`, `handle_nan(loss)`. In a traceback only the exc
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from rerail.model.lazy_pattern import LazyPattern
 
@@ -199,8 +200,6 @@ class _Block:
     lines: list[str] = field(default_factory=list)
     # It replaced the block before it: "During handling of ...", "... was the direct cause of ...".
     is_chained: bool = False
-    # The last source line before the exception.
-    code: str = ""
     # The frames and their source lines.
     frames: str = ""
     # The lines of progress before it.
@@ -267,28 +266,31 @@ def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int 
 
     In a wave, where ranks wait for each other, the only one that is missing or, where none is, that printed it.
     """
-    key, ranks, framed, is_lost = _make_key(root)[:30], [], set(), False
-    for text in texts:
-        spawned = ""
-        for line in re.split(r"[\r\n]+", text):
-            spawned = _join_groups(_SPAWNED.search(line)) or spawned
-            rank = _join_groups(_RANK.search(line))
-            framed |= {rank} if rank and '", line ' in line else set()
-            if _LOST.search(line):
-                is_lost = True
-            elif (rank or spawned) and ((key and key in _make_key(line)) or (is_wave and WAVE.search(line))):
-                ranks.append(int(rank or spawned))
     joined = "\n".join(texts)
-    lists = " ".join(map(_join_groups, _MISSING.finditer(joined))) if is_wave else ""
-    if missing := set(re.findall(r"\d+", lists)):
+    if is_wave and (missing := set(re.findall(r"\d+", " ".join(map(_join_groups, _MISSING.finditer(joined)))))):
         return int(missing.pop()) if len(missing) == 1 else None
+    ranks = [rank for text in texts for rank in _list_ranks(text, _make_key(root)[:30], is_wave=is_wave)]
     if ranks:
         return None if is_wave and len(set(ranks)) > 1 else ranks[0]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
     named = min(tables)[1] if tables else _join_groups(_LAUNCHER_RANK.search(joined))
-    named = named or ("" if is_wave or is_lost or len(framed) != 1 else framed.pop())
+    if not named and not is_wave and not _LOST.search(joined):
+        lines = [line for line in re.split(r"[\r\n]+", joined) if '", line ' in line]
+        framed = {rank for line in lines if (rank := _join_groups(_RANK.search(line)))}
+        named = framed.pop() if len(framed) == 1 else ""
     return int(named) if named else None
+
+
+def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[int]:
+    """Yield the rank of each line that prints the key or, in a wave, the timeout of a collective."""
+    spawned = ""
+    for line in re.split(r"[\r\n]+", text):
+        spawned = _join_groups(_SPAWNED.search(line)) or spawned
+        rank = _join_groups(_RANK.search(line)) or spawned
+        is_root = (key and key in _make_key(line)) or (is_wave and WAVE.search(line))
+        if rank and is_root and not _LOST.search(line):
+            yield int(rank)
 
 
 def _join_groups(match: "re.Match[str] | None") -> str:
@@ -319,7 +321,10 @@ def find_failure_lines(text: str, *logs: str) -> FailureLines:
     found = FailureLines()
     for part in (text, *logs):
         for lines in _split_sources(_AROUND.sub("\n", part)).values():
-            _read_source(lines, found)
+            scan = _Scan(found)
+            for line in lines:
+                scan.read(line)
+            scan.finish()
     return found
 
 
@@ -369,93 +374,123 @@ def _named(code: str) -> "re.Match[str] | None":
     return re.search(rf"(?<=\s)(?<!except ){name}", code)
 
 
-def _read_source(lines: Iterable[str], found: FailureLines) -> None:
-    """Sort the lines of one rank or host."""
-    blocks: list[_Block] = []
+@dataclass(slots=True)
+class _Scan:
+    """What the lines of one rank or host have shown so far."""
+
+    found: FailureLines
+    blocks: list[_Block] = field(default_factory=list)
+    # The exception whose message may go on.
     block: _Block | None = None
-    in_frames = chained = ended = False
-    indent, code_lines, code = -1, 0, ""
-    frames: list[str] = []
-    progress, is_closing, is_announced = 0, False, False
-    printed: list[tuple[str, int]] = []
-    for line in lines:
+    # Inside a traceback, before its exception: its frames, the last one's indentation (-1: none) and source lines.
+    in_frames: bool = False
+    is_chained: bool = False
+    frames: list[str] = field(default_factory=list)
+    indent: int = -1
+    code_lines: int = 0
+    code: str = ""
+    # The lines of progress, and what the last lines announced: a process's end, the loading of a checkpoint.
+    progress: int = 0
+    is_closing: bool = False
+    is_announced: bool = False
+    # Exceptions outside tracebacks, with the progress before them.
+    printed: list[tuple[str, int]] = field(default_factory=list)
+
+    def read(self, line: str) -> None:
+        """Take the line as part of a traceback, or else of an exception's message, or else by itself."""
         bare = line.strip()
-        start = _START.search(line)
-        if start or _FRAME.match(line):
-            if not in_frames:
-                block, chained, ended = None, chained, False
-            in_frames, code_lines = True, 0
-            if start is None:
-                frames.append(bare)
-                indent = len(line) - len(line.lstrip()) if "line " in line else -1
-                continue
-            if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
-                found.errors.append(before)
-                found.reading |= {before} if _READS_INPUT.search("\n".join(frames)) else set()
-            frames, indent, code = [], -1, ""
-            continue
-        if _CHAIN.search(line):
-            chained, in_frames, block = True, False, None
-            continue
-        if in_frames:
-            if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
-                continue
-            depth = len(line) - len(line.lstrip())
-            is_code = (depth > max(indent, 0) if indent >= 0 else depth >= 4) or _POINTED.match(line) is not None
-            if indent == 0 and not is_code:
-                is_code = code_lines == 0 and not is_exception(bare)
-            if is_code:
-                code_lines, code = code_lines + 1, bare
-                frames.append(bare)
-                continue
-            block = _Block([bare.strip('"')], chained, code, "\n".join(frames), progress, is_announced)
-            block.frames += "__del__" * is_closing
-            frames, is_closing = [], False
-            blocks.append(block)
-            in_frames = chained = ended = False
-            continue
-        if block is not None and not ended:
-            if not bare or bare in ('"""', "'''"):
-                ended = not bare or ended
-                continue
-            if len(block.lines) < MAX_MESSAGE_LINES and not _begins_anew(line):
-                block.lines.append(bare.strip('"'))
-                continue
-            ended = True
-        progress += bool(_METRIC.search(line) or _PROGRESS.search(line))
-        is_closing = bool(_CLOSING.search(line))
+        if (start := _START.search(line)) or _FRAME.match(line):
+            self._open_frames(line, bare, start)
+        elif _CHAIN.search(line):
+            self.is_chained, self.in_frames, self.block = True, False, None
+        elif self.in_frames:
+            self._read_frames(line, bare)
+        elif not self._continue_message(line, bare):
+            self._read_printed(line, bare)
+
+    def _open_frames(self, line: str, bare: str, start: "re.Match[str] | None") -> None:
+        self.in_frames, self.code_lines, self.block = True, 0, None
+        if start is None:
+            self.frames.append(bare)
+            self.indent = _measure_indent(line) if "line " in line else -1
+            return
+        if (before := line[: start.start()].strip(" :")) and is_exception(before + ":"):
+            self.found.errors.append(before)
+            self.found.reading |= {before} if _READS_INPUT.search("\n".join(self.frames)) else set()
+        self.frames, self.indent, self.code = [], -1, ""
+
+    def _read_frames(self, line: str, bare: str) -> None:
+        """Take a line below a frame as its source code, or else as the exception."""
+        if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
+            return
+        if self._is_code(line, bare):
+            self.code_lines, self.code = self.code_lines + 1, bare
+            self.frames.append(bare)
+            return
+        frames = "\n".join(self.frames) + "__del__" * self.is_closing
+        self.block = _Block([bare.strip('"')], self.is_chained, frames, self.progress, self.is_announced)
+        self.blocks.append(self.block)
+        self.frames, self.in_frames, self.is_chained, self.is_closing = [], False, False, False
+
+    def _is_code(self, line: str, bare: str) -> bool:
+        if _measure_indent(line) > (self.indent if self.indent >= 0 else 3) or _POINTED.match(line):
+            return True
+        return self.indent == 0 and self.code_lines == 0 and not is_exception(bare)
+
+    def _continue_message(self, line: str, bare: str) -> bool:
+        """Add the line to the message of the exception before it, and return whether it belongs there."""
+        if self.block is None or bare in ('"""', "'''"):
+            return self.block is not None
+        if not bare or len(self.block.lines) >= MAX_MESSAGE_LINES or _begins_anew(line):
+            self.block = None
+            return False
+        self.block.lines.append(bare.strip('"'))
+        return True
+
+    def _read_printed(self, line: str, bare: str) -> None:
+        is_metric = _METRIC.search(line) is not None
+        self.progress += is_metric or _PROGRESS.search(line) is not None
+        self.is_closing = _CLOSING.search(line) is not None
         if _ANNOUNCES.search(line):
-            is_announced = True
-        elif _IS_LOADED.search(line) or _METRIC.search(line):
-            is_announced = False
-        if is_announced and is_exception(bare):
-            found.loading.add(bare)
-        _sort_line(line, bare, found)
-        if is_exception(bare) and not is_wrapper(bare):
-            printed.append((bare, progress))
-    if in_frames:
-        found.is_cut = True
-        raised = _RAISED.match(code)
-        found.raised = raised[1] if raised else ""
-    latest = max([at for _, at in printed] + [item.progress for item in blocks if not is_wrapper(item.text)], default=0)
-    for text, at in printed:
-        if latest >= at + MIN_PROGRESS and text in found.errors:
-            found.errors.remove(text)
-            found.survived.append(text)
-    for index, item in enumerate(blocks):
-        if _READS_INPUT.search(item.frames):
-            found.reading.add(item.text)
-        elif item.is_announced or _LOADS_CHECKPOINT.search(item.frames):
-            found.loading.add(item.text)
-        kind = found.exceptions
-        is_replaced = index + 1 < len(blocks) and blocks[index + 1].is_chained
-        if _CLOSING.search(item.frames):
-            kind = found.noise
-        elif latest >= item.progress + MIN_PROGRESS:
-            kind = found.survived
-        elif (is_replaced and not is_wrapper(blocks[index + 1].text)) or (in_frames and chained and item is blocks[-1]):
-            kind = found.replaced
-        kind.append(item.text)
+            self.is_announced = True
+        elif is_metric or _IS_LOADED.search(line):
+            self.is_announced = False
+        _sort_line(line, bare, self.found)
+        if is_exception(bare):
+            self.found.loading |= {bare} if self.is_announced else set()
+            self.printed += [] if is_wrapper(bare) else [(bare, self.progress)]
+
+    def finish(self) -> None:
+        """Sort the exceptions by what came after them."""
+        if self.in_frames:
+            raised = _RAISED.match(self.code)
+            self.found.is_cut, self.found.raised = True, raised[1] if raised else ""
+        ends = [at for _, at in self.printed] + [b.progress for b in self.blocks if not is_wrapper(b.text)]
+        survived_before = max(ends, default=0) - MIN_PROGRESS
+        for text, at in self.printed:
+            if at <= survived_before and text in self.found.errors:
+                self.found.errors.remove(text)
+                self.found.survived.append(text)
+        for block, successor in zip_longest(self.blocks, self.blocks[1:]):
+            if _READS_INPUT.search(block.frames):
+                self.found.reading.add(block.text)
+            elif block.is_announced or _LOADS_CHECKPOINT.search(block.frames):
+                self.found.loading.add(block.text)
+            self._choose_list(block, successor, survived_before).append(block.text)
+
+    def _choose_list(self, block: _Block, successor: _Block | None, survived_before: int) -> list[str]:
+        if _CLOSING.search(block.frames):
+            return self.found.noise
+        if block.progress <= survived_before:
+            return self.found.survived
+        is_replaced = self.in_frames and self.is_chained
+        if successor is not None:
+            is_replaced = successor.is_chained and not is_wrapper(successor.text)
+        return self.found.replaced if is_replaced else self.found.exceptions
+
+
+def _measure_indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _begins_anew(line: str) -> bool:

@@ -95,11 +95,7 @@ DAMAGED_CHECKPOINT = "damaged-checkpoint"
 
 RULES: tuple[SymptomRule, ...] = (
     # ---- A limit of the platform: nothing failed.
-    _rule(
-        "max-runtime",
-        Cause.UNKNOWN,
-        r"exceeded MaxRuntimeInSeconds|\bMaxRuntimeExceeded\b|\bMaxWaitTimeExceeded\b",
-    ),
+    _rule("max-runtime", Cause.UNKNOWN, r"exceeded MaxRuntimeInSeconds|\bMaxRuntimeExceeded\b|\bMaxWaitTimeExceeded\b"),
     # ---- A faulty device, whatever else the line contains.
     _rule(
         "gpu-memory-error",
