@@ -129,9 +129,7 @@ class DynamoRuns:
             client("dynamodb")
             .get_paginator("scan")
             .paginate(
-                TableName=self._table,
-                FilterExpression="sk = :run",
-                ExpressionAttributeValues={":run": {"S": "run"}},
+                TableName=self._table, FilterExpression="sk = :run", ExpressionAttributeValues={":run": {"S": "run"}}
             )
         )
         for page in pages:

@@ -9,15 +9,7 @@ from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
 from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
 from rerail.decisions.remedies import CONTINUE, REPEATS, Hold
-from rerail.model.actions import (
-    Action,
-    ClearedBy,
-    Notify,
-    PostCommand,
-    QuarantineCheckpoints,
-    Severity,
-    StopJob,
-)
+from rerail.model.actions import Action, ClearedBy, Notify, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.agent_settings import format_settings
 from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind

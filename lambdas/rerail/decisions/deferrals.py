@@ -18,13 +18,7 @@ from rerail.decisions.decision import (
     with_warnings,
     without_pending,
 )
-from rerail.decisions.launch_checks import (
-    PAUSED_TEXT,
-    Consequence,
-    Obstacle,
-    find_obstacle,
-    with_launch_blocked,
-)
+from rerail.decisions.launch_checks import PAUSED_TEXT, Consequence, Obstacle, find_obstacle, with_launch_blocked
 from rerail.model.actions import ClearedBy, CreateJob, Notify, PostCommand, Severity, StopJob
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
@@ -170,28 +164,16 @@ def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> D
     run, reason = decision.run, f"{decision.reason}; not yet: {obstacle.why}" if decision.reason else obstacle.why
     if obstacle.means is Consequence.HOLD:
         shortened, happened = _split_event(decision)
-        stopped = hold_run(
-            run,
-            at,
-            f"{reason}; held",
-            because=obstacle.why,
-            happened=f"{happened}; held: {obstacle.why}" if happened else obstacle.why,
-            todo=obstacle.advice,
-            runbook=obstacle.runbook,
-        )
+        why, what = obstacle.why, f"{happened}; held: {obstacle.why}" if happened else obstacle.why
+        advice, runbook = obstacle.advice, obstacle.runbook
+        stopped = hold_run(run, at, f"{reason}; held", because=why, happened=what, todo=advice, runbook=runbook)
         return replace(stopped, actions=(*shortened.actions, *stopped.actions), finding=decision.finding)
-    number = run.current.number
+    number, todo = run.current.number, format_instruction(obstacle.advice)
     if obstacle.means is Consequence.END:
         run = with_incident_closed(with_end(run, RunState.STOPPED), "the run was stopped", at)
+        key, did, runbook = f"spent-{number}", "the run ends here", obstacle.runbook
         notice = make_notice(
-            run,
-            Severity.INFORM,
-            "stopped",
-            obstacle.why,
-            key=f"spent-{number}",
-            runbook=obstacle.runbook,
-            did="the run ends here",
-            todo=format_instruction(obstacle.advice),
+            run, Severity.INFORM, "stopped", obstacle.why, key=key, runbook=runbook, did=did, todo=todo
         )
         reason = f"{reason}: the run ends here. To do: {obstacle.advice}"
         return replace(
@@ -199,16 +181,8 @@ def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> D
         )
     if obstacle.check is LaunchCheck.APPROVAL:
         return replace(decision, reason=reason)  # the proposal reports it
-    notice = make_notice(
-        run,
-        Severity.INFORM,
-        "waits",
-        obstacle.why,
-        key=f"waits-{number}",
-        runbook=obstacle.runbook,
-        did="nothing yet: it is launched when that is over",
-        todo=format_instruction(obstacle.advice),
-    )
+    key, did, runbook = f"waits-{number}", "nothing yet: it is launched when that is over", obstacle.runbook
+    notice = make_notice(run, Severity.INFORM, "waits", obstacle.why, key=key, runbook=runbook, did=did, todo=todo)
     return replace(decision, actions=(*decision.actions, notice), reason=reason)
 
 

@@ -28,11 +28,7 @@ def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: st
         decision = stop_now(run, f"{reason}{nowhere}")
         return replace(decision, actions=(*decision.actions, *notices))
     wait = f"{format_duration(stop.deadline - stop.asked_at)} ({format_deadline(stop)})"
-    return Decision(
-        run,
-        notices,
-        f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job",
-    )
+    return Decision(run, notices, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
 
 
 def _request_checkpoint(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rerail.decisions.checkpoint_health import find_open_onset
-from rerail.decisions.decision import Decision, has_agent, may_act, with_attempt
+from rerail.decisions.decision import Decision, has_agent, has_pending, may_act, with_attempt
 from rerail.decisions.quarantine import COPIES_PLACE
 from rerail.model.actions import CopyCheckpoint
 from rerail.model.checkpoint_layouts import Layout, is_truncated
@@ -46,6 +46,14 @@ def with_copies(before: Run, decision: Decision, signal: Signal, policy: Policy)
     return replace(decision, actions=(*decision.actions, *copies)) if copies else decision
 
 
+def _date_damage(run: Run, newest: datetime, *, has_others: bool) -> datetime:
+    """Return the time before which files were sound whose newest one was saved at `newest`."""
+    ended = run.attempts[-2].ended_at if run.current.number > 1 else None
+    if ended and newest > ended and (restored := list_restored(run, run.current.number - 1)):
+        return min(copy.saved_at for copy in restored)  # what was restored for this attempt is damaged too
+    return newest - SAME_SAVE if has_others else newest
+
+
 def list_due_copies(
     run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime, step: int | None = None
 ) -> tuple[CopyCheckpoint, ...]:
@@ -54,16 +62,12 @@ def list_due_copies(
     There are none while the loss is in trouble: they would replace those from before.
     """
     files = [checkpoint for checkpoint in checkpoints if checkpoint.layout == Layout.FILE]
-    if not files or len(files) > MAX_FILES or not policy.copies.keep or not may_act(run, policy) or has_agent(run):
+    if not 0 < len(files) <= MAX_FILES or not policy.copies.keep or not may_act(run, policy) or has_agent(run):
         return ()
     if run.state is not RunState.WATCHING or _was_just_refused(run.current, at) or find_open_onset(run) is not None:
         return ()
     bucket, folder = split_uri(run.checkpoint_uri)
-    if (
-        not folder
-        or folder.startswith(COPIES_PLACE)
-        or any(isinstance(action, CopyCheckpoint) for action in run.pending)
-    ):
+    if not folder or folder.startswith(COPIES_PLACE) or has_pending(run, CopyCheckpoint):
         return ()
     uri = f"s3://{bucket}/{folder}"
     if not all(file.uri.startswith(uri) and file.uri.endswith(SUFFIXES) for file in files):
@@ -147,13 +151,9 @@ def with_damaged_files(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Run
     started = attempt.training_started_at or attempt.created_at
     if not files or started is None or attempt.last_step is not None or has_agent(run):
         return run, ""
-    newest = max(file.saved_at for file in files)
-    if newest > started:
+    if (newest := max(file.saved_at for file in files)) > started:
         return run, ""
-    since = newest - SAME_SAVE if len(files) > 1 else newest
-    ended = run.attempts[-2].ended_at if attempt.number > 1 else None
-    if ended and newest > ended and (restored := list_restored(run, attempt.number - 1)):
-        since = min(copy.saved_at for copy in restored)  # what was restored for this attempt is damaged too
+    since = _date_damage(run, newest, has_others=len(files) > 1)
     dated = with_attempt(run, replace(attempt, onset_at=since))
     copies = {copy.name: copy for copy in list_restored(dated, attempt.number)}
     uri = "s3://{}/{}".format(*split_uri(run.checkpoint_uri))

@@ -118,13 +118,7 @@ def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 
 # Order matters: approval comes last, so that it is requested only for launches that could go ahead.
-CHECKS: tuple[Check, ...] = (
-    is_not_paused,
-    has_time_left,
-    has_run_budget_left,
-    has_incident_budget_left,
-    is_approved,
-)
+CHECKS: tuple[Check, ...] = (is_not_paused, has_time_left, has_run_budget_left, has_incident_budget_left, is_approved)
 
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:

@@ -1,7 +1,7 @@
 """Decide on operators' commands: hold, release, stop, restart, roll back, save, drill, continue, approve and deny."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from rerail.decisions.approvals import on_denied, on_launch_approved
@@ -49,6 +49,16 @@ ORDERED_VERBS = (
 )
 
 
+def _find_why_outdated(run: Run, command: OperatorCommand, asked_at: datetime) -> str:
+    """Return why the command may be about another situation; "" where it is not."""
+    began_at, age = run.attempts[0].created_at or run.created_at, command.at - asked_at
+    if asked_at + SECOND < began_at or age > EXPIRES_AFTER:
+        return f" at {asked_at:%Y-%m-%d %H:%M:%S} UTC, which is too long ago: nothing is done; say it again"
+    if command.verb in ORDERED_VERBS and run.commanded_at and asked_at < run.commanded_at:
+        return ", but something else was said after that: nothing is done"
+    return ""
+
+
 def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     """Carry out the command, or report why it cannot be; a repeated command changes nothing."""
     if command.id in run.commands:
@@ -57,13 +67,9 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     summary = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
     # The sender sets this time: never let it be in the future.
     asked_at = min(command.asked_at, command.at) if command.asked_at else None
-    began_at = run.attempts[0].created_at or run.created_at
-    if asked_at and (asked_at + SECOND < began_at or command.at - asked_at > EXPIRES_AFTER):
-        when = f"{asked_at:%Y-%m-%d %H:%M:%S} UTC"
-        return Decision(run, reason=f"{summary} at {when}, which is too long ago: nothing is done; say it again")
+    if asked_at and (outdated := _find_why_outdated(run, command, asked_at)):
+        return Decision(run, reason=f"{summary}{outdated}")
     if command.verb in ORDERED_VERBS:
-        if asked_at and run.commanded_at and asked_at < run.commanded_at:
-            return Decision(run, reason=f"{summary}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)
     if command.observe_only and _stops_or_launches(run, command.verb):
         why = f"this deployment only observes: {command.observe_only}"

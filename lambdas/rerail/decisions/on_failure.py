@@ -68,16 +68,13 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     what += f"; {returned}" if (returned := describe_return(run)) else ""
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
-        notice = make_notice(
-            run,
-            Severity.INFORM,
-            "failed while held",
-            what,
-            key=f"failed-{run.current.number}",
-            did="nothing: the run stays held",
-            todo=f"When it may go on: rerail release {run.id}",
-            since=run.current.ended_at,
+        key, todo, since = (
+            f"failed-{run.current.number}",
+            f"When it may go on: rerail release {run.id}",
+            run.current.ended_at,
         )
+        did = "nothing: the run stays held"
+        notice = make_notice(run, Severity.INFORM, "failed while held", what, key=key, did=did, todo=todo, since=since)
         return Decision(with_incident(run, failure, reason, ()), (notice,), reason, finding="job_failed")
     if run.stop and run.stop.then is AfterStop.END:
         return finish_stopped(run, seen, f"{what}, while it was being stopped ({run.stop.reason})")
@@ -207,16 +204,9 @@ def _apply_verdict(
             did = f"relaunching {start} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
             reason = f"{what}; {did}"
-            notice = make_notice(
-                run,
-                Severity.INFORM,
-                f"{failure.diagnosis.cause}: relaunching",
-                what,
-                key=f"failed-{run.current.number}",
-                did=did,
-                todo=format_case(run, run.current),
-                since=run.current.ended_at,
-            )
+            title, key = f"{failure.diagnosis.cause}: relaunching", f"failed-{run.current.number}"
+            todo, since = format_case(run, run.current), run.current.ended_at
+            notice = make_notice(run, Severity.INFORM, title, what, key=key, did=did, todo=todo, since=since)
             actions = (*("release_warm_pool" for _ in release), "relaunch")
             run = with_incident(run, failure, reason, actions, onset_step=onset_step)
             run = with_next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
@@ -360,22 +350,11 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused, policy: Policy) 
         return Decision(run)
     if not refused.action.is_vital:
         what = f"{run.current.job_name} may fail on an unfinished checkpoint: {refused.message}"
-        notice = make_notice(
-            run,
-            Severity.INFORM,
-            "not set aside",
-            what,
-            key=f"not-aside-{run.current.number}",
-            runbook=Runbook.NOT_QUARANTINED,
-            did="launched all the same",
-            todo=format_instruction(refused.advice),
-        )
-        return Decision(
-            without_pending(run, QuarantineCheckpoints),
-            (notice,),
-            f"launched all the same: {what}. To do: {refused.advice}",
-            finding="not_set_aside",
-        )
+        key, did, runbook = f"not-aside-{run.current.number}", "launched all the same", Runbook.NOT_QUARANTINED
+        todo = format_instruction(refused.advice)
+        notice = make_notice(run, Severity.INFORM, "not set aside", what, key=key, runbook=runbook, did=did, todo=todo)
+        reason = f"{did}: {what}. To do: {refused.advice}"
+        return Decision(without_pending(run, QuarantineCheckpoints), (notice,), reason, finding="not_set_aside")
     run = without_pending(run, QuarantineCheckpoints, CreateJob)
     what = f"{NOT_QUARANTINED}, and {run.current.job_name} would resume from it: {refused.message}"
     decision = hold_run(

@@ -399,13 +399,7 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
     )
     title, key = f"{finding.kind}: relaunching", _make_key(run, finding)
     notice = make_notice(
-        run,
-        Severity.INFORM,
-        title,
-        intervention.what,
-        key=key,
-        did=intervention.plan_text,
-        since=intervention.began,
+        run, Severity.INFORM, title, intervention.what, key=key, did=intervention.plan_text, since=intervention.began
     )
     if finding.kind not in HANGS:
         return checkpoint_then_stop(run, stop, policy, reason, notice)

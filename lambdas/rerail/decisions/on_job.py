@@ -55,20 +55,10 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         return Decision(_with_pool_status(run, job))  # an older attempt, or another job that reused the name
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)  # its end was handled already: ignore repeated and late events
-    run = without_pending(run, CreateJob)
-    updated = with_attempt(run, with_facts(attempt, job, seen.at))
-    if updated.current.self_repairs > attempt.self_repairs:
-        updated = with_sagemaker_restart(updated, seen.at)
-    if attempt.number == 1 and run.cluster != job.cluster:
-        updated = replace(updated, cluster=job.cluster)
-    if run.defined_metrics != job.defined_metrics:
-        updated = replace(updated, defined_metrics=job.defined_metrics)
-    if run.state.is_end and job.status is JobStatus.IN_PROGRESS:
-        is_news = not attempt.exists or attempt.is_unconfirmed
-        if is_news or run.state is not RunState.HELD:
-            return on_late_job(updated, seen.at)
-    is_relaunched = run.stop is None or (run.stop.then is AfterStop.RELAUNCH and not run.stop.is_rollback)
-    if job.capacity_ended_at and job.status.is_terminal and is_relaunched and run.state is not RunState.HELD:
+    updated = _with_observation(run, seen)
+    if job.status is JobStatus.IN_PROGRESS and _is_unexpected(run):
+        return on_late_job(updated, seen.at)
+    if job.capacity_ended_at and job.status.is_terminal and _is_to_go_on(run):
         return _on_capacity_end(updated, seen, job.capacity_ended_at)
     match job.status:
         case JobStatus.COMPLETED:
@@ -83,6 +73,28 @@ def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
             return Decision(updated)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _is_unexpected(run: Run) -> bool:
+    """Return whether no job of the run should be live: it has ended, or was held for want of this job."""
+    is_news = not run.current.exists or run.current.is_unconfirmed
+    return run.state.is_end and (is_news or run.state is not RunState.HELD)
+
+
+def _is_to_go_on(run: Run) -> bool:
+    """Return whether a job would follow an end of the current one: not where it is held, ends or is rolled back."""
+    goes_on = run.stop is None or (run.stop.then is AfterStop.RELAUNCH and not run.stop.is_rollback)
+    return goes_on and run.state is not RunState.HELD
+
+
+def _with_observation(run: Run, seen: JobObserved) -> Run:
+    """Return the run with the facts of its current attempt's job, whose creation is no longer pending."""
+    job, repairs = seen.job, run.current.self_repairs
+    run = without_pending(run, CreateJob)
+    run = with_attempt(run, with_facts(run.current, job, seen.at))
+    run = with_sagemaker_restart(run, seen.at) if run.current.self_repairs > repairs else run
+    cluster = job.cluster if run.current.number == 1 else run.cluster
+    return replace(run, cluster=cluster, defined_metrics=job.defined_metrics)
 
 
 def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy) -> Decision:
@@ -106,16 +118,9 @@ def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy
     did = (
         "nothing was launched, the run stays as it is" if is_asked else "the job goes on; if it fails, the run is held"
     )
-    notice = make_notice(
-        run,
-        Severity.INFORM,
-        UNLISTED,
-        refused.message,
-        key=f"unlisted-{run.version if is_asked else run.current.number}",
-        runbook=Runbook.NO_CHECKPOINTS,
-        did=did,
-        todo=format_instruction(refused.advice),
-    )
+    key, runbook = f"unlisted-{run.version if is_asked else run.current.number}", Runbook.NO_CHECKPOINTS
+    what, todo = refused.message, format_instruction(refused.advice)
+    notice = make_notice(run, Severity.INFORM, UNLISTED, what, key=key, runbook=runbook, did=did, todo=todo)
     return Decision(run, (notice,), f"{refused.message}: {did}", finding="checkpoints_unlisted")
 
 
@@ -208,9 +213,8 @@ def _recover(run: Run, incident: Incident, seen: JobObserved, progress: str) -> 
     key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
     notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
     run, clears = clear_pages(run, [SUBJECT], reason)
-    return Decision(
-        with_incident_closed(run, reason, seen.at, is_recovered=True), (notice, *clears), reason, finding="recovered"
-    )
+    run = with_incident_closed(run, reason, seen.at, is_recovered=True)
+    return Decision(run, (notice, *clears), reason, finding="recovered")
 
 
 def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
@@ -220,17 +224,11 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
         return relaunch_now(run, seen, policy, what)
     run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, is_recovered=True)
-    reason = f"attempt {run.current.number} completed: the run is done"
+    title, reason, todo = "completed", f"attempt {run.current.number} completed: the run is done", ""
     if error := seen.job.error_at_end:
-        reason += f"; but its log ends with an error: {error}"
-    notice = make_notice(
-        run,
-        Severity.INFORM,
-        "completed, with an error at the end" if error else "completed",
-        reason,
-        key="completed",
-        todo="Check the result before you use it; have the script end with its exit code" if error else "",
-    )
+        title, reason = "completed, with an error at the end", f"{reason}; but its log ends with an error: {error}"
+        todo = "Check the result before you use it; have the script end with its exit code"
+    notice = make_notice(run, Severity.INFORM, title, reason, key="completed", todo=todo)
     return Decision(run, (notice,), reason, finding="completed")
 
 
@@ -253,14 +251,10 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
             return relaunch_now(run, seen, policy, what)
         return finish_stopped(run, seen, f"{what}, and the policy ends there")
     if seen.job.pending_ran_out:
-        return on_failed(
-            run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON, diagnosis=None)), policy
-        )
-    return finish_stopped(
-        run,
-        seen,
-        f"{what} was stopped, but not by Rerail: it is not relaunched, because an operator may have stopped it",
-    )
+        job = replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON, diagnosis=None)
+        return on_failed(run, replace(seen, job=job), policy)
+    what += " was stopped, but not by Rerail: it is not relaunched, because an operator may have stopped it"
+    return finish_stopped(run, seen, what)
 
 
 def _on_capacity_end(run: Run, seen: JobObserved, ended_at: datetime) -> Decision:

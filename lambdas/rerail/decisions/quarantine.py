@@ -84,10 +84,8 @@ def plan_moves(
     checkpoints = [save for save in found if not save.has_manifest and not save.is_unfinished]
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
-    if action.strict and not found:
-        moves += list_replaced_files(stored, action)
-    elif action.strict:
-        moves += _list_later(all_found, action)
+    if action.strict:
+        moves += _list_later(all_found, action) if found else list_replaced_files(stored, action)
     own = [move for move in moves if action.saved_after and move.source.at >= action.saved_after]
     if action.strict and len(own) < len(moves):
         kept = {move.source.key for move in moves} - {move.source.key for move in own}

@@ -170,10 +170,9 @@ def with_event(
             continue
         same = known is not None and known.condition is sign.condition
         fresh = known is None or known.condition is Condition.HEALTHY
-        since = event.at if known is None or fresh else known.since
-        notified_at, paged, late = (
-            (known.notified_at, known.paged, known.late) if known and not fresh else (None, False, False)
-        )
+        since, notified_at, paged, late = event.at, None, False, False
+        if known and not fresh:
+            since, notified_at, paged, late = known.since, known.notified_at, known.paged, known.late
         parts[sign.part] = ClusterPart(sign.condition, since, event.at, notified_at, paged, late)
         if sign.condition is Condition.HEALTHY:
             parts[sign.part] = ClusterPart(sign.condition, event.at, event.at)

@@ -71,13 +71,7 @@ class Answering:
             return Page(400, format_message("The answer is incomplete", text))
         verb = OperatorVerb(fields["verb"])
         self.commands.send_command(
-            {
-                "run": link.run,
-                "verb": verb.value,
-                "who": f"{who} (by link)",
-                "why": why,
-                "proposal": proposal.id,
-            }
+            {"run": link.run, "verb": verb.value, "who": f"{who} (by link)", "why": why, "proposal": proposal.id}
         )
         text = f"Rerail was asked to {verb} proposal {proposal.id} of {link.run}, and acts within seconds."
         return Page(200, format_message("Thank you", text, f"rerail show {link.run}"), f"{verb} {proposal.id}")

@@ -128,6 +128,10 @@ class Orchestrator:
         if run is not None and wait.expects:
             wait = replace(wait, expects="", places={})  # the request is read once, not with each check
             self.waits.keep(wait)
+        self._answer_by_state(wait, run)
+
+    def _answer_by_state(self, wait: RunWait, run: Run | None) -> None:
+        """Answer the wait if its run has ended or does not come, or send a heartbeat."""
         if run is None and self._is_too_late(wait):
             cause = f"{wait.job} is not supervised: no run begins with it; ask `rerail doctor --job {wait.job}`"
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.NotSupervised", cause))

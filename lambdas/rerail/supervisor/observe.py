@@ -56,6 +56,11 @@ def observe(
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and description:
         job = _with_plan_read(with_log_read(job, description, logs), jobs)
+    return _observe_job(run, job, checkpoints, at=at, lists=lists)
+
+
+def _observe_job(run: Run, job: Job, checkpoints: Checkpoints, *, at: datetime, lists: bool) -> tuple[Signal, ...]:
+    """Return the job with its checkpoints, where they are needed or to be listed in any case, and the time."""
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
     is_needed = needs_checkpoints(run, job)
     if not is_needed and not (lists and run.checkpoint_uri):

@@ -6,7 +6,7 @@ harmless.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -538,6 +538,17 @@ class Supervisor:
             return run, updated
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
+    def _is_to_wait(self, run: Run, action: Action | Notify, done: Collection[Action | Notify], *, found: Run) -> bool:
+        """Return whether the action must wait for others, or is another function's."""
+        if isinstance(action, CreateJob):
+            return any(other.PRECEDES_CREATE and other not in done for other in run.pending)
+        if not isinstance(action, Notify):
+            return action.IS_BACKGROUND
+        if any(earlier not in done for earlier in _list_earlier_notices(run, action)):
+            return True
+        # The sweep sends it if that function has ended.
+        return action in found.pending and _is_fresh(action, self.clock())
+
     def _act(self, run: Run, *, found: Run) -> list[Signal]:
         """Carry out pending actions in order, and publish state changes; return what came of it.
 
@@ -549,16 +560,8 @@ class Supervisor:
         is_deferred, paused = self._find_deferral(run)
         throttled = False
         for action in sorted(run.pending, key=lambda action: action.RANK):
-            if action.IS_BACKGROUND or (is_deferred and action.IS_BLOCKED_BY_PAUSE):
+            if (is_deferred and action.IS_BLOCKED_BY_PAUSE) or self._is_to_wait(run, action, done, found=found):
                 continue
-            if isinstance(action, CreateJob) and any(
-                other.PRECEDES_CREATE and other not in done for other in run.pending
-            ):
-                continue
-            if isinstance(action, Notify) and any(a not in done for a in _list_earlier_notices(run, action)):
-                continue
-            if isinstance(action, Notify) and action in found.pending and _is_fresh(action, self.clock()):
-                continue  # the sweep sends it if that function has ended
             try:
                 refusal = self._perform(run, action)
             except (Throttled, ActionUnfinished):
