@@ -161,11 +161,7 @@ def make_time_table(account: Account, recent: float | None) -> Table:
     table = Table("", "share", "time", title="where the time went", title_justify="left", title_style="bold", box=None)
     if not account.wall_s:
         return table
-    table.add_row(
-        "[green]goodput[/]",
-        f"{account.goodput_s / account.wall_s:.1%}",
-        format_length(account.goodput_s),
-    )
+    table.add_row("[green]goodput[/]", f"{account.goodput_s / account.wall_s:.1%}", format_length(account.goodput_s))
     if recent is not None and account.wall_s > RECENT.total_seconds():
         table.add_row(f"  of the last {RECENT.total_seconds() / 3600:.0f} h", f"{recent:.1%}", "")
     for kind, seconds in sorted(account.badput_s.items(), key=lambda item: -item[1]):

@@ -263,8 +263,8 @@ def explain_passed_over(run: Run, save: StoredCheckpoint, saves: Sequence[Stored
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
     if was_written_unsigned(run, save.checkpoint):
         return "its manifest is not signed with the run's key"
-    sound = (other.checkpoint for other in saves if not other.is_quarantined and not other.damage)
-    first = find_first_signed_step([checkpoint for checkpoint in sound if checkpoint])
+    sound = [other.checkpoint for other in saves if other.checkpoint and not other.is_quarantined and not other.damage]
+    first = find_first_signed_step(sound)
     if has_agent(run) and not save.checkpoint.is_signed and first is not None and save.step >= first:
         return f"its manifest is not signed, and those from step {first} on are"
     health, why = assess_health(run, with_attempt_number(run, save.checkpoint))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from cli.acceptance.checks import CHECK_IDS, CheckResult, CheckVerdict
 from cli.acceptance.cleanup import PREFIX, Cleanup, find_leftovers
 from cli.acceptance.jobs import JobPlan, pack_code
 from cli.acceptance.measure import measure
+from cli.acceptance.seen import Observations
 from cli.acceptance.session import AcceptanceSession, undisturbed_by_signals
 from cli.acceptance.trials import INSTANCE_TYPE, MAX_RUNTIME_S, TRIALS_BY_NAME, AcceptanceTrial, fit_trials
 from cli.console import Console
@@ -117,14 +118,22 @@ def acceptance(
     say(f"result: {written}, {output / result.PAGE_FILE}")
     for remaining in session.cleanup.problems:
         say(f"not removed: {remaining}; run `{where.complete_command('rerail acceptance')}` again")
+    if status := _choose_status(session, results, observed, say):
+        raise typer.Exit(status)
+
+
+def _choose_status(
+    session: AcceptanceSession, results: Sequence[CheckResult], observed: Observations, say: Callable[[str], None]
+) -> int:
+    """Return the exit status: 0 if jobs ran, nothing is refuted, and everything is removed."""
     if session.was_interrupted:
-        raise typer.Exit(INTERRUPTED)
-    refuted = any(found.verdict is CheckVerdict.REFUTED for found in results)
-    if refuted or session.cleanup.problems:
-        raise typer.Exit(1)
-    if not any(trial.jobs for trial in observed.trials.values()):
-        say("no job could be started: nothing is proved")
-        raise typer.Exit(NOTHING_RAN)
+        return INTERRUPTED
+    if session.cleanup.problems or any(found.verdict is CheckVerdict.REFUTED for found in results):
+        return 1
+    if any(trial.jobs for trial in observed.trials.values()):
+        return 0
+    say("no job could be started: nothing is proved")
+    return NOTHING_RAN
 
 
 def _make_plan(where: Place, role: str, bucket: str, image: str, policy: str) -> tuple[JobPlan, Policy]:

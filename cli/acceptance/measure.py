@@ -1,10 +1,10 @@
 """Compute the measurements of an acceptance: durations in seconds, and the order of uploaded files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from cli.acceptance.seen import Observations, ObservedJob
+from cli.acceptance.seen import Observation, Observations, ObservedJob
 
 # Their scripts do not end at SIGTERM: one hangs, and without init it is not forwarded.
 KILLED_TRIALS = ("hang", "own-layout")
@@ -13,18 +13,16 @@ KILLED_TRIALS = ("hang", "own-layout")
 def measure(observed: Observations) -> dict[str, Any]:
     """Return each duration with its median, its largest value and its count; null if it was not seen."""
     account = observed.account
-    trials = list(observed.trials.values())
-    handling = [trial for trial in trials if trial.trial not in KILLED_TRIALS]
-    others = [trial for trial in trials if trial.trial in KILLED_TRIALS]
-    uploads = [upload for trial in observed.trials.values() for upload in trial.uploads]
+    trials = observed.trials.values()
+    uploads = [upload for trial in trials for upload in trial.uploads]
     found: dict[str, Sequence[float]] = {
-        "startup_s": [seconds for job in observed.jobs if not job.pool_of for seconds in _measure_start(job)],
-        "warm_startup_s": [seconds for job in observed.jobs if job.pool_of for seconds in _measure_start(job)],
+        "startup_s": _measure_starts(observed.jobs, is_warm=False),
+        "warm_startup_s": _measure_starts(observed.jobs, is_warm=True),
         # Of scripts that handle SIGTERM; the others are killed after 120 s.
-        "stop_s": [seconds for t in handling for job in t.jobs for seconds in _measure_stop(job)],
-        "killed_stop_s": [seconds for t in others for job in t.jobs for seconds in _measure_stop(job)],
+        "stop_s": _measure_stops(trial for trial in trials if trial.trial not in KILLED_TRIALS),
+        "killed_stop_s": _measure_stops(trial for trial in trials if trial.trial in KILLED_TRIALS),
         "event_s": [(e.arrived_at - e.changed_at).total_seconds() for e in account.events if e.changed_at],
-        "metric_s": [age for t in observed.trials.values() for ages in t.metric_ages.values() for age in ages],
+        "metric_s": [age for trial in trials for ages in trial.metric_ages.values() for age in ages],
         "upload_s": [(upload.manifest_at - upload.saved_at).total_seconds() for upload in uploads],
         "notice_s": [(notice.arrived_at - notice.sent_at).total_seconds() for notice in account.notices],
     }
@@ -45,16 +43,17 @@ def _summarize(values: Sequence[float]) -> dict[str, float] | None:
     return {"median": round(median(known), 3), "largest": round(max(known), 3), "count": len(known)}
 
 
-def _measure_start(job: ObservedJob) -> Iterator[float]:
-    """Yield the seconds from the job's creation to the start of its script."""
-    if began := job.find_start("Training"):
-        yield (began - job.created_at).total_seconds()
+def _measure_starts(jobs: Iterable[ObservedJob], *, is_warm: bool) -> list[float]:
+    """Return the seconds from the creation of each job to the start of its script, with or without a warm pool."""
+    chosen = [job for job in jobs if bool(job.pool_of) is is_warm]
+    return [(began - job.created_at).total_seconds() for job in chosen if (began := job.find_start("Training"))]
 
 
-def _measure_stop(job: ObservedJob) -> Iterator[float]:
-    """Yield the seconds from StopTrainingJob to the job's end, its uploads included."""
-    if job.stop_called_at and job.ended_at and job.status == "Stopped":
-        yield (job.ended_at - job.stop_called_at).total_seconds()
+def _measure_stops(trials: Iterable[Observation]) -> list[float]:
+    """Return the seconds from each StopTrainingJob to the job's end, its uploads included."""
+    jobs = [job for trial in trials for job in trial.jobs if job.status == "Stopped"]
+    calls = [(job.stop_called_at, job.ended_at) for job in jobs]
+    return [(ended_at - called_at).total_seconds() for called_at, ended_at in calls if called_at and ended_at]
 
 
 def _measure_phases(observed: Observations) -> dict[str, Any]:

@@ -176,19 +176,20 @@ def score(runs: Iterable[Labelled], calls: Mapping[str, Sequence[Call]]) -> Scor
             first = next((call.row for call in said[run.id] if label.found_by(call)), None)
             missed.append((run.id, label)) if first is None else hits.append(Hit(run.id, label, first))
     alarms = {run.id: merged(c.row for c in said[run.id] if not _near(run, c)) for run in runs}
+    noisy = {run: count for run, count in alarms.items() if count}
     verdicts = [_verdicts(run, said[run.id]) for run in runs]
     return Score(
         runs=len(runs),
         rows=sum(run.rows for run in runs),
         families=_recalls(runs, hits),
         false_alarms=sum(alarms.values()),
-        runs_with_false_alarms=sum(count > 0 for count in alarms.values()),
+        runs_with_false_alarms=len(noisy),
         right=sum(merged(verdict["right"]) for verdict in verdicts),
         wrong=sum(merged(verdict["wrong"]) for verdict in verdicts),
         neutral=sum(merged(verdict["neutral"]) for verdict in verdicts),
         hits=tuple(hits),
         missed=tuple(missed),
-        noisy={run: count for run, count in alarms.items() if count},
+        noisy=noisy,
         lasting=_lasting(runs, said),
     )
 

@@ -246,6 +246,11 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
     if scenario.pool:
         first, second = report["attempts"][0], report["attempts"][-1]
         yield "its warm pool", f"{first['pool']}; started in {first['start_s']} s, the next in {second['start_s']} s"
+    yield from _list_restarts(scenario, report)
+
+
+def _list_restarts(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the restarts within the job, and the machines of the others."""
     for restart in report["restarts"]:
         yield (
             f"restart {restart['restart']} in place",

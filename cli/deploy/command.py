@@ -197,14 +197,7 @@ class _Deployment(_Step):
             self.print_json(_facts("planned", change, found, formation.read_outputs()))
             return
         if found:
-            try:
-                if not taken:
-                    self._confirm(f"Deploy into {self.target.name}?")
-            except Declined:
-                formation.forget()
-                raise
-            with screen.show_progress(self.console, "deploying", {change.id for change in found}) as happened:
-                formation.execute(happened)
+            self._execute(formation, {change.id for change in found}, is_confirmed=bool(taken))
         outputs = formation.read_outputs()
         self.remember(outputs)
         delivery = self._check_delivery(outputs)
@@ -217,6 +210,17 @@ class _Deployment(_Step):
         self.print_json(_facts(action, change, found, outputs) | {"delivery": delivery.said})
         if delivery.verdict is CheckStatus.BROKEN:
             place.fail(f"it is deployed, but {delivery.said}", delivery.remedy)
+
+    def _execute(self, formation: Formation, ids: set[str], *, is_confirmed: bool) -> None:
+        """Carry out the proposed change of these resources, once it is confirmed."""
+        try:
+            if not is_confirmed:
+                self._confirm(f"Deploy into {self.target.name}?")
+        except Declined:
+            formation.forget()
+            raise
+        with screen.show_progress(self.console, "deploying", ids) as happened:
+            formation.execute(happened)
 
     def _check_delivery(self, outputs: dict[str, str]) -> Check:
         """Send an event through the new deployment; without the permission, say who can."""

@@ -63,23 +63,25 @@ def run_simulations(
         if measured:
             usual, found = replace_assumptions(usual, read_measurements(measured))
             sources |= found
-        assumed, rules = _assumed(assume or [], usual), _policy(policy)
-        sources |= {text.partition("=")[0]: "--assume" for text in assume or []}
+        own, sweeps = assume or [], sweep or []
+        assumed, rules = _assumed(own, usual), _policy(policy)
+        sources |= {text.partition("=")[0]: "--assume" for text in own}
         sizes = _checked(gpus or [16_384], days, seeds, failures)
         _known("way", way or [], list(WAYS))
-        _known("sweep", sweep or [], list(SWEEPS))
+        _known("sweep", sweeps, list(SWEEPS))
         if plot:
             pictures.check(plot)
         names = way or ([] if sweep else list(WAYS))
         made = Maker(sizes, days, range(seed, seed + seeds), rules, failures)
-        variants = {f"ways:{size}": [(WAYS[k].title, WAYS[k], assumed) for k in names] for size in sizes if names}
-        variants |= {key: list(SWEEPS[key].variants(assumed)) for key in sweep or []}
+        compared = sizes if names else []
+        variants = {f"ways:{size}": [(WAYS[k].title, WAYS[k], assumed) for k in names] for size in compared}
+        variants |= {key: list(SWEEPS[key].variants(assumed)) for key in sweeps}
         rows = made.simulate_rows(variants, console)
         _show(console, rows, sizes, days, seeds, assumed if not quiet else None, sources)
         _written(rows, as_json)
         if plot:
-            by_size = {size: rows[f"ways:{size}"] for size in sizes if names}
-            pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweep or []}, plot)
+            by_size = {size: rows[f"ways:{size}"] for size in compared}
+            pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweeps}, plot)
             console.print(f"drawn: {plot}", highlight=False)
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)

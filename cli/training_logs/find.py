@@ -187,7 +187,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
             chosen["epoch"] = epoch
     of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
     for metric, aliases in of_others.items():
-        if name := next((alias for alias in aliases if alias in names), ""):
+        if name := next(filter(names.__contains__, aliases), ""):
             chosen[metric] = name
     built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
     if chosen.get("step", "epoch") in _EPOCH_NAMES and _has_counter(rows, chosen["loss"]):
@@ -286,7 +286,7 @@ def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str,
         for depth, context in enumerate(_list_contexts(*examples[shape], anchor)):
             expression = f"{context}{place}"
             best = min(best, (*_compare(_compile(expression), wanted), depth, expression))
-            if not best[0] and not best[1]:
+            if best[:2] == (0, 0):
                 return expression, ""
     wrong, missed, _, expression = best
     if wrong:
