@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -22,7 +22,7 @@ from bench.floor import BadFloor, read_floors, shortfalls
 from bench.injected import FAULTS, FROZEN, HEALTHY, Fault, inject
 from bench.loggers import LOGGERS, MINUTES, Logger, PrintedRow
 from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
-from cli.backtest.scoring import INTERVENE, Label, as_calls, merged
+from cli.backtest.scoring import INTERVENE, Call, Label, as_calls, merged
 from cli.parallel import spread
 from rerail.detection.detectors import evaluate_series
 from rerail.model.sample import Sample
@@ -74,14 +74,8 @@ class Outcomes:
 
     def add(self, other: "Outcomes") -> None:
         """Add another log's outcomes."""
-        for mine, theirs in (
-            (self.logs, other.logs),
-            (self.found, other.found),
-            (self.acted, other.acted),
-            (self.stopped, other.stopped),
-            (self.false_alarms, other.false_alarms),
-        ):
-            mine.update(theirs)
+        for kind in ("logs", "found", "acted", "stopped", "false_alarms"):
+            getattr(self, kind).update(getattr(other, kind))
         for fault, delays in other.delays.items():
             self.delays.setdefault(fault, []).extend(delays)
         self.rows += other.rows
@@ -173,7 +167,7 @@ def run_trial(trial: Trial) -> tuple[str, Outcomes]:
         printed = tuple(logger.rewrite(injected.samples, random.Random(seed + logger.name)))
         if len(printed) < LEAST_PRINTED_ROWS:
             continue
-        labels = [replace(label, end=label.end + logger.memory_rows) for label in injected.labels]
+        labels = [_move(replace(label, end=label.end + logger.memory_rows), printed) for label in injected.labels]
         _evaluate(outcomes, fault, printed, labels, trial.run)
     return logger.name, outcomes
 
@@ -200,30 +194,32 @@ def _is_shown(logger: Logger, samples: Sequence[Sample]) -> bool:
 def _evaluate(
     outcomes: Outcomes, fault: Fault, printed: Sequence[PrintedRow], labels: Sequence[Label], run: str
 ) -> None:
-    moved = [_move(label, printed) for label in labels]
     began = time.process_time()
     findings = list(evaluate_series((row.sample for row in printed), Thresholds()))
     outcomes.cpu_s += time.process_time() - began
     calls = as_calls(findings, unscored=Counter())
     outcomes.rows += len(printed)
     outcomes.logs[fault.name] += 1
-    counted = [label for label in moved if label.counts]
-    hits = [call.row for call in calls for label in counted if label.found_by(call)]
-    if hits:
+    counted, lasting = [label for label in labels if label.counts], [label for label in labels if label.lasts]
+    if hits := [call.row for call in calls for label in counted if label.found_by(call)]:
         outcomes.found[fault.name] += 1
         outcomes.delays.setdefault(fault.name, []).append(max(0, min(hits) - counted[0].onset))
     stops = [call for call in calls if call.level == INTERVENE]
-    outcomes.acted[fault.name] += any(label.lasts and label.near(call.row) for call in stops for label in counted)
-    wrong = [call for call in stops if not any(label.lasts and label.near(call.row) for label in moved)]
+    has_acted = len(_list_far(stops, set(counted) & set(lasting))) < len(stops)
+    outcomes.acted[fault.name] += has_acted
+    wrong, false = _list_far(stops, lasting), _list_far(calls, labels)
     outcomes.stopped[fault.name] += bool(wrong)
-    false = [call for call in calls if not any(label.near(call.row) for label in moved)]
     outcomes.false_alarms[fault.name] += merged(call.row for call in false)
-    outcomes.details += [f"{run}\t{fault.name}\tstopped\t{call.row}\t{call.kind}" for call in wrong]
-    outcomes.details += [f"{run}\t{fault.name}\tfalse\t{call.row}\t{call.kind}" for call in false]
-    if counted and not hits:
-        outcomes.details.append(f"{run}\t{fault.name}\tmissed\t{counted[0].onset}\t{len(printed)}")
-    if fault.must_stop and not any(label.lasts and label.near(c.row) for c in stops for label in counted):
-        outcomes.details.append(f"{run}\t{fault.name}\tnot acted\t{counted[0].onset}\t{len(printed)}")
+    details = [("stopped", call.row, str(call.kind)) for call in wrong]
+    details += [("false", call.row, str(call.kind)) for call in false]
+    details += [("missed", counted[0].onset, str(len(printed)))] if counted and not hits else []
+    details += [("not acted", counted[0].onset, str(len(printed)))] if fault.must_stop and not has_acted else []
+    outcomes.details += [f"{run}\t{fault.name}\t{what}\t{row}\t{more}" for what, row, more in details]
+
+
+def _list_far(calls: Sequence[Call], labels: Collection[Label]) -> list[Call]:
+    """Return the calls that are near none of the labels."""
+    return [call for call in calls if not any(label.near(call.row) for label in labels)]
 
 
 def _move(label: Label, printed: Sequence[PrintedRow]) -> Label:

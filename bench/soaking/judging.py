@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.soaking import remedied
 from bench.soaking.account import BUCKET, ReferenceRun
-from bench.soaking.notes import different, lineage, lost_steps, uncovered
+from bench.soaking.notes import Notes, different, lineage, lost_steps, uncovered
 from bench.soaking.soak_run import SoakRun
 from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
@@ -59,14 +59,9 @@ def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: 
     """Return the evaluation of a run that has ended."""
     run = soak_run.run
     assert run is not None, "only adopted runs are judged"
-    wrong = [
-        *soak_run.problems,
-        *(
-            f"{injection.planned.name}: {problem}"
-            for injection in soak_run.injections
-            for problem in injection.problems
-        ),
-    ]
+    wrong = list(soak_run.problems)
+    for injection in soak_run.injections:
+        wrong += [f"{injection.planned.name}: {problem}" for problem in injection.problems]
     jobs = list(soak_run.described())
     wrong += _uncaused(soak_run)
     wrong += _alone(soak_run, jobs)
@@ -118,16 +113,7 @@ def _learning(
     mine = {number: step.loss for number, (_, step) in final.items()}
     plain = {number: step.loss for number, (_, step) in lineage(reference.notes.starts).items()}
     theirs, kind, weights = plain, "undisturbed", reference.notes.weights
-    parts = remedied.stretches(final)
-    stayed = (
-        injection
-        for injection in soak_run.injections
-        if injection.fault.stays and final[injection.step][0].at < injection.at.timestamp()
-    )
-    bad = [injection.fault.drill.format(step=injection.step) for injection in stayed]
-    if len(parts) > 1 or bad or any(part.skipped or part.rate != 1 for part in parts):
-        place = folder / f"remedied-{soak_run.name}"
-        trained = remedied.train(parts, steps=soak_run.plan.steps, folder=place, log=log, bad=bad)
+    if (trained := _train_with_remedies(soak_run, folder, log)) is not None:
         theirs, kind, weights = remedied.losses(trained), "same remedies", trained.weights
     other, apart = different(mine, theirs)
     if other:
@@ -143,12 +129,24 @@ def _learning(
     return Learning(
         steps=steps,
         lost=lost_steps(starts, final),
-        samples=sum(len(ids) for ids in read.values()),
+        samples=sum(map(len, read.values())),
         reference=kind,
         compared=len(mine.keys() & theirs.keys()),
         other_bits=other,
         from_plain=abs(float.fromhex(mine[last]) - float.fromhex(plain[last])) if last else 0.0,
     )
+
+
+def _train_with_remedies(soak_run: SoakRun, folder: Path, log: Callable[[str], None]) -> Notes | None:
+    """Train a reference with the remedies and the lasting faults of the run's final lineage; None if it has none."""
+    final = lineage(soak_run.notes.starts)
+    parts, staying = remedied.stretches(final), [found for found in soak_run.injections if found.fault.stays]
+    stayed = [found for found in staying if final[found.step][0].at < found.at.timestamp()]
+    bad = [found.fault.drill.format(step=found.step) for found in stayed]
+    if len(parts) <= 1 and not bad and not any(part.skipped or part.rate != 1 for part in parts):
+        return None
+    place = folder / f"remedied-{soak_run.name}"
+    return remedied.train(parts, steps=soak_run.plan.steps, folder=place, log=log, bad=bad)
 
 
 def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Learning:

@@ -263,8 +263,8 @@ class SoakRun:
         fault = FAULTS[planned.name]
         calm = run.state is RunState.WATCHING and run.open_incident is None and run.current.secondary == "Training"
         if fault.setup.script is not OURS:
-            rows = [row for curve in self.curves.values() for row in curve.times.items()]
-            if printed := [at for step, at in rows if step > planned.step - NOT_PRINTED_STEPS]:
+            least, curves = planned.step - NOT_PRINTED_STEPS, self.curves.values()
+            if printed := [at for curve in curves for step, at in curve.times.items() if step > least]:
                 self._begin(planned, min(printed), step=planned.step + 1)
             return
         if fault.is_within:
@@ -346,12 +346,8 @@ class SoakRun:
         if fault.in_place:
             return len(run.incidents) > injection.incidents and at_rest and beyond
         if fault.ends:
-            return (
-                run.current.number > injection.attempt
-                and at_rest
-                and beyond
-                and len(run.incidents) > injection.incidents
-            )
+            is_followed = run.current.number > injection.attempt and len(run.incidents) > injection.incidents
+            return is_followed and at_rest and beyond
         if fault.findings:
             self.timeline = self.account.runs.timeline(self.name)
             said = {entry.finding for entry in self.timeline if entry.version > injection.version}
@@ -360,7 +356,7 @@ class SoakRun:
 
     def _sum_up(self, run: Run, injection: Injection) -> None:
         """Return the recorded and the noted facts of the run."""
-        fault, since = injection.fault, [entry for entry in self.timeline if entry.version > injection.version]
+        since = [entry for entry in self.timeline if entry.version > injection.version]
         mine = [attempt for attempt in run.attempts if injection.attempt <= attempt.number < run.current.number]
         injection.attempts = run.current.number - injection.attempt
         injection.causes = tuple(attempt.cause.value for attempt in mine if attempt.cause)
@@ -372,14 +368,7 @@ class SoakRun:
         injection.lost_steps = self._lost(injection)
         tells = [action for entry in since for action in entry.actions if "severity" in action]
         injection.notices = {level: sum(action["severity"] == level for action in tells) for level in Severity}
-        if injection.causes not in (fault.causes, fault.or_causes or fault.causes):
-            injection.problems.append(f"the causes are {injection.causes or 'none'}, expected {fault.causes or 'none'}")
-        if missing := set(fault.findings) - set(injection.findings):
-            injection.problems.append(f"the detectors did not say {', '.join(sorted(missing))}")
-        if fault.rungs and injection.rungs != fault.rungs:
-            injection.problems.append(f"the rungs are {injection.rungs}, they must be {fault.rungs}")
-        if not (fault.ends or fault.in_place or fault.last) and injection.attempts:
-            injection.problems.append(f"{injection.attempts} attempts were launched, none was needed")
+        injection.problems += _find_problems(injection)
 
     def _detected(self, run: Run, injection: Injection, since: Sequence[TimelineEntry]) -> float | None:
         """Return the seconds from the fault to the first decision or report about it."""
@@ -424,6 +413,19 @@ class SoakRun:
         for attempt in self.run.attempts if self.run else ():
             if attempt.exists:
                 yield attempt, self.account.describe(attempt.job_name)
+
+
+def _find_problems(injection: Injection) -> Iterator[str]:
+    """Yield what the run did other than the fault demands."""
+    fault = injection.fault
+    if injection.causes not in (fault.causes, fault.or_causes or fault.causes):
+        yield f"the causes are {injection.causes or 'none'}, expected {fault.causes or 'none'}"
+    if missing := set(fault.findings) - set(injection.findings):
+        yield f"the detectors did not say {', '.join(sorted(missing))}"
+    if fault.rungs and injection.rungs != fault.rungs:
+        yield f"the rungs are {injection.rungs}, they must be {fault.rungs}"
+    if not (fault.ends or fault.in_place or fault.last) and injection.attempts:
+        yield f"{injection.attempts} attempts were launched, none was needed"
 
 
 def _kind(fault: SoakFault) -> str:
