@@ -49,8 +49,7 @@ NOT_COPIED = (
     "folder: docs/recovery.md#copies-of-one-file"
 )
 Download = Annotated[
-    Path | None,
-    typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder."),
+    Path | None, typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder.")
 ]
 Step = Annotated[int | None, typer.Option(help="With --download: the step of the checkpoint to fetch.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Say of each why a relaunch would resume from it, or not.")]

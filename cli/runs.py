@@ -42,12 +42,7 @@ from rerail.model.run import AfterStop, Attempt, Incident, JobStatus, LaunchChec
 from rerail.model.self_repairs import format_repairs
 from rerail.ports import policy_of
 
-STYLES = {
-    RunState.WATCHING: "green",
-    RunState.COMPLETED: "green",
-    RunState.STOPPED: "dim",
-    RunState.HELD: "bold red",
-}
+STYLES = {RunState.WATCHING: "green", RunState.COMPLETED: "green", RunState.STOPPED: "dim", RunState.HELD: "bold red"}
 
 
 def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:

@@ -93,8 +93,7 @@ class FoundJob:
 
 def search(
     terms: Annotated[
-        list[str] | None,
-        typer.Argument(help="FIELD=VALUE, also with != < <= > >= and ~ (contains); all must hold."),
+        list[str] | None, typer.Argument(help="FIELD=VALUE, also with != < <= > >= and ~ (contains); all must hold.")
     ] = None,
     sort: Annotated[str, typer.Option(help="A field, such as metric.loss or created.")] = "created",
     ascending: Annotated[bool, typer.Option("--ascending", help="The smallest first, not the largest.")] = False,

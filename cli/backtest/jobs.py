@@ -40,10 +40,7 @@ def read(name: str, *, local: bool) -> list[LogSeries]:
         place.find(local=True)
     try:
         start, end = _times(name)
-        found = [
-            LogSeries(f"{name}, CloudWatch", _metrics(name, start, end)),
-            LogSeries(f"{name}, log", _log(name)),
-        ]
+        found = [LogSeries(f"{name}, CloudWatch", _metrics(name, start, end)), LogSeries(f"{name}, log", _log(name))]
     except (ClientError, BotoCoreError) as error:
         where = "" if local else ", or add --local"
         raise BadInput(

@@ -49,8 +49,7 @@ def chain(
         list[str] | None, typer.Option("--again", metavar="TASK", help="Run a task again though nothing has changed.")
     ] = None,
     continue_task: Annotated[
-        str,
-        typer.Option("--continue", metavar="TASK", help="Let its held or stopped run go on with what has changed."),
+        str, typer.Option("--continue", metavar="TASK", help="Let its held or stopped run go on with what has changed.")
     ] = "",
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="So many tasks at a time (all that are ready).")

@@ -42,8 +42,7 @@ def run_simulations(
         list[str] | None, typer.Option(help=f"Vary one thing: {', '.join(SWEEPS)}; several times.")
     ] = None,
     policy: Annotated[
-        str,
-        typer.Option(help="The policy: a name in policies/, or a file.", autocompletion=complete_policies),
+        str, typer.Option(help="The policy: a name in policies/, or a file.", autocompletion=complete_policies)
     ] = "default",
     failures: Annotated[float, typer.Option(help="So many times as many faults.")] = 1.0,
     assume: Annotated[

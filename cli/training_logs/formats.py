@@ -101,10 +101,7 @@ FORMATS = (
         "Paddle", r"batch: \[[0-9]+/[0-9]+\], loss: <n>", r"batch: \[<i>/[0-9]+\], loss: ", epoch=r"epoch: \[<i>/"
     ),
     LogFormat(
-        "DeepSpeed pipeline",
-        r"steps: [0-9]+ loss: <n>",
-        r"steps: <i> loss: ",
-        step_time_s=r"iter time \(s\): <n>",
+        "DeepSpeed pipeline", r"steps: [0-9]+ loss: <n>", r"steps: <i> loss: ", step_time_s=r"iter time \(s\): <n>"
     ),
     LogFormat("verl, SFT", r" - train/loss:<n>", r"\bstep:<i> - "),
     LogFormat(
@@ -116,12 +113,7 @@ FORMATS = (
         note=_POLICY_GRADIENT,
     ),
     LogFormat("OpenRLHF, SFT", r"[ ,\[]gpt_loss=<n>", BAR),
-    LogFormat(
-        "OpenRLHF",
-        r"Global step [0-9]+: .*'policy_loss': <n>",
-        r"Global step <i>: ",
-        note=_POLICY_GRADIENT,
-    ),
+    LogFormat("OpenRLHF", r"Global step [0-9]+: .*'policy_loss': <n>", r"Global step <i>: ", note=_POLICY_GRADIENT),
     LogFormat("nanoGPT", r"iter [0-9]+: loss <n>", r"iter <i>: loss ", step_time_ms=r"iter [0-9]+: loss .*time <n>ms"),
     LogFormat(
         "Composer, LLM Foundry",
@@ -220,10 +212,7 @@ FORMATS = (
     ),
     LogFormat("diffusers", r"[ ,\[](?:step_)?loss=<n>", r"Steps: .*\| *<i>/<total> \["),
     LogFormat(
-        "Lightning",
-        r"Epoch [0-9]+: .*\|.*[ ,\[](?:train[_/])?loss(?:_step)?=<n>",
-        _EPOCH_BAR,
-        epoch=r"Epoch <i>: ",
+        "Lightning", r"Epoch [0-9]+: .*\|.*[ ,\[](?:train[_/])?loss(?:_step)?=<n>", _EPOCH_BAR, epoch=r"Epoch <i>: "
     ),
     LogFormat("kohya", r"[ ,\[]avr_loss=<n>", BAR),
 )

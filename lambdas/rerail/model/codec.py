@@ -135,6 +135,11 @@ def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         named = {key: _read(arguments[1], item, path=f"{path}.{key}", strict=strict) for key, item in value.items()}
         return {arguments[0](key): item for key, item in named.items()}
+    return _read_value(kind, value, path=path, strict=strict)
+
+
+def _read_value(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
+    """Return a time, a duration or a name of an enumeration; any other value as it is."""
     if kind is datetime:
         at = datetime.fromisoformat(value)
         if strict and at.tzinfo is None:
