@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.signatures import is_signed
 from rerail.model.thresholds import Thresholds
+from rerail_agent import mailbox_objects
 from rerail_agent.checkpoints import open_store
 from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, OWNER, Bucket
@@ -403,3 +405,13 @@ def test_the_settings_of_the_policy_come_with_a_command(bucket: Bucket, new_guar
     assert guard._settings.mtbf_s == 43_200
     assert guard._settings.interval.longest == timedelta(minutes=1)
     assert "settings of the policy" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_parent_and_child_can_import_after_a_fork():
+    child = os.fork()
+    is_free = mailbox_objects._importing.acquire(timeout=5)
+    if child == 0:
+        os._exit(not is_free)
+    assert is_free and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    mailbox_objects._importing.release()

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.rate_limit import DynamoRateLimit
@@ -47,6 +48,15 @@ def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
     """The launch stays owed."""
     monkeypatch.setattr(DynamoRateLimit, "_keep", lambda self, launches, version: False)
     with pytest.raises(Throttled, match="try again later"):
+        ask(table, "gpt-a002")
+
+
+def test_a_count_that_cannot_be_written_grants_nothing(table, monkeypatch):
+    def refuse(**_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "PutItem")
+
+    monkeypatch.setattr(client("dynamodb"), "put_item", refuse)
+    with pytest.raises(ClientError):
         ask(table, "gpt-a002")
 
 

@@ -9,7 +9,7 @@ from rerail.messages.messages import AlarmStateChanged, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
-from rerail.model.policy import Mode, OnAlarm, Policy, Retries
+from rerail.model.policy import Limits, Mode, OnAlarm, Policy, Retries
 from rerail.model.run import JobStatus, RunState
 from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, World
@@ -141,6 +141,21 @@ def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, cho
     world.minutes(3)
     assert list(world.sagemaker.jobs) == jobs
     assert len([title for title in world.notice_titles(Severity.INFORM) if "alarm" in title]) == 1
+
+
+def test_only_so_many_alarms_restart_a_run(world):
+    """Progress refunds nothing; each later alarm is a notice, and the run stays supervised."""
+    world.policies.by_name["default"] = Policy(on_alarm=OnAlarm.RESTART, limits=Limits(alarm_restarts=2))
+    for number in (1, 2, 3):
+        for state in ("OK", "ALARM", "OK", "ALARM"):
+            job = world.run().current.job_name
+            world.supervisor().handle(AlarmStateChanged(job, "gpu-idle", state, "GPUUtilization below 10", OURS))
+        world.minutes(1)
+        world.checkpoints.save(step=1000 * number, attempt=number)
+        world.minutes(5)
+    assert (list(world.sagemaker.jobs), world.run().state) == (["gpt", "gpt-a002", "gpt-a003"], RunState.WATCHING)
+    said = [notice.body for notice in world.bus.notices if "no restart" in notice.body]
+    assert len(said) == 1 and "2 restarts for alarms of at most 2 are spent" in said[0]
 
 
 def test_an_alarm_on_an_unsupervised_job_is_ignored(world):

@@ -1,7 +1,8 @@
 """The mailbox's objects: what one side writes the other reads, and nothing else in the bucket does any harm."""
 
 import json
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import (
     CONTROLS,
+    EARLIEST,
     FINDINGS_LIMIT,
+    LATEST,
     QUOTED,
     SIZE_LIMIT,
     Command,
@@ -35,7 +38,7 @@ from rerail.model.mailbox import (
 )
 from tests.core.strategies import commands, heartbeats, job_names, json_values, names, reports
 
-NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+NOON, SECOND = datetime(2026, 1, 31, 12, tzinfo=UTC), timedelta(seconds=1)
 FINDING = Finding(Kind.STALL, Level.INTERVENE, 60, 50, "no step for 300 s", NOON, NOON)
 COMMAND = Command("c1", "gpt", 1, CommandKind.CHECKPOINT, NOON, NOON, "throughput_drop")
 REPORT = Report(
@@ -178,10 +181,31 @@ def test_each_kind_of_defect_has_its_name(text, defect):
     assert error.value.defect == defect
 
 
+@pytest.mark.parametrize(
+    ("mail", "field", "allowed", "refused", "problem"),
+    [
+        (REPORT, "reason", ["x" * 500], ["x" * 501], "has 501 characters; at most 500"),
+        (REPORT, "command", ["x" * 128], ["x" * 129], "has 129 characters; at most 128"),
+        (REPORT, "path", ["\ud7ff", "\ue000"], ["\ud800", "\udfff"], "it contains half of a surrogate pair"),
+        (REPORT, "at", [EARLIEST, LATEST - SECOND], [EARLIEST - SECOND, LATEST], "a time between 2000 and 2200"),
+        (REPORT, "step", [0, 10**18 - 1], [-1, 10**18], "it must be a whole number, 0 or more"),
+        (HEARTBEAT, "loss", [10**18 - 1, -(10**18) + 1], [10**18, -(10**18)], "the number is too large"),
+        (COMMAND, "rate", [0.001, 1000], [0, -1, 1000.5], "it must be a number above 0, at most 1000"),
+        (REPORT, "abilities", [("x" * 40,) * 10], [("x" * 41,), ("x",) * 11], "it must be at most 10 words"),
+        (REPORT, "findings", [(FINDING,) * FINDINGS_LIMIT], [(FINDING,) * 21], "has 21 entries; at most 20 are read"),
+    ],
+)
+def test_a_field_within_its_range_is_read_and_no_other(mail, field, allowed, refused, problem):
+    for value in allowed:
+        assert getattr(read(serialize(replace(mail, **{field: value})), type(mail)), field) == value
+    for value in refused:
+        with pytest.raises(BadMailboxObject, match=f"field '{field}' .*{problem}"):
+            read(serialize(replace(mail, **{field: value})), type(mail))
+
+
 def test_one_report_has_bounded_content():
-    many = Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
-    with pytest.raises(BadMailboxObject, match="'findings' has 21 entries; at most 20 are read"):
-        read(serialize(many), Report)
+    assert read(serialize(REPORT).ljust(SIZE_LIMIT), Report) == REPORT
+
     wordy = Finding(Kind.STALL, Level.WARN, 1, 1, "stack\n" * 1000)
     (finding,) = read(
         serialize(Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(wordy,))), Report

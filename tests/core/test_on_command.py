@@ -1,5 +1,6 @@
 """An operator's command is carried out while it is about the present situation of the present run."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import StopJob
 from rerail.model.errors import Throttled
+from rerail.model.run import JobStatus
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
@@ -56,6 +58,42 @@ def test_of_two_commands_only_an_earlier_one_is_outdated(later):
         asked_at = at + timedelta(seconds=seconds)
         world.supervisor().handle(CommandReceived(str(verb), "gpt", verb, "ada", "", asked_at=asked_at))
     assert world.run().held_by == ("" if later == 0 else "ada")
+
+
+STOPPED, HELD = (OperatorVerb.STOP, JobStatus.STOPPED), (OperatorVerb.HOLD, JobStatus.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("before", "ended", "verb", "refusal"),
+    [
+        (OperatorVerb.HOLD, None, OperatorVerb.HOLD, "the run is held already: nothing to hold"),
+        (*STOPPED, OperatorVerb.HOLD, "the run has ended (stopped): nothing to hold"),
+        (*STOPPED, OperatorVerb.RELEASE, "the run is not held (stopped): nothing to release"),
+        (*STOPPED, OperatorVerb.RESTART, "no job of this run is live (stopped): nothing to stop"),
+        (*STOPPED, OperatorVerb.STOP, "no job of this run is live (stopped): nothing to stop"),
+        (None, JobStatus.COMPLETED, OperatorVerb.STOP, "no job of this run is live (completed): nothing to stop"),
+        (
+            OperatorVerb.HOLD,
+            JobStatus.FAILED,
+            OperatorVerb.RESTART,
+            "no job of this run is live (held): nothing to stop",
+        ),
+        (None, None, OperatorVerb.APPROVE, "nothing waits for approval (watching): nothing to answer"),
+        (None, None, OperatorVerb.DENY, "nothing waits for approval (watching): nothing to answer"),
+        (None, None, OperatorVerb.RELEASE, "the run is not held (watching): nothing to release"),
+    ],
+)
+def test_a_command_that_would_change_nothing_says_why(before, ended, verb, refusal):
+    world = World().with_saves()
+    if before:
+        world.send_command(before, "before")
+    if ended:
+        world.sagemaker.end("gpt", ended)
+        world.minutes(1)
+    run = world.run()
+    world.send_command(verb, "now")
+    assert world.reasons()[-1] == f"ada said {verb}, but {refusal}"
+    assert replace(world.run(), commands=run.commands, version=run.version) == run
 
 
 def test_a_hold_withdraws_a_stop_that_was_not_accepted(monkeypatch):

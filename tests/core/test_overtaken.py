@@ -1,22 +1,28 @@
 """A record that is older than the world: restored from a backup, or lost, while the run's jobs went on."""
 
 from copy import deepcopy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from moto import mock_aws
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.decisions.adoption import is_first_job_of_rebuilt
 from rerail.decisions.reconcile import read_claim
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
-from rerail.model.run import JobStatus, RunState
+from rerail.model.run import Attempt, JobStatus, RunState, make_run_id
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import KEY, World
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+LONG_NAME = "gpt-with-a-name-too-long-for-a-run-and-the-suffix-of-an-attempt"
 
 
 def lose_nodes(world: World, *, times: int) -> World:
@@ -123,6 +129,24 @@ def test_a_new_job_under_the_name_of_a_rebuilt_attempt_is_a_run_of_its_own():
     world.sagemaker.submit("gpt-a002", uri="s3://bucket/another/")
     run = world.supervisor().on_job_changed("gpt-a002")
     assert run is not None and run.id == "gpt-a002" and world.run().current.job_name == "gpt-a003"
+
+
+@pytest.mark.parametrize(
+    ("name", "began_at", "seconds", "is_first"),
+    [
+        (LONG_NAME, None, -1, True),
+        (LONG_NAME, None, 0, False),  # a later job of that name
+        (LONG_NAME, NOON, -1, False),  # the record is not rebuilt
+        ("another-" + LONG_NAME[8:], None, -1, False),
+        (make_run_id(LONG_NAME), None, -1, False),  # found by its own name
+    ],
+)
+def test_a_rebuilt_run_began_with_the_older_job_that_its_id_shortens(name, began_at, seconds, is_first):
+    world = World().with_saves()
+    attempts = (Attempt(1, "", created_at=began_at), Attempt(2, "", created_at=NOON))
+    run = replace(world.run(), id=make_run_id(LONG_NAME), attempts=attempts)
+    job = replace(world.sagemaker.jobs["gpt"], name=name, created_at=NOON + timedelta(seconds=seconds))
+    assert is_first_job_of_rebuilt(run, job) is is_first
 
 
 @pytest.mark.threat("T5")

@@ -7,13 +7,16 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.decision import select_known
+from rerail.decisions.in_place_restart import RestartTarget, find_obstacle
+from rerail.decisions.remedies import Failure
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
+from rerail.model.diagnosis import Diagnosis
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Ability, Command, CommandKind, ReportKind
+from rerail.model.mailbox import LIMITS, Ability, Command, CommandKind, ReportKind
 from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -135,6 +138,24 @@ def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
     job.saves(500)
     world.minutes(2)
     assert world.run().open_incident is None
+
+
+def test_a_rollback_within_an_older_incident_is_the_incident_from_then_on(world, job):
+    """The node was lost before anything else was saved: what the second job saved since the onset is no progress."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    second = Job(world, attempt=2, name="gpt-a002")
+    second.hello()
+    second.finds(onset=505, step=510)
+    incident = world.run().open_incident
+    assert (incident.number, incident.kind, incident.attempt, incident.restart) == (1, "job_failed", 2, 0)
+    assert (incident.resume_step, incident.onset_step) == (500, 505)
+    second.saves(508)
+    world.minutes(2)
+    assert world.run().open_incident is not None
+    second = second.restarts()
+    second.finds(onset=503, step=512)
+    assert world.run().open_incident.onset_step == 503
 
 
 def test_checkpoints_of_the_restarted_processes_are_clean(world, job):
@@ -438,15 +459,43 @@ def test_a_crash_is_restarted_within_the_job(world, job):
     assert (run.incidents[0].kind, run.incidents[0].recovered, run.incidents[0].onset_step) == ("crashed", True, None)
 
 
-def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
-    """They do not say which processes saved what."""
-    init = Job(world)
-    init.crashes()
-    init.restarts()
+@pytest.mark.parametrize("has_onset", [False, True], ids=["a-crash", "a-rollback"])
+def test_a_script_with_manifests_of_its_own_makes_progress_after_a_crash(world, has_onset):
+    """They do not say which processes saved what: after a rollback it may be those that went wrong."""
+    job = Job(world)
+    job.hello()
+    if has_onset:
+        job.finds()
+    else:
+        job.crashes()
+    job.restarts()
     world.minutes(1)
     world.checkpoints.commit(step=600)
     world.minutes(2)
-    assert world.run().incidents[0].recovered
+    assert world.run().incidents[0].recovered is not has_onset
+
+
+@pytest.mark.parametrize(
+    ("ordered", "aim", "resume_step", "obstacle"),
+    [
+        ({}, {}, 400, "the same restart in place has not helped"),
+        ({}, {"before_step": 440}, 400, "the same restart in place has not helped"),
+        ({}, {"rate": 0.9}, 400, ""),
+        ({}, {"skip_samples": "9" * LIMITS["skip_samples"]}, 400, ""),
+        ({}, {"skip_samples": "9" * (LIMITS["skip_samples"] + 1)}, 400, "too many for an order"),
+        ({}, {}, 401, ""),  # there was progress since
+        ({"failed": "no answer"}, {}, 400, "the restart in place before this one failed (no answer)"),
+        ({"failed": "no answer"}, {"rate": 0.9}, 400, "the restart in place before this one failed (no answer)"),
+        ({"failed": "no answer"}, {}, 401, ""),
+    ],
+)
+def test_only_another_restart_than_the_last_is_tried_without_progress(world, job, ordered, aim, resume_step, obstacle):
+    job.finds()
+    run = world.run()
+    run = replace(run, attempts=(replace(run.current, in_place_restarts=(replace(order(world), **ordered),)),))
+    failure = Failure(Diagnosis(Cause.DIVERGED, "", "", ""), 510, resume_step, world.clock())
+    found = find_obstacle(run, failure, replace(RestartTarget(400, 450), **aim), Policy())
+    assert obstacle in found and bool(obstacle) == bool(found)
 
 
 @pytest.mark.parametrize("cause", ["oom", "hardware", "unknown"])

@@ -92,7 +92,7 @@ def test_a_held_run_is_released_there():
     world.sagemaker.fail("gpt", OOM)
     world.minutes(2)
     assert world.run().state is RunState.HELD
-    assert roll_back(world, 250).endswith("(the data was wrong): creating gpt-a002 from step 200")
+    assert roll_back(world, 299).endswith("(the data was wrong): creating gpt-a002 from step 200")
     assert relaunched(world, minutes=0) == "200"
     assert (world.run().hold_reason, world.run().ledger.charges) == ("", {})
     world.minutes(2)

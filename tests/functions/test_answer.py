@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
+from botocore.exceptions import ClientError
 
 import answer
 import notify
@@ -165,3 +166,8 @@ def test_only_a_page_that_asks_for_an_approval_has_the_link(account, changes):
 def test_a_page_is_sent_also_if_its_link_cannot_be_signed(account, monkeypatch):
     monkeypatch.setattr(SigningKey, "__init__", lambda self, key: setattr(self, "_key", "no-such-key"))
     assert read_link(account) == {}
+
+
+def test_a_key_that_cannot_be_used_says_nothing_about_a_signature(account):
+    with pytest.raises(ClientError):
+        SigningKey("no-such-key").has_signed(b"message", "0" * 64)

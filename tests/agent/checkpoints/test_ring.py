@@ -1,6 +1,8 @@
 """Who keeps whose share of a snapshot, which one may be written over, and which one ranks go on from."""
 
+import fcntl
 import json
+import socket
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rerail_agent.checkpoints.link import find_own_address
 from rerail_agent.checkpoints.ring import MAX_FAILURES, Ring, SnapshotHistory, choose_slot
 from rerail_agent.checkpoints.snapshot_choice import KeptShare, choose_snapshot
 from rerail_agent.checkpoints.snapshot_label import LARGEST_SHARE, DamagedShare, SnapshotLabel
@@ -271,3 +274,12 @@ def test_a_label_of_the_largest_share_is_read_and_of_a_larger_one_is_not():
 def test_the_order_of_a_labels_fields_does_not_matter():
     table = label().table()
     assert SnapshotLabel.parse(dict(reversed(table.items()))) == label()
+
+
+def test_a_node_is_reached_at_the_address_of_the_jobs_interface(monkeypatch):
+    """The third field of the kernel's answer is a socket address, whose third field is the IP address."""
+    interface = socket.if_nameindex()[0][1]
+    answer = interface.encode().ljust(20, b"\0") + bytes([10, 1, 2, 3]) + bytes(232)
+    monkeypatch.setattr(fcntl, "ioctl", lambda *_: answer)
+    assert find_own_address(interface, "127.0.0.1") == "10.1.2.3"
+    assert find_own_address("none", "127.0.0.1") == "127.0.0.1"

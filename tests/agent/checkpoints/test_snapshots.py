@@ -245,6 +245,21 @@ def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None
     assert nodes.logged == []
 
 
+def test_a_rank_that_closes_waits_for_no_other(alone: Nodes) -> None:
+    """The other rank has gone on to its end, and never posts its part of the snapshot."""
+
+    def act(saver: Saver, snapshots: Snapshots) -> bool:
+        for step in (10, 20)[: 2 - saver.rank]:
+            assert snapshots.wait(PATIENCE_S)
+            snapshots.take(state(step, saver.rank), manifest(step, world_size=2))
+        assert saver.rank == 0 or snapshots.wait(PATIENCE_S)
+        snapshots.close()
+        assert snapshots._thread is not None
+        return snapshots._thread.is_alive()
+
+    assert alone.start(act) == [False, False]
+
+
 def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) -> None:
     """After three failures no more are taken, and a line says so. What every rank still has itself is whole."""
     put = nodes.servers[1]._peer_handlers["store"]
