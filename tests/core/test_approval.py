@@ -5,13 +5,15 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.decisions.decision import Decision, make_notice
+from rerail.decisions.deferrals import with_deferrals
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Mode, OnExpiry, Policy
 from rerail.model.run import ProposedAction, RunState
-from rerail.model.signals import OperatorVerb
+from rerail.model.signals import OperatorVerb, Tick
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
@@ -62,7 +64,8 @@ def test_a_failed_run_is_relaunched_on_approval(world):
         f"No: rerail deny gpt --proposal {proposal.id}",
         "Otherwise: it is done after 30 min",
     ]
-    assert (page.by, page.runbook) == (proposal.expires_at, "approval")
+    failed_at = world.run().open_incident.happened_at
+    assert (page.by, page.runbook, page.since) == (proposal.expires_at, "approval", failed_at)
     assert "attempt 1 failed: infrastructure" in page.body
     assert "for about $" in page.did
     send_command(world, OperatorVerb.APPROVE)
@@ -139,13 +142,21 @@ def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(wor
     assert world.sagemaker.live() == ["gpt-a002"], "a release is a human's word already"
 
 
-@pytest.mark.parametrize(("choice", "live"), [(OnExpiry.ACT, "gpt-a002"), (OnExpiry.HOLD, "gpt")])
-def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, live):
+@pytest.mark.parametrize(
+    ("choice", "secondary", "live"),
+    [
+        (OnExpiry.ACT, "Training", "gpt-a002"),
+        (OnExpiry.ACT, "Downloading", "gpt"),  # SageMaker has restarted the job itself
+        (OnExpiry.HOLD, "Training", "gpt"),
+    ],
+)
+def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondary, live):
     """By default left alone, and said so: whether it is worth anything, only a human can tell."""
     set_approval(world, on_expiry=choice)
     report_finding(world)
     world.minutes(28)
     assert world.sagemaker.live() == ["gpt"]
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
     world.minutes(6)
     assert world.sagemaker.live() == [live]
     if choice is OnExpiry.HOLD:
@@ -162,6 +173,19 @@ def test_a_proposal_falls_with_what_it_was_about(world):
     assert world.run().proposal.plan is ProposedAction.LAUNCH
     send_command(world, OperatorVerb.APPROVE, first.id)
     assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_page_about_what_happened_is_sent_beside_the_proposal(world):
+    """The proposal reports what a notice would."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    run = replace(world.run(), proposal=None, blocked_by=None)
+    page, note = (
+        make_notice(run, severity, "x", "GPU 3 is lost", key="k") for severity in (Severity.PAGE, Severity.INFORM)
+    )
+    decided = with_deferrals(run, Decision(run, (note, page)), Tick(world.clock()), Policy(mode=Mode.APPROVE))
+    assert decided.actions[0] == page and note not in decided.actions
+    assert "GPU 3 is lost" in decided.actions[-1].body
 
 
 def test_a_newer_finding_takes_the_place_of_an_older_one(world):

@@ -166,6 +166,8 @@ def test_a_run_that_has_cost_enough_is_held(world):
     spent = f"${4 * P5_HOUR:,.0f}"
     assert world.run().state is RunState.HELD
     assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
+    happened = "the waiting time has ended: creating gpt-a002 from step 100"
+    assert world.bus.notices[-1].body.startswith(f"{happened}; held: the run has cost {spent}")
     world.send_command(OperatorVerb.RELEASE)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
