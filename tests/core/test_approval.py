@@ -5,15 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.decision import Decision, make_notice
-from rerail.decisions.deferrals import with_deferrals
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Mode, OnExpiry, Policy
 from rerail.model.run import ProposedAction, RunState
-from rerail.model.signals import OperatorVerb, Tick
+from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
@@ -144,14 +142,11 @@ def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(wor
 
 @pytest.mark.parametrize(
     ("choice", "secondary", "live"),
-    [
-        (OnExpiry.ACT, "Training", "gpt-a002"),
-        (OnExpiry.ACT, "Downloading", "gpt"),  # SageMaker has restarted the job itself
-        (OnExpiry.HOLD, "Training", "gpt"),
-    ],
+    [(OnExpiry.ACT, "Training", "gpt-a002"), (OnExpiry.ACT, "Downloading", "gpt"), (OnExpiry.HOLD, "Training", "gpt")],
 )
 def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondary, live):
-    """By default left alone, and said so: whether it is worth anything, only a human can tell."""
+    """By default left alone, and said so: whether it is worth anything, only a human can tell. A job that does not
+    train, because SageMaker restarts it, is not stopped."""
     set_approval(world, on_expiry=choice)
     report_finding(world)
     world.minutes(28)
@@ -173,19 +168,6 @@ def test_a_proposal_falls_with_what_it_was_about(world):
     assert world.run().proposal.plan is ProposedAction.LAUNCH
     send_command(world, OperatorVerb.APPROVE, first.id)
     assert list(world.sagemaker.jobs) == ["gpt"]
-
-
-def test_a_page_about_what_happened_is_sent_beside_the_proposal(world):
-    """The proposal reports what a notice would."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
-    run = replace(world.run(), proposal=None, blocked_by=None)
-    page, note = (
-        make_notice(run, severity, "x", "GPU 3 is lost", key="k") for severity in (Severity.PAGE, Severity.INFORM)
-    )
-    decided = with_deferrals(run, Decision(run, (note, page)), Tick(world.clock()), Policy(mode=Mode.APPROVE))
-    assert decided.actions[0] == page and note not in decided.actions
-    assert "GPU 3 is lost" in decided.actions[-1].body
 
 
 def test_a_newer_finding_takes_the_place_of_an_older_one(world):

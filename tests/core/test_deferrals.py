@@ -1,19 +1,18 @@
 """Whether Rerail may act is asked when it acts: a decision from before the policy changed to `observe` is withdrawn."""
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
 from rerail.decisions.decision import Decision, has_pending
-from rerail.decisions.deferrals import on_paused, on_rate_limited
+from rerail.decisions.deferrals import on_paused
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
-from rerail.model.actions import CreateJob, Severity, StopJob
+from rerail.model.actions import CreateJob, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode
-from rerail.model.run import Attempt, JobStatus, RunState
-from rerail.model.signals import CreateRefused, OperatorVerb, Paused, Refusal
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb, Paused
 from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, Agent, World
 
@@ -165,26 +164,6 @@ def test_a_failed_attempt_does_not_prove_its_own_recovery(monkeypatch):
     assert world.run().open_incident is not None
 
 
-def test_a_pause_withdraws_only_a_stop_that_was_not_called(monkeypatch):
-    world = World().with_saves()
-    paused = Paused(world.clock())
-    assert on_paused(world.run(), paused, DEFAULT) == Decision(world.run())
-    throttle_stops(monkeypatch, world)
-    diverge(world)
-    assert world.run().state is RunState.STOPPING
-    withdrawn = on_paused(world.run(), paused, DEFAULT).run
-    assert (withdrawn.state, withdrawn.pending, withdrawn.stop.is_deferred) == (RunState.SAVING, (), True)
-
-
-def test_the_rate_limit_pages_once_for_a_run_that_it_keeps_waiting():
-    world = World().with_saves()
-    create, at = CreateJob("gpt", attempt=1, resume_step=None), world.clock()
-    refused = CreateRefused(at, create, Refusal.RATE_LIMIT, "2 of at most 2", at + timedelta(minutes=7), paged_at=at)
-    assert on_rate_limited(world.run(), refused) == Decision(world.run())  # its job exists
-    run = replace(world.run(), state=RunState.STARTING, pending=(create,), attempts=(Attempt(1, "gpt"),))
-    for actions in ([Severity.PAGE], []):
-        decision = on_rate_limited(run, refused)
-        assert [action.severity for action in decision.actions] == actions
-        assert (decision.run.wake_at, decision.run.pending) == (refused.until, ())
-        assert decision.reason == "gpt waits 7 min: 2 of at most 2"
-        run = replace(decision.run, state=RunState.STARTING)
+def test_a_pause_withdraws_only_a_stop_that_was_not_called():
+    run = World().with_saves().run()
+    assert on_paused(run, Paused(run.created_at), DEFAULT) == Decision(run)

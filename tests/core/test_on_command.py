@@ -6,8 +6,6 @@ from datetime import timedelta
 import pytest
 
 from rerail.messages.messages import CommandReceived, JobStateChanged
-from rerail.model.actions import StopJob
-from rerail.model.errors import Throttled
 from rerail.model.run import JobStatus
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
@@ -94,19 +92,3 @@ def test_a_command_that_would_change_nothing_says_why(before, ended, verb, refus
     world.send_command(verb, "now")
     assert world.reasons()[-1] == f"ada said {verb}, but {refusal}"
     assert replace(world.run(), commands=run.commands, version=run.version) == run
-
-
-def test_a_hold_withdraws_a_stop_that_was_not_accepted(monkeypatch):
-    """It would be sent again a minute later, to a job that a person holds."""
-    world = World().with_saves()
-
-    def refuse(job_name: str) -> None:
-        raise Throttled(job_name)
-
-    with monkeypatch.context() as throttling:
-        throttling.setattr(world.sagemaker, "stop", refuse)
-        world.supervisor().handle(CommandReceived("now", "gpt", OperatorVerb.STOP, "ada", "", at_once=True))
-        assert any(isinstance(action, StopJob) for action in world.run().pending)
-        world.send_command(OperatorVerb.HOLD)
-    world.minutes(10)
-    assert (world.sagemaker.live(), world.run().held_by, world.run().pending) == (["gpt"], "ada", ())

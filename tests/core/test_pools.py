@@ -61,12 +61,8 @@ def test_a_job_that_never_had_machines_left_none():
     attempt = before(pool=None, training_started_at=None)
     assert forecast(attempt) == ""
     assert warm_pools.make_release(a_run(attempt)) == ()
-
-
-def test_a_pool_ends_after_its_keep_alive_period():
-    assert warm_pools.find_pool_end(before()) == NOON + KEEP
-    assert warm_pools.find_pool_end(before(ended_at=None)) is None
     assert warm_pools.find_pool_end(before(keep_alive_seconds=0)) is None
+    assert warm_pools.find_pool_end(before(ended_at=None)) is None
 
 
 @pytest.mark.parametrize(

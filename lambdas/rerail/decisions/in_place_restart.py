@@ -46,10 +46,10 @@ LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
 class RestartTarget:
     """The state in which the training processes are restarted."""
 
-    resume_step: int | None = None  # None: the newest checkpoint that they find; 0: from the start
-    before_step: int | None = None  # the onset of the trouble if the run is rolled back to before it
-    skip_samples: str = ""  # ranges of sample ids
-    rate: float = 1.0  # factor on the learning-rate schedule
+    resume_step: int | None  # None: the newest checkpoint that they find; 0: from the start
+    before_step: int | None  # the onset of the trouble if the run is rolled back to before it
+    skip_samples: str  # ranges of sample ids
+    rate: float  # factor on the learning-rate schedule
 
 
 def choose_target(run: Run, failure: Failure, before_step: int | None) -> RestartTarget:
@@ -330,7 +330,7 @@ def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     )
     what = _format_crash(run, diagnosis)
     charged = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
-    aim = RestartTarget(skip_samples=run.current.skip_samples, rate=run.current.rate)
+    aim = RestartTarget(None, None, run.current.skip_samples, run.current.rate)
     verdict = choose_remedy(charged, failure, policy)
     obstacle = verdict.why if isinstance(verdict, Hold) else find_obstacle(charged, failure, aim, policy)
     if policy.mode is not Mode.ACT or not may_act(run, policy):

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail_agent.checkpoints.link import find_own_address
+from rerail_agent.checkpoints.link import Link, LinkLost, find_own_address
 from rerail_agent.checkpoints.ring import MAX_FAILURES, Ring, SnapshotHistory, choose_slot
 from rerail_agent.checkpoints.snapshot_choice import KeptShare, choose_snapshot
 from rerail_agent.checkpoints.snapshot_label import LARGEST_SHARE, DamagedShare, SnapshotLabel
@@ -283,3 +283,11 @@ def test_a_node_is_reached_at_the_address_of_the_jobs_interface(monkeypatch):
     monkeypatch.setattr(fcntl, "ioctl", lambda *_: answer)
     assert find_own_address(interface, "127.0.0.1") == "10.1.2.3"
     assert find_own_address("none", "127.0.0.1") == "127.0.0.1"
+
+
+def test_a_share_whose_sender_goes_away_in_the_middle_is_not_received():
+    here, there = socket.socketpair()
+    there.sendall(b"half")
+    there.close()
+    with pytest.raises(LinkLost, match="gone in the middle"):
+        Link(here, timeout_s=None).receive_body(memoryview(bytearray(8)))
