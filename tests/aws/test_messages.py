@@ -231,11 +231,13 @@ def test_a_signed_link_opens_the_report_of_any_run(run):
 
 
 def test_a_link_to_the_console_asks_for_a_login():
-    """For those who do not want links that open for everybody."""
+    """For those who do not want links that open for everybody, and where a URL cannot be signed."""
     url = ReportLinks("reports", signed=False).of(NOTICE, PLACE)
     assert url == (
         f"https://{REGION}.console.aws.amazon.com/s3/object/reports?region={REGION}&prefix=runs/gpt/report.html"
     )
+    unknown = replace(PLACE, region="no region")
+    assert ReportLinks("reports", signed=True).of(NOTICE, unknown) == url.replace(REGION, "no region")
 
 
 def test_where_there_is_no_report_there_is_no_link():

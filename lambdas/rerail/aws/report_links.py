@@ -1,5 +1,6 @@
 """Make links to reports: signed URLs for anyone who has the notice, or console links that require a login."""
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -32,10 +33,8 @@ class ReportLinks:
         key = make_page_key(notice.run)
         if self._signed:
             params = {"Bucket": self._bucket, "Key": key}
-            try:
+            with suppress(BotoCoreError):
                 return str(_signer(place.region).generate_presigned_url("get_object", Params=params, ExpiresIn=VALID_S))
-            except BotoCoreError:
-                return make_report_console_link(self._bucket, key, place)
         return make_report_console_link(self._bucket, key, place)
 
 
