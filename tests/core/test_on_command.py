@@ -81,7 +81,7 @@ STOPPED, HELD = (OperatorVerb.STOP, JobStatus.STOPPED), (OperatorVerb.HOLD, JobS
         (None, None, OperatorVerb.RELEASE, "the run is not held (watching): nothing to release"),
     ],
 )
-def test_a_command_that_would_change_nothing_says_why(before, ended, verb, refusal):
+def test_a_command_that_would_change_nothing_is_refused_with_the_reason(before, ended, verb, refusal):
     world = World().with_saves()
     if before:
         world.send_command(before, "before")

@@ -168,6 +168,6 @@ def test_a_page_is_sent_also_if_its_link_cannot_be_signed(account, monkeypatch):
     assert read_link(account) == {}
 
 
-def test_a_key_that_cannot_be_used_says_nothing_about_a_signature(account):
+def test_a_key_that_cannot_be_used_is_an_error_and_no_verdict(account):
     with pytest.raises(ClientError):
         SigningKey("no-such-key").has_signed(b"message", "0" * 64)
