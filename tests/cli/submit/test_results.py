@@ -87,7 +87,9 @@ def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60], packed(**{"d": "x", "d/x": "y"})]
+    "body",
+    [b"no archive", packed(**{"model.pt": "weights" * 999})[:60], packed(**{"d": "x", "d/x": "y"})],
+    ids=["no archive", "cut off", "a file and folder at once"],
 )
 def test_a_torn_archive_is_reported(s3, tmp_path, body):
     """One clear sentence, no traceback."""
