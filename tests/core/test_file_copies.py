@@ -249,6 +249,15 @@ def test_a_rollback_restores_the_newest_copy_from_before_the_onset(onset_step, m
         assert now_there(world) == [etag], "not c, which is newer than b"
 
 
+@pytest.mark.parametrize(("saves", "restored"), [(("a", "b"), "a"), (("a",), "a")])
+def test_of_copies_within_the_margin_in_time_the_newest_from_before_is_restored(saves, restored):
+    """Each is saved fifteen minutes before the end; without an older one nothing else is left."""
+    world = train(*saves)
+    world.checkpoints.save_file(etag="bad")
+    diverge(world, onset_step=None, minutes_ago=12)
+    assert now_there(world) == [restored]
+
+
 def test_a_rollback_keeps_the_margin_of_the_ladder():
     """The state of the newest copy before the onset may be bad already; the margin is a tenth of 210 steps."""
     world = train("a", "b", "c", policy=Policy())

@@ -18,6 +18,7 @@ from rerail.decisions.checkpoint_health import (
     with_damage,
     with_findings,
     with_health,
+    with_onset_estimated,
     with_operator_rollback,
     with_rollback_labels,
     with_sagemaker_restart,
@@ -101,6 +102,22 @@ def test_the_worst_that_is_known_counts_with_its_reason():
     assert assess_health(make_run(labels=(clean,)), save(500, health=SUSPECT)) == (CLEAN, "over")
     assert assess_health(make_run(), save(500, health=SUSPECT)) == (SUSPECT, SUSPECT_MANIFEST)
     assert assess_health(make_run(labels=(suspect, replace(suspect, why="later"))), step) == (SUSPECT, "odd")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "onset"),
+    [({10: 0, 20: 50, 30: 61}, 21), ({10: 0, 20: 51, 30: 61}, 11), ({10: 51, 20: 61}, 11), ({10: 61}, 0), ({}, None)],
+    ids=["at the margin", "within it", "nothing older", "all later", "none"],
+)
+def test_an_onset_without_a_step_is_dated_by_the_times_of_the_checkpoints(minutes, onset):
+    """It began an hour after midnight. A replay's checkpoint with a lower step counts by its time too."""
+    saves = [save(step, at=MIDNIGHT + timedelta(minutes=minute)) for step, minute in minutes.items()]
+    finding = replace(find(onset=None), onset_at=MIDNIGHT + HOUR)
+    assert with_onset_estimated(make_run(), finding, saves).onset_step == onset
+    if onset:
+        replay = save(5, 2, at=MIDNIGHT + 2 * HOUR)
+        assert with_onset_estimated(make_run(), finding, [*saves, replay]).onset_step == 5
+    assert with_onset_estimated(make_run(), find(), saves) == find()
 
 
 def test_only_whole_checkpoints_that_are_not_quarantined_can_be_resumed_from():

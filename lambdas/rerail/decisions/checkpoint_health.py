@@ -89,7 +89,7 @@ def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
     return run
 
 
-def with_onset_estimated(finding: Finding, checkpoints: Sequence[Checkpoint]) -> Finding:
+def with_onset_estimated(run: Run, finding: Finding, checkpoints: Sequence[Checkpoint]) -> Finding:
     """Return a finding about the loss with the step at which it began, by the times of the checkpoints.
 
     Without a usable step metric only the time is known. Files that are overwritten in place are dated by it.
@@ -97,8 +97,10 @@ def with_onset_estimated(finding: Finding, checkpoints: Sequence[Checkpoint]) ->
     began = finding.onset_at or finding.at
     if finding.kind not in OF_THE_LOSS or finding.onset_step is not None or began is None or not checkpoints:
         return finding
-    began -= DATING_MARGIN
     folders = [checkpoint for checkpoint in checkpoints if checkpoint.layout != Layout.FILE]
+    # Where everything was saved within the margin, the newest from before is better than nothing.
+    if any(save.saved_at <= began - DATING_MARGIN for save in folders or run.copies):
+        began -= DATING_MARGIN
     if not folders:
         return replace(finding, onset_at=began)
     onset = max((folder.step + 1 for folder in folders if folder.saved_at <= began), default=0)

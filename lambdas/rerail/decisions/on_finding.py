@@ -88,7 +88,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     if observed.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # about an attempt that has ended
     run = _with_first_step(run, observed.first_step)
-    estimated = (with_onset_estimated(finding, observed.checkpoints or ()) for finding in observed.findings)
+    estimated = (with_onset_estimated(run, finding, observed.checkpoints or ()) for finding in observed.findings)
     observed = replace(observed, findings=tuple(estimated))
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
     if run.state not in LIVE_STATES or run.current.status is JobStatus.STOPPING:
