@@ -25,7 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int)
 for step in range(parser.parse_args().steps):
     print(f"step {step} loss {1 / (step + 1):.3f}", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.5)  # for the functions' first start: a job that ends before is not supervised
 """
 
 
@@ -105,8 +105,8 @@ def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path
     assert "default" in rerail("policy", "show", "default")
     rerail("local", "up")
     try:
-        said = rerail("submit", "train.py", "--local", "--name", "outside", "--follow", "--", "--steps", "8")
-        assert "step 7" in said
+        said = rerail("submit", "train.py", "--local", "--name", "outside", "--follow", "--", "--steps", "40")
+        assert "step 39" in said
         assert json.loads(rerail("status", "--local", "--json"))["runs"][0]["state"] == "completed"
         assert "resources:" in rerail("deploy", "--local", "--plan")
         environment = {"XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONDONTWRITEBYTECODE": "1"}
