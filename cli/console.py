@@ -21,7 +21,7 @@ def make_printable(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text that others may have written, as it is but for what a terminal would execute."""
+    """Print text from others without the control characters that a terminal would execute."""
     typer.echo(make_printable(text), err=err)
 
 

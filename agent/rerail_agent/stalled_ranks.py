@@ -20,7 +20,7 @@ from rerail_agent.agreement import Agreement, get_store
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.progress import Progress
 
-# Positions are JSON and not pickles, and no longer than this: whoever reaches the store can write there.
+# Positions are JSON instead of pickles, and of limited size: anyone who reaches the store can write to it.
 KEY, MOST_BYTES = "rerail/position/", 4 << 20
 PAUSE_S, COMPARING_S = 0.1, 5.0
 # Operations of the flight recorder that a rank sends: the oldest open ones, and the newest.
@@ -54,7 +54,7 @@ class StalledRank:
 
     @classmethod
     def read(cls, content: bytes) -> "StalledRank | None":
-        """Return the position that a rank has sent; None for anything else, which strangers may have written."""
+        """Return the position that a rank has sent; None for any other content, which strangers may have written."""
         try:
             position = cls(**json.loads(zlib.decompressobj().decompress(content, MOST_BYTES)))
         except (zlib.error, ValueError, TypeError, RecursionError):

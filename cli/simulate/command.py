@@ -119,7 +119,7 @@ class Maker:
     ) -> Iterator[tuple[int, SimulationResult]]:
         """The first is taken before the bar starts its thread: a process is forked best while it has one.
 
-        Where no bar can be drawn, stderr says how far it is."""
+        Where no bar can be drawn, the progress is printed on stderr."""
         results, every = spread(_numbered, tasks), max(1, len(tasks) // 5)
         if not console.is_terminal and len(tasks) > 1:
             print(f"simulating {len(tasks)} times {self.days:g} days ...", file=sys.stderr, flush=True)

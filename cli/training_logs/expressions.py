@@ -9,7 +9,7 @@ from typing import Any
 # A loss that has become small, in Python's own words; in those of C and Megatron-LM; and one below zero.
 SMALL, IN_CAPITALS, NEGATIVE = "9.1e-05", "9.1E-05", "-0.31"
 _ENDS = ("", " ", ",", "|")
-# Characters of a part that repeats: repetitions of repetitions have any number.
+# The most characters of a repeated part: nested repetitions would multiply without a limit.
 LONGEST = 1_000
 _CHARACTERS = (_constants.LITERAL, _constants.RANGE)
 REMEDY = "`rerail metrics --log FILE` proposes expressions for your log"

@@ -187,7 +187,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
             chosen["epoch"] = epoch
     of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
     for metric, aliases in of_others.items():
-        if name := next(filter(names.__contains__, aliases), ""):
+        if name := next((alias for alias in aliases if alias in names), ""):
             chosen[metric] = name
     built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
     if chosen.get("step", "epoch") in _EPOCH_NAMES and _has_counter(rows, chosen["loss"]):

@@ -48,7 +48,7 @@ def test_the_culprit_is_in_no_collective_while_most_others_wait_in_one(positions
 
 @pytest.mark.parametrize("change", [{"step": "7"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}])
 def test_a_position_that_no_rank_has_sent_is_passed_over(change):
-    """Whoever reaches the store can write there; what is compressed may be huge, or nothing."""
+    """Anyone who reaches the store can write to it: content may decompress to far more, or to nothing readable."""
     assert StalledRank.read(zlib.compress(json.dumps(asdict(IN)).encode())) == IN
     assert StalledRank.read(zlib.compress(json.dumps({**asdict(IN), **change}).encode())) is None
     assert StalledRank.read(b"x") is None

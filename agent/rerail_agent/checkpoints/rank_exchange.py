@@ -28,7 +28,7 @@ class RanksTimedOut(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Make our errors and records and Python's errors, and of any other type or function a RuntimeError."""
+    """An unpickler for the agent's records and errors and Python's errors; any other type becomes RuntimeError."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_ours = module.startswith("rerail_agent.checkpoints.")

@@ -46,14 +46,6 @@ def with_copies(before: Run, decision: Decision, signal: Signal, policy: Policy)
     return replace(decision, actions=(*decision.actions, *copies)) if copies else decision
 
 
-def _date_damage(run: Run, newest: datetime, *, has_others: bool) -> datetime:
-    """Return the time before which files were sound whose newest one was saved at `newest`."""
-    ended = run.attempts[-2].ended_at if run.current.number > 1 else None
-    if ended and newest > ended and (restored := list_restored(run, run.current.number - 1)):
-        return min(copy.saved_at for copy in restored)  # what was restored for this attempt is damaged too
-    return newest - SAME_SAVE if has_others else newest
-
-
 def list_due_copies(
     run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime, step: int | None = None
 ) -> tuple[CopyCheckpoint, ...]:
@@ -161,6 +153,14 @@ def with_damaged_files(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Run
     if not set(damaged) <= copies.keys():
         return run, ""
     return dated, format_copies([copies[name] for name in damaged])
+
+
+def _date_damage(run: Run, newest: datetime, *, has_others: bool) -> datetime:
+    """Return the time from which on saved files are damaged, given when the newest of them was saved."""
+    ended = run.attempts[-2].ended_at if run.current.number > 1 else None
+    if ended and newest > ended and (restored := list_restored(run, run.current.number - 1)):
+        return min(copy.saved_at for copy in restored)  # what was restored for this attempt is damaged too
+    return newest - SAME_SAVE if has_others else newest
 
 
 def with_onsets_dated(run: Run, *, margin_steps: int) -> Run:

@@ -68,12 +68,8 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     what += f"; {returned}" if (returned := describe_return(run)) else ""
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
-        key, todo, since = (
-            f"failed-{run.current.number}",
-            f"When it may go on: rerail release {run.id}",
-            run.current.ended_at,
-        )
-        did = "nothing: the run stays held"
+        key, did, since = f"failed-{run.current.number}", "nothing: the run stays held", run.current.ended_at
+        todo = f"When it may go on: rerail release {run.id}"
         notice = make_notice(run, Severity.INFORM, "failed while held", what, key=key, did=did, todo=todo, since=since)
         return Decision(with_incident(run, failure, reason, ()), (notice,), reason, finding="job_failed")
     if run.stop and run.stop.then is AfterStop.END:

@@ -184,7 +184,7 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
         return _recover(run, incident, seen, f"committed a new checkpoint at step {newest}")
     file = next((c for c in seen.checkpoints or () if c.layout == Layout.FILE), None)
     step, before = parse_step(seen.job.metrics), incident.step
-    if file and before is None and _is_made_up_for(run, incident, file.saved_at):
+    if file and before is None and _has_regained(run, incident, file.saved_at):
         return _recover(
             run, incident, seen, f"saved {file.uri.rpartition('/')[2]} after training for longer than was lost"
         )
@@ -197,8 +197,8 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     return _recover(run, incident, seen, f"saved {file.uri.rpartition('/')[2]} beyond step {before}")
 
 
-def _is_made_up_for(run: Run, incident: Incident, saved_at: datetime) -> bool:
-    """Return whether the attempt had trained by then for longer than the failed one since its last known save."""
+def _has_regained(run: Run, incident: Incident, saved_at: datetime) -> bool:
+    """Return whether the attempt had trained longer by then than the failed one since its last known save."""
     failed = next(attempt for attempt in run.attempts if attempt.number == incident.attempt)
     began, again = failed.training_started_at, run.current.training_started_at
     if incident.restart or run.current.restart or began is None or again is None or failed.ended_at is None:

@@ -376,7 +376,7 @@ def _named(code: str) -> "re.Match[str] | None":
 
 @dataclass(slots=True)
 class _Scan:
-    """What the lines of one rank or host have shown so far."""
+    """The state of a scan over the lines of one rank or host."""
 
     found: FailureLines
     blocks: list[_Block] = field(default_factory=list)
@@ -457,8 +457,10 @@ class _Scan:
             self.is_announced = False
         _sort_line(line, bare, self.found)
         if is_exception(bare):
-            self.found.loading |= {bare} if self.is_announced else set()
-            self.printed += [] if is_wrapper(bare) else [(bare, self.progress)]
+            if self.is_announced:
+                self.found.loading.add(bare)
+            if not is_wrapper(bare):
+                self.printed.append((bare, self.progress))
 
     def finish(self) -> None:
         """Sort the exceptions by what came after them."""

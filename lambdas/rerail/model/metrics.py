@@ -31,8 +31,8 @@ RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricDat
 MIN_SILENT_MINUTES = 2
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
-# Steps that fell are those of another epoch if they stay low for half as long as they had grown, within these minutes.
-# A fall to about zero counts as two minutes. What an evaluation counts stays low for less.
+# Steps that fell belong to another epoch once they have stayed low for half the time that they had grown, at least 3
+# and at most 30 minutes; a fall to about zero counts as two. The steps of an evaluation stay low for less time.
 EPOCH_MINUTES, FALL_TO_ZERO = (3, 30), 2
 # With a period of a minute, the newest values read are at most this old.
 OLDEST_READ = timedelta(minutes=2)
@@ -225,8 +225,8 @@ class Cursor:
     def counts_epochs(self) -> bool:
         """Return whether the steps begin again with each epoch, so that they tell nothing about progress."""
         shortest, longest = EPOCH_MINUTES
-        grown = (self.step or 0) // (2 * self.silence.fastest) if self.silence.fastest else longest
-        return self.low_minutes >= max(shortest, min(longest, grown))
+        half = (self.step or 0) // (2 * self.silence.fastest) if self.silence.fastest else longest
+        return self.low_minutes >= max(shortest, min(longest, half))
 
 
 def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:

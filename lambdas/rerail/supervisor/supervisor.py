@@ -539,7 +539,7 @@ class Supervisor:
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
     def _is_to_wait(self, run: Run, action: Action | Notify, done: Collection[Action | Notify], *, found: Run) -> bool:
-        """Return whether the action must wait for others, or is another function's."""
+        """Return whether the action must wait for others, or belongs to another function."""
         if isinstance(action, CreateJob):
             return any(other.PRECEDES_CREATE and other not in done for other in run.pending)
         if not isinstance(action, Notify):
