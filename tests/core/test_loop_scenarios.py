@@ -347,7 +347,7 @@ def test_a_command_that_arrives_twice_is_granted_once(world):
 def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
     adopt_run(world)
     world.checkpoints.save(step=10)
-    world.minutes(2)
+    world.minutes(9)
     world.send_command(OperatorVerb.RESTART)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
@@ -363,7 +363,7 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     adopt_run(world)
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
     world.checkpoints.save(step=0, **file)
-    world.minutes(2)
+    world.minutes(9)
     world.send_command(OperatorVerb.STOP)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
@@ -488,6 +488,7 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""
     adopt_run(world)
     if waits:
+        world.minutes(9)
         world.send_command(OperatorVerb.STOP)
         until = f"{world.run().stop.deadline:%H:%M} UTC"
         assert f"(until {until}) for a newer checkpoint, then stopping the job" in world.runs.timeline[-1].reason
@@ -497,11 +498,13 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     assert world.run().state is RunState.STOPPED
 
 
-def test_a_stop_does_not_wait_for_ever(world):
+@pytest.mark.parametrize(("trained", "waits"), [(60, 15), (6, 6), (0, 0)])
+def test_a_stop_waits_no_longer_than_the_deadline_and_the_training_it_could_save(world, trained, waits):
     adopt_run(world)
+    world.minutes(trained)
     world.send_command(OperatorVerb.STOP)
-    world.minutes(14)
-    assert world.sagemaker.live() == ["gpt"]
+    world.minutes(max(waits - 1, 0))
+    assert world.sagemaker.live() == (["gpt"] if waits else [])
     world.minutes(4)
     assert world.run().state is RunState.STOPPED
     assert world.sagemaker.live() == []

@@ -5,7 +5,7 @@ Without an agent, wait for the script's next checkpoint where that is worth it.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rerail.decisions.decision import Decision, make_command, stop_now, without_pending
 from rerail.model.actions import Action, Notify, PostCommand, StopJob
@@ -23,12 +23,16 @@ def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: st
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.SAVING, stop=stop)
     if run.current.agent:
         return _request_checkpoint(run, stop, policy, reason, notices)
-    if stop.is_tainted or not run.checkpoint_uri:
+    trained = stop.asked_at - (run.current.training_started_at or stop.asked_at)
+    if stop.is_tainted or not run.checkpoint_uri or trained <= timedelta():
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
         return replace(decision, actions=(*decision.actions, *notices))
+    # Waiting for longer than the job has trained would cost more than a checkpoint saves.
+    stop = replace(stop, deadline=min(stop.deadline, stop.asked_at + trained))
     wait = f"{format_duration(stop.deadline - stop.asked_at)} ({format_deadline(stop)})"
-    return Decision(run, notices, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
+    reason = f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job"
+    return Decision(replace(run, stop=stop), notices, reason)
 
 
 def _request_checkpoint(
