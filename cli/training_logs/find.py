@@ -34,15 +34,18 @@ _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
+_ALONE = r"(?:^|[^A-Za-z_/. \t-][ \t]+|[^A-Za-z0-9_/. \t-])"
 _NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?")
 _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
 _WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
 _MAIN_SHAPE = 2 / 3
-# A counter without a name, `[16500/50000]`; of several in a line the last is taken.
-_COUNTER = rf"\[[ \t]*{INTEGER}/[0-9]+\]"
+# A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
+_COUNTERS = (rf"\[[ \t]*{INTEGER}/[0-9]+\]", rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)")
 _EPOCH_NAMES = NAMES["epoch"]
+# An epoch in so many lines with a loss is no step, even where several ranks print.
+_PRINTED_OFTEN = 10
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
 
@@ -190,8 +193,16 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
         if name := next((alias for alias in aliases if alias in names), ""):
             chosen[metric] = name
     built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
-    if chosen.get("step", "epoch") in _EPOCH_NAMES and _has_counter(rows, chosen["loss"]):
-        built["step"] = _COUNTER, ""
+    if (epoch := chosen.get("step", "epoch")) in _EPOCH_NAMES:
+        with_loss = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
+        epochs = _list_values(epoch, with_loss)
+        counter, counts = _find_counter([line for line, _ in with_loss], epochs)
+        if epochs and _count_falls(counts) > 0.5 * _count_rises(epochs):
+            built["epoch"] = built["step"]
+        if counter:
+            built["step"] = counter, ""
+        elif len(epochs) >= _PRINTED_OFTEN * len(set(epochs)):
+            built.pop("step", None)  # many losses within an epoch: of each epoch one minute alone would be judged
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
     if others:
@@ -233,7 +244,7 @@ def _choose_step(names: Mapping[str, int], rows: _Rows) -> str:
         whole = [name for name, values in listed.items() if len(set(values)) > (len(values) > 1)]
         often = [name for name in whole if names[name] >= 0.5 * max(names[other] for other in whole)]
         if often:
-            return min(often, key=lambda name: _count_falls(name, rows))
+            return min(often, key=lambda name: _count_falls(listed[name]))
     return ""
 
 
@@ -242,15 +253,18 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
     if names[epoch] < 0.5 * names[step]:
         return ""
-    rises = sum(later > before for before, later in pairwise(_list_values(epoch, rows)))
-    return epoch if _count_falls(step, rows) > 0.5 * rises else ""
+    rises = _count_rises(_list_values(epoch, rows))
+    return epoch if _count_falls(_list_values(step, rows)) > 0.5 * rises else ""
 
 
-def _has_counter(rows: _Rows, loss: str) -> bool:
-    """Return whether most lines with the loss have a counter without a name, and it counts."""
-    lines = [line for line, found in rows if any(field.name == loss for field in found)]
-    counts = [count for line in lines if (count := read_number(_compile(_COUNTER), line)) is not None]
-    return len(counts) > 0.9 * len(lines) and len(set(counts)) > 0.5 * len(counts)
+def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Sequence[float]]:
+    """Return the expression of a counter without a name in most lines, and its counts; "" without one, or of epochs."""
+    for expression in _COUNTERS:
+        counts = [count for line in lines if (count := read_number(_compile(expression), line)) is not None]
+        is_counting = len(set(counts)) > min(0.5 * len(counts), 8) and not set(counts) <= set(epochs)
+        if len(counts) > 0.9 * len(lines) and is_counting:
+            return expression, counts
+    return "", ()
 
 
 def _list_values(name: str, rows: _Rows) -> list[int]:
@@ -259,8 +273,12 @@ def _list_values(name: str, rows: _Rows) -> list[int]:
     return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
 
 
-def _count_falls(name: str, rows: _Rows) -> int:
-    return sum(later < before for before, later in pairwise(_list_values(name, rows)))
+def _count_falls(values: Sequence[float]) -> int:
+    return sum(later < before for before, later in pairwise(values))
+
+
+def _count_rises(values: Sequence[float]) -> int:
+    return sum(later > before for before, later in pairwise(values))
 
 
 def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str, str]:
@@ -310,6 +328,8 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]
 def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
     """Yield expressions for what stands before a number: the name, back to each number, or a word before the name."""
     before, name = line[: field.number_start], _escape(line[field.start : field.number_start])
+    # First with no word before it: a log may have no validation yet, whose loss is a `valid loss`.
+    yield f"{_ALONE}{name}"
     yield f"{anchor}{name}"
     ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]
     for end in list(reversed(ends))[:_MOST_CONTEXT]:

@@ -73,6 +73,11 @@ OWN_FORMS = {
     ),
     "padded brackets": ([f"Epoch: [ 0/9] Iter [{n:>4}/1487] || lr: 0.1 || Loss: {n / 16}" for n in ROWS], ROWS),
     "a counter without a name": ([f"[{n:05}/50000] KITTI | loss {n / 16} | batch 16" for n in ROWS], ROWS),
+    # https://github.com/pytorch/examples/blob/main/word_language_model/main.py
+    "a counter beside its unit": (
+        [f"| epoch   1 | {n:5d}/ 2983 batches | ms/batch 9.8 | loss {n / 16:6.3f} | ppl 9.1" for n in ROWS[::2]],
+        ROWS[::2],
+    ),
     "a setting called batch": ([f"epoch {n} batch 16 loss {n / 16}" for n in ROWS], ROWS),
     "epochs of several launches": (
         [f"Epoch {n % 10} | step {n} | loss={n / 16}" for n in (*ROWS, 8, 9)],
@@ -108,6 +113,22 @@ def test_a_long_run_of_one_token_does_not_slow_the_reader(filler):
     lines = [f"loss{filler * (7900 // len(filler))} loss: {step}" for step in range(20)]
     found = find_metrics(lines, where="train.log")
     assert len(values(compile_reader(found.expressions["loss"]), lines)) == len(lines)
+
+
+def test_a_validation_that_is_still_to_come_is_not_read():
+    """A proposal is made from the log of the first minutes, before there is any validation."""
+    found = find_metrics([f"| step {n} | loss {n / 16}" for n in ROWS], where="train.log")
+    definition = re.compile(write_definition(found.expressions["loss"]))
+    assert not definition.findall("| end of epoch   1 | time: 45.20s | valid loss  6.14 | valid ppl   465.73")
+    assert definition.findall("step 9 loss 6.14") == ["6.14"]
+
+
+def test_an_epoch_with_many_losses_is_no_step():
+    """Of each epoch one minute alone would be judged; a counter that begins again is named as one."""
+    lines = [f"| epoch {n // 20} | {n % 20 * 50}/1000 | loss {n / 16}" for n in range(80)]
+    assert set(find_metrics(lines, where="train.log").expressions) == {"epoch", "step", "loss"}
+    lines = [re.sub(r"\| [0-9]+/1000 ", "", line) for line in lines]
+    assert set(find_metrics(lines, where="train.log").expressions) == {"loss"}
 
 
 def test_several_losses_are_asked_for():
