@@ -104,11 +104,12 @@ _NUMBER = LazyPattern(r"\d+")
 _ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
-# The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod.
+# The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod, Paddle.
 _LAUNCHER_CODE = LazyPattern(
     r"exits with return code = (-?\d{1,4})\b|\(exitcode: (-?\d{1,4})\)|\bexitcode {1,4}: (-?\d{1,4})\b"
     r"|(?m:^) {0,8}Exit code: {1,8}(-?\d{1,4})\b|\btask \d{1,6}: Exited with exit code (\d{1,3})\b"
-    r"|\b(?:rank|process) \d{1,6}(?: \(PID \d{1,9}\))? exit(?:ed)? with (?:status |exit )?code (-?\d{1,4})\b",
+    r"|\b(?:rank|process) \d{1,6}(?: \(PID \d{1,9}\))? exit(?:ed)? with (?:status |exit )?code (-?\d{1,4})\b"
+    r"|\bContainer rank \d{1,6} status failed cmd \[.{0,2000}?\] code (-?\d{1,4})\b",
     re.IGNORECASE,
 )
 # The signals that they report: mpirun, multiprocessing, torchrun of itself, srun, shells.

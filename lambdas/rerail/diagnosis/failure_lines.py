@@ -163,6 +163,7 @@ _ROOT_CAUSE = LazyPattern(
 )
 _LAUNCHER_RANK = LazyPattern(
     r"\bprocess rank (\d{1,6}) with PID|waiting for send/recv from rank (\d{1,6})\b"
+    r"|\bContainer rank (\d{1,6}) status failed"  # Paddle
     r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
     r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal"
     r"|\bProcess name: (?:\[\[\d+,\d+\],(\d{1,6})\]|\[\S{1,80}@\d+,(\d{1,6})\]|(\d{1,6})\s*$)"
@@ -209,6 +210,11 @@ class _Block:
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.lines).split())
+
+    @property
+    def is_of_exit(self) -> bool:
+        """Return whether the end of a `with` block raised it after another exception, which is the root."""
+        return self.is_chained and self.frames.rpartition(", in ")[2].startswith("__exit__")
 
 
 @dataclass(slots=True)
@@ -481,13 +487,13 @@ class _Scan:
             self._choose_list(block, successor, survived_before).append(block.text)
 
     def _choose_list(self, block: _Block, successor: _Block | None, survived_before: int) -> list[str]:
-        if _CLOSING.search(block.frames):
+        if _CLOSING.search(block.frames) or block.is_of_exit:
             return self.found.noise
         if block.progress <= survived_before:
             return self.found.survived
         is_replaced = self.in_frames and self.is_chained
         if successor is not None:
-            is_replaced = successor.is_chained and not is_wrapper(successor.text)
+            is_replaced = successor.is_chained and not is_wrapper(successor.text) and not successor.is_of_exit
         return self.found.replaced if is_replaced else self.found.exceptions
 
 

@@ -8,6 +8,7 @@ come last. A rule that is not `firm` matches such vague words and never override
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from rerail.model.causes import Cause
 from rerail.model.lazy_pattern import LazyPattern
@@ -43,6 +44,8 @@ def _list_not_finite(name: str) -> tuple[str, str]:
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
     return SymptomRule(name, cause, LazyPattern("|".join(patterns), re.IGNORECASE), firm)
 
+
+_vague_rule = partial(_rule, firm=False)
 
 # "Xid (PCI:0000:9b:00): 94", "XID 79", "Xid error: 63". The quantifiers are possessive so that an old-style address,
 # "Xid (0000:01:00): 31", is never taken for the number.
@@ -91,7 +94,7 @@ _SHARED = (
     r"|(?<![-\w/])(?:FSx|Lustre|NFS|EFS|GPFS)\b(?!-))"
 )
 
-DAMAGED_CHECKPOINT = "damaged-checkpoint"
+DAMAGED_CHECKPOINT, IMPORT = "damaged-checkpoint", "missing-import"
 
 RULES: tuple[SymptomRule, ...] = (
     # ---- A limit of the platform: nothing failed.
@@ -233,7 +236,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:Attempting to|Failed to|trying to) (?:allocate|reserve) [\d.]+ ?[KMGT]i?B?\b|OOM when allocating",
         r"ran out of (?:\w+ ){0,2}memory|ran out of (?:GPU )?RAM|exhausted (?:\w+ )?memory|memory space hbm",
         r"failed to alloc\w* .{0,40}(?:on device|from device|memory)|could not allocate .{0,40}(?:device|GPU) memory",
-        r"NRT_RESOURCE|Failed to allocate .{0,30}bytes|CUBLAS_STATUS_NOT_INITIALIZED",
+        r"NRT_RESOURCE|nrt_\w*alloc\w* status=4|Failed to allocate .{0,30}bytes|CUBLAS_STATUS_NOT_INITIALIZED",
         # Convolutions that find no workspace.
         r"Unable to find a valid cuDNN algorithm|unable to find an engine to execute|no valid convolution algorithms",
     ),
@@ -253,7 +256,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"out[- ]of[- ](?:\w+ ){0,2}(?:memory|[DV]?RAM|HBM)\b|(?:memory|[DV]?RAM|HBM) overflow|"
         r"overflow\w* .{0,25}[DV]?RAM\b",
         r"std::bad_alloc|\b\w*MemoryError\b|DefaultCPUAllocator|Cannot allocate memory|can't allocate memory",
-        r"could not allocate memory|not enough (?:\w+ )?memory",
+        r"could not allocate (?:memory|bytes)|not enough (?:\w+ )?memory",
         r"Unable to allocate [\d.]+ ?[KMGTP]i?B|\bmalloc(?:\(\d*\))?:? (?:\w+ )?fail",
         r"memory allocation (?:of \d+ bytes )?failed|failed to allocate memory",
         r"(?:exceed\w*|over|beyond|above) (?:the |its |of )?(?:\w+ )?(?:memory|RSS|RAM|virtual memory) "
@@ -269,8 +272,9 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.DAMAGED_CHECKPOINT,
         r"PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes|storage has wrong (?:byte )?size",
         r"\b(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeader(?:Deserialization|Start|Length)?)\b",
-        r"Error while deserializing header|(?:No such file or directory|FileNotFoundError)\b.{0,200}/\.metadata\b",
-        r"(?:DataLoss(?:Error)?|Data loss)\b.{0,120}(?:checkpoint|ckpt|sstable|\.data-\d{5})|not an sstable",
+        r"Error while deserializing header|(?:No such file or directory|FileNotFoundError)\b.{0,200}/\.metadata\b"
+        r"|not an sstable",
+        r"(?:DataLoss(?:Error)?|Data loss)\b.{0,120}(?:checkpoint|ckpt|sstable|\.data-\d{5}|restored bytes)",
         r"(?:checkpoints?|ckpt|state_dict)\b[^.;]{0,60}\b(?:is|are|was|seems?|appears?|may be|has been) (?:\w+ )?"
         r"(?:corrupt\w*|truncated|damaged|incomplete)\b",
         r"\b(?:corrupt\w*|truncated|damaged|incomplete) (?:\w+ )?(?:checkpoints?|ckpt)\b",
@@ -448,6 +452,8 @@ RULES: tuple[SymptomRule, ...] = (
         "full-disk",
         Cause.USER_CODE,
         _FULL,
+        # PyTorch hides why a write failed; a memory error before it is the root.
+        r"PytorchStreamWriter failed writing|\bunexpected pos \d+ vs \d",
         r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) "
         r"(?:(?:disk|storage|free|available|local|scratch|hard drive) )?space\b"
         r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
@@ -495,6 +501,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
         r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
         r"(?:security )?token .{0,30}(?:expired|is expired)|CredentialRetrievalError|ImagePullBackOff|ErrImagePull",
+        r"Run initialization has timed out|wandb: Network error|context deadline exceeded",
         r"CannotPullContainer|Connection broken|InvalidChunkLength|Consistency check failed: file should",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
@@ -529,6 +536,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bSIGSEGV\b|Segmentation fault|\bSIGILL\b|\bSIGFPE\b|Floating point exception|Illegal instruction",
         r"killed by signal: (?:Segmentation|Floating|Illegal)",
     ),
+    # The same image lacks it again; a driver's library belongs to the machine.
+    _rule(IMPORT, Cause.USER_CODE, r"\b(?:Import|ModuleNotFound)Error: (?!.{0,40}lib(?:cuda|nvidia)[\w-]*\.so)"),
     _rule(
         "program-fault",
         Cause.USER_CODE,
@@ -634,7 +643,7 @@ RULES: tuple[SymptomRule, ...] = (
     ),
     _rule("peer-failed", Cause.UNKNOWN, r"Horovod has been shut ?down"),
     # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.
-    _rule(
+    _vague_rule(
         "device-note",
         Cause.HARDWARE,
         rf"\b{_PART}(?: \S+){{0,3}} (?:crash(?:ed|es)?|died|dies|dead|broken?|breaks?|failed|fails|failure|faulty|"
@@ -651,36 +660,32 @@ RULES: tuple[SymptomRule, ...] = (
         r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
         r"PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b(?! limit)|Ascend.{0,40}(?:error|fault)",
         r"NPU .{0,20}(?:error|fault)",
-        firm=False,
     ),
     # A bad device or disk prints these, and so do too little memory or space, a wrong version or setting, and a bug.
-    _rule(
+    _vague_rule(
         "undecidable",
         Cause.UNKNOWN,
         r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
-        r"Driver/library version mismatch|CUDA driver init\w+ failed|PytorchStreamWriter failed|unexpected pos \d",
+        r"Driver/library version mismatch|CUDA driver init\w+ failed",
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "capacity-note",
         Cause.CAPACITY,
         r"(?<!disk )\bquotas?\b|\bcapacity .{0,40}(?:exceed|exhaust|crunch|wait|insufficient|unavailable)\w*",
         r"(?:waiting|queued?) for (?:\w+ )?(?:capacity|GPUs?|instances?|resources)",
         r"(?:could not|couldn't|cannot|unable to|can't|failed to) (?:find|get|obtain|acquire|allocate|launch) "
         r"(?:\w+ ){0,3}(?:GPUs|instances?|nodes|machines)",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "memory-note",
         Cause.OOM,
         r"(?:eat\w*|consum\w*|us(?:es|ing|ed)|fill\w*) .{0,20}(?:RAM|memory)\b.{0,40}(?:kill|crash|full|until)",
         r"\bOOM(?:s|ed|ing)?\b|memory leak\w*|[Pp]in memory thread exited|\bout of (?:RAM|VRAM|mem)\b|\bshm\b",
         r"(?:RAM|memory) (?:is |was |got |usage )?(?:full|exhausted|growing|grew|keeps)",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "hang-note",
         Cause.HANG,
         r"\b(?:hang\w*|hungs?|stuck\w*|stucks?|nothing happens|freez(?:es?|ing)|froze|frozen(?! layer| param| weight)|"
@@ -691,9 +696,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"fell to |drops? to |dropped to |to )+(?:0|100) ?%",
         r"(?:0|100) ?% (?:GPU )?util\w*|wait\w*\b.{0,30} (?:forever|indefinitely)|endless(?:ly)?",
         r"does(?: not|n't) (?:proceed|continue|progress)|\btime[ds]?[ -]?outs?\b(?! ?[=:] ?[']?\d)",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "data-note",
         Cause.DATA,
         rf"\b(?:corrupt\w*|truncated|missing|bad|broken|wrong|invalid|nois\w*) (?:\S+ ){{0,3}}{_RECORD}\b",
@@ -714,15 +718,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:samples?|images?|labels?|annotations?|documents?|training set)\b.{0,50}\W?\bNaNs?\b|\b(?:samples?|"
         r"images?|labels?|annotations?|records?|documents?|training set)\b.{0,40}\b(?:not|n't|no) (?:\w+ ){0,2}valid\b",
         r"NaN .{0,60}\bdata\b|Data download failed|\bS3 objects? .{0,30}could not",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "container-exit",
         Cause.USER_CODE,
         r"\bexited with (?:non-zero exit )?code:? [12]\b|\bexitCode: [12]\b|non-zero exit code: [12]\b",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "node-note",
         Cause.INFRASTRUCTURE,
         rf"\b(?:workers?|pods?)(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}|lost (?:a |one |the |\d+ )?workers?\b",
@@ -735,23 +737,20 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:network|NCCL|infiniband|interconnect|slurm|storage|cluster|filesystem|ssh|cloud|"
         r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
         r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b|\bmaintenance\b|\bNCCL error",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "mistake-note",
         Cause.USER_CODE,
         r"\b(?:bugs?|typos?|mis-?configur\w*|wrong (?:\w+ )?(?:config\w*|path|argument|flag|version|setting)|"
         r"forgot(?:ten)?|incorrect (?:config\w*|path|argument|setting))\b",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "divergence-note",
         Cause.DIVERGED,
         r"\b(?:loss|grad\w*)\b.{0,40}\b(?:spik\w+|diverg\w+|explo\w+|blow\w*|blew|NaNs?|infinite|unstable|"
         r"instabilit\w+)\b",
         *_list_not_finite(r"(?:loss|grad(?:ient)?[ _]?norm|gnorm)"),
         r"\bLoss is Infinity\b|\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
-        firm=False,
     ),
 )
 
@@ -770,10 +769,10 @@ DAMAGE = _rule(
 
 SERVICE = next(rule for rule in RULES if rule.name == "service")
 # How a log without an error may end.
-NAN_LOSS = _rule("not-finite", Cause.DIVERGED, *_list_not_finite(r"loss\w{0,20}"), firm=False)
+NAN_LOSS = _vague_rule("not-finite", Cause.DIVERGED, *_list_not_finite(r"loss\w{0,20}"))
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
-TIMEOUT_WHILE_READING = _rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)", firm=False)
+TIMEOUT_WHILE_READING = _vague_rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)")
 
 # Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
 CASCADES = ("collective-timeout", "peer-gone", "peer-failed", "fabric", "service", "storage", "program-fault-on-device",
@@ -781,7 +780,7 @@ CASCADES = ("collective-timeout", "peer-gone", "peer-failed", "fabric", "service
 
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
-    _rule(
+    _vague_rule(
         "some-exception",
         Cause.USER_CODE,
         r"\b(?!(?:\w{1,60}\.){0,8}(?:Algorithm|ExecuteUserScript|Client|ChildFailed|CalledProcess|DistBackend)Error|"
@@ -789,60 +788,52 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
         r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b|(?<![\w.])(?-i:Exception): \S",
-        firm=False,
     ),
-    _rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?", firm=False),
+    _vague_rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?"),
 )
 WRAPPERS: tuple[SymptomRule, ...] = (
-    _rule("node-died", Cause.INFRASTRUCTURE, r"\b(?:its|actor's) node (?:\w+ ){0,2}(?:died|preempted)", firm=False),
-    _rule(
+    _vague_rule("node-died", Cause.INFRASTRUCTURE, r"\b(?:its|actor's) node (?:\w+ ){0,2}(?:died|preempted)"),
+    _vague_rule(
         "script-failed",
         Cause.USER_CODE,
         r"AlgorithmError|ExecuteUserScriptError|CalledProcessError|ProcessRaisedException",
         r"uncaught exception during train",
-        firm=False,
     ),
-    _rule("loader-worker", Cause.OOM, r"DataLoader worker .{0,30}exited unexpectedly(?! with exit code)", firm=False),
-    _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
+    _vague_rule("loader-worker", Cause.OOM, r"DataLoader worker .{0,30}exited unexpectedly(?! with exit code)"),
+    _vague_rule("request-refused", Cause.USER_CODE, r"\bClientError\b"),
 )
 # Tried last: a thing is named near a word for a problem.
 LOOSE: tuple[SymptomRule, ...] = (
-    _rule(
+    _vague_rule(
         "device-trouble",
         Cause.HARDWARE,
         *_near(
             r"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?(?! training)|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
             r"hardware)"
         ),
-        firm=False,
     ),
-    _rule(
-        "room-trouble", Cause.CAPACITY, *_near(r"(?:resources?|reservations?|spot instances?|allocations?)"), firm=False
-    ),
-    _rule("memory-trouble", Cause.OOM, *_near(r"(?:memory|[DV]?RAM|swap|shm|OOM)"), firm=False),
-    _rule(
+    _vague_rule("room-trouble", Cause.CAPACITY, *_near(r"(?:resources?|reservations?|spot instances?|allocations?)")),
+    _vague_rule("memory-trouble", Cause.OOM, *_near(r"(?:memory|[DV]?RAM|swap|shm|OOM)")),
+    _vague_rule(
         "no-movement",
         Cause.HANG,
         r"\bno response\b|\bnot? (?:\w+ )?(?:respond|moving|advanc)\w*|\bwait(?:s|ing|ed)?\b|\bblocked\b|\bidle\b|"
         r"\bsits?\b|timed? ?out|timeouts?",
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "data-trouble",
         Cause.DATA,
         *_near(r"(?:data ?sets?|samples?|images?|shards?|labels?|annotations?|parquet|jsonl?|csv|tfrecords?|corpus)"),
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "world-trouble",
         Cause.INFRASTRUCTURE,
         *_near(
             rf"(?:{_NODE}|clusters?|networks?|connections?|sockets?|services?|storage|disks?|mounts?|prox(?:y|ies)|DNS|"
             r"slurmd?|scheduler|kubernetes|k8s|containers?|ssh|internet|buckets?|S3|GCS|(?:down|up)loads?|hub|cloud)"
         ),
-        firm=False,
     ),
-    _rule(
+    _vague_rule(
         "program-trouble",
         Cause.USER_CODE,
         r"\b(?:value|type|key|index|attribute|name|import|assertion|syntax|module|config\w*|argument|"
@@ -851,6 +842,5 @@ LOOSE: tuple[SymptomRule, ...] = (
             r"(?:scripts?|arguments?|parameters?|hyperparameters?|versions?|packages?|dependenc(?:y|ies)|config\w*|"
             r"shapes?|dtype)"
         ),
-        firm=False,
     ),
 )
