@@ -18,6 +18,7 @@ from rerail.decisions.remedies import (
     choose_remedy,
     draw_delay,
 )
+from rerail.diagnosis.classify import diagnose
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.formatting import format_duration
@@ -71,10 +72,7 @@ def test_the_first_rule_that_answers_wins():
     ledger = Ledger(charges={Cause.USER_CODE: 1}, without_progress=1, starts=(NOON,))
     run, failure = a_run(earlier(Cause.USER_CODE), ledger=ledger), a_failure(Cause.USER_CODE)
     said = []
-    for change in (
-        {},
-        {"print_": "other"},
-    ):
+    for change in ({}, {"print_": "other"}):
         said.append(choose_remedy(run, a_failure(Cause.USER_CODE, **change), policy).why)
     roomy = replace(policy, limits=replace(policy.limits, attempts=50))
     said.append(choose_remedy(run, replace(failure, last_step=None), roomy).why)
@@ -89,6 +87,21 @@ def test_the_first_rule_that_answers_wins():
         "1 attempts trained and left no newer checkpoint than step 100",
         "user_code is not retried",
     ]
+
+
+@pytest.mark.parametrize(
+    ("step", "resume", "error", "verdict"),
+    [
+        (None, None, "cannot import name 'Trainer' from 'transformers'", Hold),
+        (None, 100, "cannot import name 'Trainer' from 'transformers'", Relaunch),
+        (5, None, "cannot import name 'Trainer' from 'transformers'", Relaunch),
+        (None, None, "libcuda.so.1: cannot open shared object file", Relaunch),
+        (None, None, "/root/.cache/torch_extensions/py311_cu121/utils/utils.so: cannot open shared", Relaunch),
+    ],
+)
+def test_an_import_that_fails_at_the_start_is_not_tried_again(step, resume, error, verdict):
+    failure = Failure(diagnose(f"ImportError: {error}"), step, resume, NOON)
+    assert isinstance(choose_remedy(charged(Cause.USER_CODE, 1), failure, Policy()), verdict)
 
 
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.fallback_machines import find_missing_quota, format_unsuitable, list_untried
+from rerail.diagnosis.symptoms import IMPORT
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
@@ -161,9 +162,10 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
 
 
 def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """Hold once the failure's cause has used up its own budget."""
+    """Hold once the failure's cause has used up its own budget. A failed import at the start has none."""
     cause = failure.diagnosis.cause
-    budget = policy.retries.of(cause)
+    is_at_start = failure.last_step is None and failure.resume_step is None
+    budget = 0 if is_at_start and failure.diagnosis.rule == IMPORT else policy.retries.of(cause)
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"

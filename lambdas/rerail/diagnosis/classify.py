@@ -308,6 +308,8 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
     around = _find_rule_around(lines, errors, [*exceptions, *printed], telling)
+    if lines.is_cut and (around is None or around[0] is FALLBACKS[0]):
+        around = _match_exceptions(_clean(lines.replaced)) or around  # what the exception that is cut off came from
     return around or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
 
 

@@ -536,8 +536,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bSIGSEGV\b|Segmentation fault|\bSIGILL\b|\bSIGFPE\b|Floating point exception|Illegal instruction",
         r"killed by signal: (?:Segmentation|Floating|Illegal)",
     ),
-    # The same image lacks it again; a driver's library belongs to the machine.
-    _rule(IMPORT, Cause.USER_CODE, r"\b(?:Import|ModuleNotFound)Error: (?!.{0,40}lib(?:cuda|nvidia)[\w-]*\.so)"),
+    # The same image lacks it again; a driver is the machine's, and what ranks compile at once may be there next time.
+    _rule(
+        IMPORT,
+        Cause.USER_CODE,
+        r"\b(?:Import|ModuleNotFound)Error: "
+        r"(?!.{0,300}(?:lib(?:cuda|nvidia)[\w-]*\.so|torch_extensions|/\.?cache/|/\.triton/|Errno|Input/output|Stale))",
+    ),
     _rule(
         "program-fault",
         Cause.USER_CODE,
