@@ -22,7 +22,9 @@ from rerail.model.run import RunState
 
 HUB, LOG_GROUP = "RerailOrganization", "RunEventsLogGroup"
 # A run without a state change for so long is not listed.
-SINCE = timedelta(days=30)
+SINCE, WINDOW = timedelta(days=30), timedelta(days=5)
+# A member may send any number.
+MOST_EVENTS = 1_000_000
 RUN_LIMIT, REASON_LIMIT = 63, 300
 
 
@@ -34,7 +36,7 @@ class MemberRun:
     account: str
     region: str
     run: str
-    # Later events of a run have larger numbers.
+    # Of two events of one time the later has the larger number. A new run of an old name begins again with 1.
     sequence: int
     at: str
     state: str
@@ -86,7 +88,7 @@ def find_newest(runs: Iterable[MemberRun]) -> dict[tuple[str, str, str], MemberR
     newest: dict[tuple[str, str, str], MemberRun] = {}
     for run in runs:
         known = newest.get(run.key)
-        if known is None or (run.sequence, run.at) > (known.sequence, known.at):
+        if known is None or (run.at, run.sequence) > (known.at, known.sequence):
             newest[run.key] = run
     return newest
 
@@ -94,12 +96,15 @@ def find_newest(runs: Iterable[MemberRun]) -> dict[tuple[str, str, str], MemberR
 def show_organization(*, as_json: bool) -> None:
     """Print the runs of all accounts; those that wait for a person come first."""
     group = _find_log_group()
-    since = place.now() - SINCE
-    unread = 0
+    now = place.now()
+    since, unread = now - SINCE, 0
 
     def read_events() -> Iterator[MemberRun]:
-        nonlocal unread
-        for text in _list_events(group, since):
+        nonlocal since, unread
+        for count, (start, text) in enumerate(_list_events(group, now)):
+            if count == MOST_EVENTS:
+                since = start + WINDOW
+                return
             run = read_event(text)
             unread += run is None
             if run:
@@ -118,6 +123,8 @@ def show_organization(*, as_json: bool) -> None:
             console.print(Text.assemble(("to do  ", "bold red"), row.todo, ("  " + row.reason, "dim")))
     if not rows:
         console.print(f"no run of a member has changed its state in {SINCE.days} days", highlight=False)
+    if since > now - SINCE:
+        console.print(f"more than {MOST_EVENTS:,} events: of those before {since:%d %b %H:%M} UTC some were not read")
     if unread:
         console.print(f"{unread} events are not of this version: update this command line", highlight=False)
 
@@ -147,11 +154,13 @@ def _find_log_group() -> str:
     return outputs[LOG_GROUP]
 
 
-def _list_events(group: str, since: datetime) -> Iterator[str]:
-    """Yield the logged events; a busy organization's are read page by page."""
+def _list_events(group: str, now: datetime) -> Iterator[tuple[datetime, str]]:
+    """Yield the logged events with the start of their window, the newest window first."""
     pages = place.client("logs").get_paginator("filter_log_events")
-    for page in pages.paginate(logGroupName=group, startTime=int(since.timestamp() * 1000)):
-        yield from (event["message"] for event in page["events"])
+    for end in (now - WINDOW * number for number in range(SINCE // WINDOW)):
+        first, last = ((moment.timestamp() * 1000) for moment in (end - WINDOW, end + timedelta(minutes=5)))
+        for page in pages.paginate(logGroupName=group, startTime=int(first), endTime=int(last)):
+            yield from ((end - WINDOW, event["message"]) for event in page["events"])
 
 
 def _read_number(value: Any, *types: type) -> Any:

@@ -22,6 +22,8 @@ from cli.trouble import explain, get_code
 
 REPOSITORY = "rerail-submit"
 TAG_LENGTH = 20
+STDERR = 2
+LONGEST_S = 7200.0  # of one command, whose progress is shown
 
 
 def name_image(dockerfile: Path, account: str, region: str) -> str:
@@ -106,19 +108,17 @@ def _log_in(docker: str, image: str) -> None:
     _run([docker, "login", "--username", user, "--password-stdin", image.partition("/")[0]], password.encode())
 
 
-def _run(command: Sequence[str], given: bytes = b"") -> None:
-    """Run docker with its output on stderr; raise Problem if it fails."""
-    done = subprocess.run(command, input=given, stdout=2, check=False)
+def _run(command: Sequence[str], given: bytes = b"", *, output: int = STDERR) -> str:
+    """Run docker with its output on stderr or in the result; raise Problem if it fails or does not end in time."""
+    try:
+        done = subprocess.run(command, input=given, stdout=output, timeout=LONGEST_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Problem(f"dockerfile: `docker {command[1]}` was stopped after {LONGEST_S:g} s", "give --image") from error
     if done.returncode:
-        raise Problem(
-            f"dockerfile: `docker {command[1]}` ended with exit code {done.returncode}", "see its output above"
-        )
+        raise Problem(f"dockerfile: `docker {command[1]}` ended with exit code {done.returncode}", "see its output")
+    return (done.stdout or b"").decode().strip()
 
 
 def _ask(docker: str, image: str, template: str) -> str:
     """Return what docker knows of an image of this machine."""
-    command = [docker, "image", "inspect", "--format", template, image]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise Problem(f"dockerfile: docker does not find {image}, which it has built", "see its output above")
-    return done.stdout.strip()
+    return _run([docker, "image", "inspect", "--format", template, image], output=subprocess.PIPE)

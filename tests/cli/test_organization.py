@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from cli import place
+from cli import organization, place
 from cli.main import app
 from cli.organization import MemberRun, find_newest, read_event
 from rerail.aws.clients import client
@@ -143,6 +143,22 @@ def test_the_command_lists_the_runs_of_all_accounts(hub):
         ("222233334444", RunState.HELD),
         ("111122223333", RunState.WATCHING),
     ]
+
+
+def test_a_new_run_of_an_old_name_is_shown(hub):
+    log(hub, make_text(), make_text(replace(EVENT, sequence=1, state="watching", at=NOON + timedelta(days=1))))
+    runs = json.loads(CliRunner().invoke(app, ["status", "--organization", "--json"]).output)["runs"]
+    assert [run["state"] for run in runs] == ["watching"]
+
+
+def test_the_newest_events_of_members_are_read_to_a_limit(hub, monkeypatch):
+    monkeypatch.setattr(organization, "MOST_EVENTS", 3)
+    old = [make_text(replace(EVENT, run=f"old-{number}")) for number in range(9)]
+    log(hub, *old, at=datetime.now(UTC) - timedelta(days=8))
+    log(hub, make_text())
+    done = CliRunner().invoke(app, ["status", "--organization"])
+    assert " gpt " in done.output and "old-1" in done.output and "old-3" not in done.output
+    assert "more than 3 events" in done.output
 
 
 def test_a_hub_without_the_view_is_one_clear_error(hub):

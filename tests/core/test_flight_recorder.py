@@ -66,6 +66,10 @@ BEFORE = dump(("0", 6, ALL_REDUCE), done={"0": 6})
         ((WAITING, WAITING, dump(("0", 7, GATHER)), dump(("0", 7, GATHER))), []),
         ((BEFORE, BEFORE, BEFORE, BEFORE), []),
         ((RUNNING, RUNNING, WAITING, RUNNING), [2]),
+        # One rank's record against those of all others.
+        ((WAITING, RUNNING, WAITING, WAITING), []),
+        ((WAITING, dump(done={"0": 9}), WAITING, WAITING), []),
+        ((dump(done={"0": 9}), dump(done={"0": 9}), WAITING, WAITING), [2, 3]),
     ],
     ids=[
         "absent",
@@ -79,6 +83,9 @@ BEFORE = dump(("0", 6, ALL_REDUCE), done={"0": 6})
         "a draw",
         "idle",
         "not started",
+        "one started",
+        "one completed",
+        "half completed",
     ],
 )
 def test_who_is_waited_for_and_waits_for_nobody_is_the_culprit(dumps, culprits):

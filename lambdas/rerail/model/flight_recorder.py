@@ -193,12 +193,15 @@ def _explain(rank: int, waiting: list[int], dumps: Mapping[int, RankDump]) -> st
     own = dump.oldest if dump else None
     if own is not None:
         ahead = sorted(other for other in dumps if other in (own.ranks or dumps) and _has_completed(dumps[other], own))
+        inside = _find_ranks_in(own, dumps)
+        # As many ranks must be further as are not: the record of a single one may be wrong.
         if not ahead:
-            started = [other for other, there in _find_ranks_in(own, dumps).items() if there.is_started]
-            is_late = started and not own.is_started
+            started = [other for other, there in inside.items() if there.is_started]
+            is_late = len(inside) <= 2 * len(started) and not own.is_started
             return f"its GPU has not started {own}, {_format_ranks(started)} have" if is_late else ""
         if own.name.startswith("nccl:"):
-            return f"its GPU has not finished {own}, which {_format_ranks(ahead)} completed"
+            is_behind = len(inside) <= len(ahead)
+            return f"its GPU has not finished {own}, which {_format_ranks(ahead)} completed" if is_behind else ""
         # Of another backend the state only comes late: the rank has left what its peers have completed.
     if not waiting:
         return ""

@@ -174,6 +174,10 @@ def test_a_build_that_fails_and_a_machine_without_docker_are_one_error(aws, dock
     docker(code=3)
     with pytest.raises(Problem, match="`docker build` ended with exit code 3"):
         build_image(context, image, SubmitScreen(False))
+    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(docker_image, "LONGEST_S", 0.1)
+    with pytest.raises(Problem, match="`docker build` was stopped after 0.1 s"):
+        build_image(context, image, SubmitScreen(False))
     monkeypatch.setattr(docker_image.shutil, "which", lambda name: None)
     with pytest.raises(Problem, match="no docker command") as problem:
         build_image(context, image, SubmitScreen(False))
