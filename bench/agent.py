@@ -299,7 +299,7 @@ def command_latency(commands: int, poll_s: float) -> dict[str, float]:
             at = datetime.now(UTC)
             asked = Command(f"c{number}", "bench", 1, CommandKind.CHECKPOINT, at, at + timedelta(minutes=5))
             began = time.perf_counter()
-            MemoryBucket.content = MailboxObject(serialize(asked), str(number))
+            MemoryBucket.content = MailboxObject(serialize(asked), str(number), at)
             while not guard.wants_checkpoint:
                 step += 1
                 time.sleep(0.002)

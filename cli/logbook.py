@@ -44,7 +44,7 @@ class Logbook:
     def read_lines(self, job: str) -> Iterator[JobLogLine]:
         """All that is there, of all hosts by the time of its arrival."""
         hosts = [self._lines(job, stream, to_the_end=True) for stream in self._streams(job)]
-        return heapq.merge(*hosts, key=_arrival)
+        return heapq.merge(*hosts, key=lambda line: line.at.timestamp() if line.at else 0.0)
 
     def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[JobLogLine]:
         """An empty page is not the end if lines were skipped: only a token that stays the same is."""
@@ -74,7 +74,3 @@ class Logbook:
 
 def _time(event: dict[str, Any]) -> datetime | None:
     return datetime.fromtimestamp(event["timestamp"] / 1000, UTC) if "timestamp" in event else None
-
-
-def _arrival(line: JobLogLine) -> float:
-    return line.at.timestamp() if line.at else 0.0

@@ -122,6 +122,7 @@ def make_incidents_table(run: Run, policy: Policy) -> Table:
     """Return two lines for each incident: what happened and how it ended, then times, cost and what was done."""
     table = _make_list("incidents")
     for incident in run.incidents:
+        dollars = find_incident_dollars(run, incident, now(), policy.prices)
         head = f"{format_moment(incident.happened_at)}  {incident.kind}: {incident.cause}, "
         facts = (
             f"decided after {format_duration(max(timedelta(), incident.decided_at - incident.happened_at))}",
@@ -129,7 +130,7 @@ def make_incidents_table(run: Run, policy: Policy) -> Table:
             if incident.recovered and incident.closed_at
             else "",
             f"{incident.lost_steps} lost steps" if incident.lost_steps is not None else "",
-            _format_dollars(find_incident_dollars(run, incident, now(), policy.prices)),
+            "" if dollars is None else format_dollars(dollars),
             ", ".join(dict.fromkeys(incident.actions)),
         )
         resolution = "recovered" if incident.recovered else incident.resolution or "not recovered yet"
@@ -145,10 +146,6 @@ def _make_list(title: str) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     return table
-
-
-def _format_dollars(amount: float | None) -> str:
-    return "" if amount is None else format_dollars(amount)
 
 
 def make_time_table(account: Account, recent: float | None) -> Table:

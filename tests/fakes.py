@@ -564,11 +564,11 @@ class FakeLogs:
     error: Exception | None = None
     read: list[str] = field(default_factory=list)
 
-    def read_ends(self, job: str) -> Sequence[str]:
-        self.read.append(job)
+    def read_ends(self, job: Job) -> Sequence[str]:
+        self.read.append(job.name)
         if self.error:
             raise self.error
-        return self.ends.get(job, ())
+        return self.ends.get(job.name, ())
 
 
 @dataclass

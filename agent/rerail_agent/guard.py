@@ -38,7 +38,7 @@ from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.hang import HangLimits, Watchdog
 from rerail_agent.identity import Identity
 from rerail_agent.mailbox_client import MailboxClient
-from rerail_agent.mailbox_objects import MailboxBucket
+from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject
 from rerail_agent.progress import Progress
 from rerail_agent.rank_times import RankComparison, RankTimer, describe_place
 from rerail_agent.save_schedule import SaveSchedule
@@ -544,9 +544,9 @@ class Guard:
         if self._is_first():
             self._report_finding(finding, evidence)
 
-    def _on_command(self, text: bytes) -> None:
-        """Act on a new command; called on the mailbox client's thread."""
-        effect = self._commands.receive(text, at=_now())
+    def _on_command(self, command: MailboxObject) -> None:
+        """Act on a new command; called on the mailbox client's thread. This machine's clock may be wrong."""
+        effect = self._commands.receive(command.text, at=command.at)
         if effect.save:
             self._agreement.raise_flag(agreement.COMMAND)
         if effect.fenced:

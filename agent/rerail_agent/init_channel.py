@@ -214,15 +214,14 @@ class InitChannel:
             return
         self._tag = mailbox_object.tag
         try:
-            self._receive(
-                read_command(mailbox_object.text, run=self._identity.run, signing_key=self._identity.signing_key)
-            )
+            command = read_command(mailbox_object.text, run=self._identity.run, signing_key=self._identity.signing_key)
+            self._receive(command, mailbox_object.at)
         except BadMailboxObject as error:
             self._log(f"a command that cannot be read is passed over: {error}")
 
-    def _receive(self, command: Command) -> None:
+    def _receive(self, command: Command, now: datetime) -> None:
         """Take the newest command; a command of another kind replaces a restart command."""
-        is_own, now = command.attempt == self._identity.attempt, _now()
+        is_own = command.attempt == self._identity.attempt
         is_restart = is_own and command.kind.value == "restart" and command.restart > self._restart
         # A command from before this container's start still counts: SageMaker itself has restarted the machine since.
         late = command.deadline is not None and command.deadline <= now and command.asked_at > self._began

@@ -61,7 +61,7 @@ class RequestStatus:
 class MailboxClient:
     """One thread for one mailbox.
 
-    `on_command` receives each new command's text, `make_heartbeat` returns the heartbeat to send.
+    `on_command` receives each new command, `make_heartbeat` returns the heartbeat to send.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class MailboxClient:
         bucket: MailboxBucket,
         run: str,
         *,
-        on_command: Callable[[bytes], None],
+        on_command: Callable[[MailboxObject], None],
         make_heartbeat: Callable[[], bytes],
         poll_s: float,
         heartbeat_s: float,
@@ -173,4 +173,4 @@ class MailboxClient:
         self._reading.on_success()
         if mailbox_object is not None:
             self._tag = mailbox_object.tag
-            self._isolation.run("commands", lambda: self._on_command(mailbox_object.text), None)
+            self._isolation.run("commands", lambda: self._on_command(mailbox_object), None)

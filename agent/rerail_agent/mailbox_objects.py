@@ -5,6 +5,8 @@ boto3 is imported with the first request, by the requesting thread, which is nev
 
 import os
 import threading
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from rerail.model.bucket_owner import add_bucket_owner
@@ -44,10 +46,11 @@ class Unreachable(Exception):
 
 
 class MailboxObject(NamedTuple):
-    """An object's content and its ETag, which changes with each version."""
+    """An object's content, its ETag, which changes with each version, and S3's time of the answer."""
 
     text: bytes
     tag: str
+    at: datetime
 
 
 class MailboxBucket:
@@ -68,7 +71,8 @@ class MailboxBucket:
         condition = {"IfNoneMatch": unless} if unless else {}
         try:
             answer = self._s3().get_object(Bucket=self.bucket, Key=key, **condition)
-            return MailboxObject(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"])
+            at = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+            return MailboxObject(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"], at)
         except Exception as error:
             if read_error_code(error) in ("304", "NotModified", "404", "NoSuchKey"):
                 return None

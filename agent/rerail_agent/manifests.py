@@ -415,12 +415,11 @@ class FrameworkCheckpoints:
                 return
             started = time.monotonic()
             failure = self._first_failure(lambda: self._make_room(folder)) or self._first_failure(lambda: write(folder))
+            stall_s = round(time.monotonic() - started, 4)
             if failure:
                 print_line(f"the save at step {step} failed: {failure}")
                 self._guard.save_failed(f"the save at step {step} failed: {failure}")
-            elif gather(
-                finish_checkpoint(self._guard, folder, step=step, reason=reason, **_measure_stall(started), **facts)
-            )[0]:
+            elif gather(finish_checkpoint(self._guard, folder, step=step, reason=reason, stall_s=stall_s, **facts))[0]:
                 self._prune(step)
 
     def _first_failure(self, work: Callable[[], Any]) -> str:
@@ -448,10 +447,6 @@ class FrameworkCheckpoints:
             for folder in list_folders(self._root):
                 if (step := parse_step(folder)) is not None and step < newest and step not in staying:
                     delete_checkpoint(folder)
-
-
-def _measure_stall(since: float) -> dict[str, float]:
-    return {"stall_s": round(time.monotonic() - since, 4)}
 
 
 def get_rank() -> int:

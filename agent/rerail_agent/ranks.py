@@ -32,7 +32,7 @@ def find_training_processes(
 
 def find_marked(tree: Mapping[int, LinuxProcess], *, own: Collection[tuple[str, str]] = ()) -> list[LinuxProcess]:
     """Return one process for each rank: the first one with its variables, without the data loaders below it."""
-    ranks = {pid: process for pid, process in tree.items() if process.rank is not None and _has_own_mark(process, own)}
+    ranks = {pid: p for pid, p in tree.items() if p.rank is not None and not set(own).issuperset(p.rank_variables)}
     tops = [
         process
         for process in ranks.values()
@@ -40,10 +40,6 @@ def find_marked(tree: Mapping[int, LinuxProcess], *, own: Collection[tuple[str, 
     ]
     # mpirun may have started a torchrun on each host: then that one has a mark too.
     return [_unwrap(process, tree) for process in tops if not is_launcher(process)]
-
-
-def _has_own_mark(process: LinuxProcess, own: Collection[tuple[str, str]]) -> bool:
-    return any(pair not in own for pair in process.rank_variables)
 
 
 def _unwrap(process: LinuxProcess, tree: Mapping[int, LinuxProcess]) -> LinuxProcess:

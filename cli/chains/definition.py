@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.submit.problem import Problem
-from cli.submit.settings import check_project_path, check_project_paths, check_table, list_project_folders
+from cli.submit.settings import check_project, check_project_path, check_table, list_project_folders
 
 FILE = "rerail.toml"
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}")
@@ -128,7 +128,7 @@ def _parse_task(file: Path, where: str, name: str, table: Any, names: Sequence[s
         raise Problem(f"{where} must be a table", "give it at least `script`")
     options = {key: value for key, value in table.items() if key not in OWN_FIELDS}
     check_table(where, options, more=OWN_FIELDS)
-    check_project_paths(file, options, folder=file.parent)
+    check_project(file, options, folder=file.parent)
     script = table.get("script")
     if not isinstance(script, str) or not script:
         raise Problem(f"{where}: field 'script' is missing", "name a Python script or its folder, relative to the file")

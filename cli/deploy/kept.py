@@ -51,14 +51,11 @@ def find(target: Target, template: Mapping[str, Any]) -> dict[str, str]:
         if kind == BUCKET_POLICY:
             properties = template["Resources"].get(properties["Bucket"].get("Ref"), {}).get("Properties", {})
         chosen = properties.get("BucketName") or properties.get("Name")
-        name = noted.get(id) or (target.fill(_placed(format_value(chosen))) if chosen else "")
+        named = format_value(chosen).replace("<", "${").replace(">", "}") if chosen else ""
+        name = noted.get(id) or target.fill(named)
         if name and kind in IDENTIFIERS and (identifier := _look_up(target, kind, name)):
             found[id] = identifier
     return found
-
-
-def _placed(text: str) -> str:
-    return text.replace("<", "${").replace(">", "}")
 
 
 def _noted(target: Target) -> dict[str, str]:

@@ -119,14 +119,10 @@ def find(*, local: bool, profile: str, region: str) -> Target:
         identity["Account"],
         sts.meta.region_name,
         identity["Arn"],
-        partition=_partition(identity),
+        partition=identity["Arn"].split(":")[1],
         profile=profile,
         qualifier=qualifier,
     )
-
-
-def _partition(identity: Mapping[str, str]) -> str:
-    return identity["Arn"].split(":")[1]
 
 
 def _local() -> Target:

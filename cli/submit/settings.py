@@ -12,6 +12,7 @@ from cli.submit.images import PYTORCH
 from cli.submit.packing import find_project, find_secret_patterns
 from cli.submit.problem import Problem
 from rerail.model.policy import DURATION, UNIT_SECONDS
+from rerail.requests.continuation import FIXED_VARIABLES
 
 FILE = "rerail.toml"
 DAY_S = 86_400
@@ -132,7 +133,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise Problem(f"--settings {path}: it does not exist", "name a TOML file with a table [submit]")
     path = path.absolute()
     table = _read(path)
-    check_project_paths(path, table, folder=Path.cwd())
+    check_project(path, table, folder=Path.cwd())
     return table
 
 
@@ -144,7 +145,7 @@ def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
             _check_owner(path, folder)
             table = _read(path)
             if path.parent not in (home, home / ".config"):
-                check_project_paths(path, table, folder=Path.cwd())
+                check_project(path, table, folder=Path.cwd())
                 if "dockerfile" in table:
                     # Whoever wrote the project would run programs on this machine.
                     raise Problem(f"{path}: a project's defaults build no image", "set dockerfile in a --settings file")
@@ -205,12 +206,13 @@ def check_table(where: str, table: Mapping[str, Any], *, more: tuple[str, ...] =
             raise Problem(f"{where}: field {key!r} is {value!r:.200}", f"it must be {WORDS[KINDS[key]]}")
 
 
-def check_project_paths(file: Path, table: Mapping[str, Any], *, folder: Path) -> None:
+def check_project(file: Path, table: Mapping[str, Any], *, folder: Path) -> None:
     """Raise Problem for a path in a project's file that leads out of the project, or to what looks like a secret.
 
-    Whoever wrote the project would choose what of this machine is sent, and the bucket that it is sent to. Relative
-    paths begin at `folder`.
+    Whoever wrote it would choose what of this machine is sent, and where to. Nor may a variable say whose job it is.
     """
+    if wrong := sorted(table.get("env", {}).keys() & FIXED_VARIABLES):
+        raise Problem(f"{file}: env sets {wrong[0]}, which a project may not", "leave it out, or use --env")
     for name, given in ((name, table[name]) for name in PATHS if name in table):
         texts = given.values() if isinstance(given, dict) else given if isinstance(given, list) else [given]
         for text in texts:
@@ -219,7 +221,7 @@ def check_project_paths(file: Path, table: Mapping[str, Any], *, folder: Path) -
 
 
 def check_project_path(file: Path, name: str, given: str, *, folder: Path) -> Path:
-    """Return the absolute path; raise Problem as `check_project_paths` does."""
+    """Return the absolute path; raise Problem as `check_project` does."""
     top = find_project(file.parent)
     try:
         path = (folder / Path(given).expanduser()).resolve()

@@ -32,8 +32,9 @@ def find_start(where: Place | None, given: str) -> str:
         saves = list_checkpoints(where.client("s3"), record.checkpoint_uri, signing_key=find_manifest_key(record))
     except (ClientError, BotoCoreError) as error:
         raise Problem(f"--start-from {run}: {explain(error).what}", explain(error).remedy) from error
-    good = [save for save in saves if _is_good(save)]
-    chosen = _find_step(good, int(step)) if step else find_resume_point(record, saves) or _find_file(saves)
+    good = [save for save in saves if save.is_whole and not save.is_quarantined]
+    of_step = [save for save in good if step and save.step == int(step) and not save.is_single_file]
+    chosen = next(iter(of_step), None) if step else find_resume_point(record, saves) or _find_file(saves)
     if chosen is None:
         known = ", ".join(str(save.step) for save in good) or "none"
         raise Problem(
@@ -42,14 +43,6 @@ def find_start(where: Place | None, given: str) -> str:
         )
     folder = f"{record.checkpoint_uri.rstrip('/')}/{chosen.folder}"
     return f"{folder}/" if chosen.is_folder and not chosen.is_single_file else folder
-
-
-def _is_good(save: StoredCheckpoint) -> bool:
-    return save.is_whole and not save.is_quarantined
-
-
-def _find_step(good: list[StoredCheckpoint], step: int) -> StoredCheckpoint | None:
-    return next((save for save in good if save.step == step and not save.is_single_file), None)
 
 
 def _find_file(saves: list[StoredCheckpoint]) -> StoredCheckpoint | None:

@@ -89,7 +89,7 @@ class Jobs(Protocol):
 class FailureLogs(Protocol):
     """Access to the ends of training jobs' logs."""
 
-    def read_ends(self, job: str) -> Sequence[str]:
+    def read_ends(self, job: Job) -> Sequence[str]:
         """Return the end of each host's log, of a limited number of hosts, lines and seconds.
 
         Return nothing if there is no log; raise StateUnknown or Throttled if it cannot be read.

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.signatures import is_signed
 from rerail.model.thresholds import Thresholds
+from rerail_agent import guard as guard_module
 from rerail_agent import mailbox_objects
 from rerail_agent.checkpoints import open_store
 from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
@@ -94,6 +95,14 @@ def test_a_checkpoint_that_could_not_be_restored_is_reported_each_time(bucket: B
     assert (unloaded.step, unloaded.saved_by) == (10, None)
     guard.close()
     assert len([name for name in bucket.reports() if "unloaded" in name]) == 2
+
+
+def test_a_machine_whose_clock_is_ahead_saves_on_request(bucket: Bucket, new_guard, monkeypatch):
+    monkeypatch.setattr(guard_module, "_now", lambda: datetime.now(UTC) + timedelta(minutes=16))
+    guard = new_guard(bucket)
+    bucket.command(command(left_s=600))
+    train_until_wanted(guard)
+    assert bucket.wait_for_report("acknowledged").command == "c1"
 
 
 def test_the_handshake_reports_hello_receipt_and_checkpoint(bucket: Bucket, new_guard):

@@ -1,5 +1,6 @@
 """What jobs print, from CloudWatch Logs: bounded, in order, of the job that was asked about and no other."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,9 +13,12 @@ from rerail.aws.logs import GROUP, CloudWatchLogs
 from rerail.aws.report_pages import HTML, S3ReportPages
 from rerail.incident_report.location import make_bucket_name, make_page_key
 from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.machines import Cluster
+from rerail.model.run import Job, JobStatus
 
 # Logs take no line that is older than two weeks.
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+GPT = Job("gpt", "arn", JobStatus.FAILED, "Failed", START, cluster=Cluster(count=20))
 
 
 def write(stream: str, *texts: str, first: int = 0) -> None:
@@ -110,6 +114,17 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     assert make_page_key("gpt") == "runs/gpt/report.html"
 
 
+@pytest.mark.threat("T7")
+def test_a_stream_that_sagemaker_cannot_have_made_tells_nothing_about_a_failure():
+    """Of another machine, with another name, or from before the job: whoever expects it could have made it."""
+    for stream in ("algo-21-17", "algo-0-17", "algo-01-17", "algo-1-17-x", "algo-1", "algo-2-x"):
+        write(f"gpt/{stream}", "a stranger")
+    assert CloudWatchLogs().read_ends(GPT) == []
+    write("gpt/algo-20-17", "the job")
+    assert CloudWatchLogs().read_ends(GPT) == ["the job"]
+    assert CloudWatchLogs().read_ends(replace(GPT, created_at=START + timedelta(hours=2))) == []
+
+
 def test_the_ends_are_the_last_lines_of_each_host_within_limits(monkeypatch):
     """Of the newest stream of each host; a long line is cut, and of many hosts the first are read."""
     monkeypatch.setattr(logs, "END_LINES", 2)
@@ -117,12 +132,12 @@ def test_the_ends_are_the_last_lines_of_each_host_within_limits(monkeypatch):
     write("gpt/algo-1-18", "one", "two", "three")
     for host in range(2, 20):
         write(f"gpt/algo-{host}-17", "x" * 3_000)
-    ends = CloudWatchLogs().read_ends("gpt")
+    ends = CloudWatchLogs().read_ends(GPT)
     assert ends[0] == "two\nthree"
     assert (len(ends), set(map(len, ends[1:]))) == (logs.END_HOSTS, {logs.LINE_CHARS})
-    assert CloudWatchLogs().read_ends("none") == []
+    assert CloudWatchLogs().read_ends(replace(GPT, name="none")) == []
     monkeypatch.setattr(logs, "END_SECONDS", -1.0)
-    assert len(CloudWatchLogs().read_ends("gpt")) == 1
+    assert len(CloudWatchLogs().read_ends(GPT)) == 1
 
 
 @pytest.mark.parametrize("empty", [1, 3])
@@ -143,7 +158,7 @@ def test_an_empty_page_is_not_the_end_of_a_log(monkeypatch, empty):
 
     for name in ("client", "quick_client"):
         monkeypatch.setattr(logs, name, lambda service: Answers())
-    assert CloudWatchLogs().read_ends("gpt")[0].startswith("CUDA out of memory")
+    assert CloudWatchLogs().read_ends(GPT)[0].startswith("CUDA out of memory")
     assert [line.text for line in CloudWatchLogs().tail("gpt", until=START, lines=1)] == ["CUDA out of memory"]
     found, pages = CloudWatchLogs().whole("gpt", pages=20)
     assert found and found[0].text == "CUDA out of memory"
@@ -160,5 +175,5 @@ def test_a_log_without_lines_is_read_in_a_few_pages(monkeypatch):
         return {"logStreams": [{"logStreamName": "gpt/algo-1-17"}], "nextBackwardToken": str(len(asked))}
 
     monkeypatch.setattr(logs, "_call", answer)
-    assert CloudWatchLogs().read_ends("gpt") == [""]
+    assert CloudWatchLogs().read_ends(GPT) == [""]
     assert len(asked) == 1 + logs.END_PAGES

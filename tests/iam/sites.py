@@ -1,19 +1,14 @@
 """Every call of AWS in the functions' code, found by reading it: no list of them is kept by hand."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from botocore import xform_name
-
-from local.needs import AwsCall
-
 ADAPTERS = Path(__file__).resolve().parents[2] / "lambdas" / "rerail" / "aws"
 # Functions of adapters that make a call by its name, or a client, and the service that it is of.
 BY_NAME, MAKERS = {"_call": "logs"}, {"_signer": "s3"}
-LINK = "generate_presigned_url"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,16 +19,6 @@ class Site:
     function: str
     service: str
     method: str
-
-    @property
-    def name(self) -> str:
-        """As the hook in the workers writes it."""
-        return f"{self.module}.{self.function}"
-
-    def was_met(self, calls: Iterable[AwsCall]) -> bool:
-        """One of these calls was made here; a link is noted as the call that its reader makes."""
-        made = {xform_name(call.operation) for call in calls if call.site == self.name}
-        return bool(made) if self.method == LINK else self.method in made
 
 
 def sites(folder: Path = ADAPTERS) -> list[Site]:

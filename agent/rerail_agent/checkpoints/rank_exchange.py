@@ -19,6 +19,7 @@ from torch import distributed as dist
 SHORTEST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 NAMED = 8
+MOST_BYTES = 1 << 28  # of one value, uncompressed: the positions of a million tensors
 
 _instances = itertools.count()
 
@@ -96,7 +97,11 @@ class RankExchange:
         return not keys or bool(self.store.check(list(keys)))
 
     def read(self, key: str) -> Any:
-        return _Unpickler(io.BytesIO(zlib.decompress(self.store.get(key)))).load()
+        stream = zlib.decompressobj()
+        content = stream.decompress(self.store.get(key), MOST_BYTES)
+        if stream.unconsumed_tail:
+            raise ValueError(f"{key}: more than {MOST_BYTES} bytes, which no rank sends")
+        return _Unpickler(io.BytesIO(content)).load()
 
     def take(self, key: str) -> Any:
         value = self.read(key)

@@ -1,9 +1,10 @@
 """Read the log lines of training jobs from CloudWatch Logs, within limits."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -12,8 +13,11 @@ from rerail.aws.clients import client, quick_client
 from rerail.aws.validation import InvalidResponse, validate
 from rerail.incident_report.facts import LogLine
 from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.run import Job
 
 GROUP = "/aws/sagemaker/TrainingJobs"
+STREAM = re.compile(r"algo-[1-9]\d{0,4}-\d{1,16}", re.ASCII)
+BEFORE, ALWAYS = timedelta(minutes=5), datetime(2000, 1, 1, tzinfo=UTC)  # the clocks of two services differ
 # Log streams read per job: with a thousand machines the first few are representative.
 STREAM_LIMIT = 4
 # What `read_ends` reads of a failed job: hosts, lines and characters of each, and the seconds after which it stops.
@@ -52,24 +56,30 @@ class CloudWatchLogs:
                 token = following
         return sorted(found, key=lambda line: line.at), read
 
-    def read_ends(self, job: str) -> Sequence[str]:
+    def read_ends(self, job: Job) -> Sequence[str]:
         deadline = time.monotonic() + END_SECONDS
         # A host has a stream for each time that SageMaker started the job; the last one tells how it ended.
-        newest = {_host(stream)[0]: stream for stream in self._streams(job, f"{job}/algo-", is_quick=True)}
+        streams = self._streams(job.name, f"{job.name}/algo-", since=job.created_at - BEFORE, is_quick=True)
+        newest = {_host(stream)[0]: stream for stream in streams}
         ends: list[str] = []
-        for stream in list(newest.values())[:END_HOSTS]:
+        for stream in [newest[host] for host in newest if host <= job.cluster.count][:END_HOSTS]:
             if ends and time.monotonic() > deadline:
                 break
             lines = self._end(stream, END_LINES, is_quick=True)
             ends.append("\n".join(line.text[:LINE_CHARS] for line in lines))
         return ends
 
-    def _streams(self, job: str, prefix: str, *, is_quick: bool = False) -> Sequence[str]:
-        """Return the job's own streams; the Systems Manager agent writes to `<job>/algo-1-<time>/ssm`."""
+    def _streams(self, job: str, prefix: str, *, since: datetime = ALWAYS, is_quick: bool = False) -> Sequence[str]:
+        """Return the streams that SageMaker may have made for the job; others may make some of other names before it.
+
+        The Systems Manager agent writes to `<job>/algo-1-<time>/ssm`.
+        """
         answer = _call("describe_log_streams", is_quick=is_quick, logGroupName=GROUP, logStreamNamePrefix=prefix)
         with _readable(f"the logs of {job}"):
-            names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
-            return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
+            rows = [row for row in answer.get("logStreams", []) if row and "logStreamName" in row]
+            least = since.timestamp() * 1000
+            names = [row["logStreamName"] for row in rows if row.get("creationTime", least) >= least]
+            return sorted((name for name in names if STREAM.fullmatch(name.removeprefix(f"{job}/"))), key=_host)
 
     def _end(self, stream: str, count: int, *, is_quick: bool = False, **asked: Any) -> list[LogLine]:
         """Return the last lines of a stream, of a limited number of pages: a page may be empty though more follow."""
@@ -95,8 +105,7 @@ class CloudWatchLogs:
 
 
 def _host(stream: str) -> tuple[int, str]:
-    number = stream.rpartition("/algo-")[2].split("-")[0]
-    return (int(number) if number.isdecimal() else 0, stream)
+    return int(stream.rpartition("/algo-")[2].split("-")[0]), stream
 
 
 def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:

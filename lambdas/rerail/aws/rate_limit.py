@@ -25,9 +25,10 @@ class DynamoRateLimit:
         self._table = table
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        digest = sha256(job_name.encode()).hexdigest()[:12]
         for _ in range(TRY_LIMIT):
             version, launches = self._load()
-            after, admission = admit(launches, _digest(job_name), at=at, limit=limit, window=window)
+            after, admission = admit(launches, digest, at=at, limit=limit, window=window)
             if after == launches or self._keep(after, version):
                 return admission
         raise Throttled("the count of relaunches changed concurrently at every try; try again later")
@@ -51,7 +52,3 @@ class DynamoRateLimit:
                 return False
             raise
         return True
-
-
-def _digest(job_name: str) -> str:
-    return sha256(job_name.encode()).hexdigest()[:12]

@@ -223,8 +223,4 @@ def is_rejected(run: Run, copy: FileCopy) -> bool:
 
 def format_copies(copies: Sequence[FileCopy]) -> str:
     """Return the names of the files with the times at which they were saved."""
-    return ", ".join(f"{copy.name} as saved at {_format_time(copy.saved_at)}" for copy in copies)
-
-
-def _format_time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return ", ".join(f"{copy.name} as saved at {copy.saved_at:%Y-%m-%d %H:%M:%S} UTC" for copy in copies)

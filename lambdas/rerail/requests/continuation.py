@@ -7,6 +7,7 @@ from typing import Any
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import NAMES_OF_TYPES, OURS, POLICY_TAG
+from rerail.requests.states import EXECUTION_VARIABLE
 
 # What may change; role, network, encryption, output and checkpoint folder stay those of the run.
 WHOLE, MERGED, CHANNELS = "HyperParameters", "Environment", "InputDataConfig"
@@ -14,8 +15,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "AlgorithmSpecification": ("TrainingImage", "ContainerEntrypoint", "MetricDefinitions"),
     "ResourceConfig": ("InstanceType", "InstanceCount", "VolumeSizeInGB"),
 }
-# They say whose job it is and where it saves.
-FIXED_VARIABLES = (*OURS, VARIABLE, "RERAIL_CHECKPOINTS", "RERAIL_MAILBOX")
+# They say whose job it is, who stops it, and where it saves.
+FIXED_VARIABLES = {*OURS, VARIABLE, EXECUTION_VARIABLE, "RERAIL_CHECKPOINTS", "RERAIL_MAILBOX"}
 
 
 def read_change(text: bytes) -> Mapping[str, Any]:
@@ -33,7 +34,7 @@ def read_change(text: bytes) -> Mapping[str, Any]:
             raise RequestRefused(f"member {name} is not valid")
         if wrong := sorted(set(value) - set(PARTS[name])) if name in PARTS else []:
             raise RequestRefused(f"member {name}.{wrong[0]!s:.60} may not change; the run keeps it")
-    if wrong := sorted(set(change.get(MERGED, ())) & set(FIXED_VARIABLES)):
+    if wrong := sorted(set(change.get(MERGED, ())) & FIXED_VARIABLES):
         raise RequestRefused(f"the variable {wrong[0]} may not change; Rerail sets it")
     if not all(isinstance(channel, dict) and "ChannelName" in channel for channel in change.get(CHANNELS, ())):
         raise RequestRefused(f"member {CHANNELS} is not a list of named channels")

@@ -65,7 +65,8 @@ def supervised(
         retries,
     )
     if isinstance(job, Mapping):
-        return additions.in_arguments(job) if _has_python_names(job) else additions.in_request(job)  # type: ignore[return-value]
+        is_request = any(name[:1].isupper() for name in job)
+        return additions.in_request(job) if is_request else additions.in_arguments(job)  # type: ignore[return-value]
     if hasattr(job, "with_metric_definitions"):
         additions.in_trainer(job)
     elif hasattr(job, "metric_definitions") and hasattr(job, "checkpoint_s3_uri"):
@@ -236,10 +237,6 @@ def wrap_in_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:
     channel = {"ChannelName": CHANNEL, "InputMode": "File", "DataSource": {"S3DataSource": source}}
     entry = {"ContainerEntrypoint": ["/bin/sh", "-c", UNDER_INIT, place], "ContainerArguments": [*command, *arguments]}
     return {**request, "AlgorithmSpecification": {**algorithm, **entry}, "InputDataConfig": [*channels, channel]}
-
-
-def _has_python_names(job: Mapping[str, Any]) -> bool:
-    return not any(name[:1].isupper() for name in job)
 
 
 def _with_slash(uri: str) -> str:

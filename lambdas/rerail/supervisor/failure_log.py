@@ -7,7 +7,6 @@ from typing import Any
 from rerail.diagnosis.classify import diagnose, needs_log, with_redaction
 from rerail.diagnosis.failure_lines import find_final_error
 from rerail.model.errors import StateUnknown, Throttled
-from rerail.model.machines import read_cluster
 from rerail.model.redaction import find_secrets, redact_secrets
 from rerail.model.run import Job, JobStatus
 from rerail.ports import FailureLogs
@@ -27,11 +26,11 @@ def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -
         return job
     secrets = find_secrets(description)
     try:
-        ends = logs.read_ends(job.name)
+        ends = logs.read_ends(job)
         problem = "" if any(ends) else "the job has no log"
     except (StateUnknown, Throttled) as error:
         ends, problem = (), redact_secrets(str(error), secrets)[:MAX_PROBLEM_CHARS]
-    found = diagnose(reason, logs=ends, secondary_status=secondary, hosts=read_cluster(description).count)
+    found = diagnose(reason, logs=ends, secondary_status=secondary, hosts=job.cluster.count)
     diagnosis = with_redaction(found, secrets)
     limitation = f"no log could be read: {problem}" if problem else ""
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation))
@@ -39,7 +38,7 @@ def with_log_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -
 
 def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> str:
     try:
-        ends = logs.read_ends(job.name)
+        ends = logs.read_ends(job)
     except (StateUnknown, Throttled):
         return ""  # the job is complete, whatever its log says
     error = next(filter(None, map(find_final_error, ends)), "")

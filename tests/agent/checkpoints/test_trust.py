@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rerail_agent import manifests
-from rerail_agent.checkpoints import DamagedCheckpoint, Saver, open_store
+from rerail_agent.checkpoints import DamagedCheckpoint, Saver, open_store, rank_exchange
 from rerail_agent.checkpoints.manifest import MANIFEST, METADATA, dump, parse
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState
@@ -88,6 +88,17 @@ def change_files(folder: Path, **files: bytes) -> None:
     table.pop("seal")
     read = parse(dump(replace(manifest(table["step"], run="gpt"), files=tuple(table["files"]))), folder=folder.name)
     (folder / MANIFEST).write_bytes(dump(replace(read, attempt=table["attempt"])))
+
+
+@pytest.mark.threat("T25")
+def test_a_value_of_the_store_is_decompressed_to_its_limit_only(monkeypatch) -> None:
+    monkeypatch.setattr(rank_exchange, "MOST_BYTES", 1 << 16)
+    exchange = RankExchange(rank=0, world_size=2, store=dist.HashStore())
+    exchange.post("index", index := list(range(1 << 12)))
+    exchange.post("bomb", bytes(1 << 16))
+    assert exchange.read("index") == index
+    with pytest.raises(ValueError, match="bomb: more than 65536 bytes"):
+        exchange.read("bomb")
 
 
 @pytest.mark.threat("T25")

@@ -74,6 +74,9 @@ def test_histories_environments_caches_secrets_and_checkpoints_are_never_packed(
         ("**/tmp", ["tmp", "a/b/tmp"], ["tmp.py"]),
         ("run-[0-9]?", ["run-12"], ["run-ab", "run-1"]),
         ("[!a].py", ["b.py"], ["a.py"]),
+        ("lib/**/x", ["lib/x", "lib/a/b/x"], ["lib", "x", "lib/a"]),
+        ("*a" * 60 + "*b", ["a" * 200 + "b"], ["a" * 200 + "c"]),
+        ("**/" * 60 + "b", ["a/" * 90 + "b"], ["a/" * 90 + "c"]),
     ],
 )
 def test_patterns_are_those_of_gitignore(pattern, out, kept):

@@ -252,6 +252,21 @@ def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field
             read()
 
 
+@pytest.mark.threat("T1")
+@pytest.mark.parametrize("name", ["RERAIL_SEAL_KEY", "RERAIL_RUN", "RERAIL_MAILBOX", "RERAIL_EXECUTION"])
+def test_no_variable_of_a_project_names_its_run_or_key(tmp_path: Path, monkeypatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rerail.toml"
+    file.write_text(f'[submit.env]\nRERAIL_TRACKING = "on"\n{name} = "{"ab" * 32}"\n')
+    task = {"script": "a.py", "env": {name: "x"}}
+    readers = (lambda: read_defaults(tmp_path, tmp_path / "home"), lambda: read_file(file))
+    for read in (*readers, lambda: parse_chain(file, {"c": {"t": task}}, "c")):
+        with pytest.raises(Problem, match=rf"rerail\.toml: env sets {name}, which a project may not"):
+            read()
+    file.write_text(file.read_text().replace(name, "OTHER"))
+    assert read_defaults(tmp_path, tmp_path / "home")["env"].keys() == {"RERAIL_TRACKING", "OTHER"}
+
+
 @pytest.mark.threat("T33")
 def test_the_defaults_of_a_project_build_no_image(tmp_path: Path, monkeypatch):
     """A build runs programs on this machine; a file that the command line names may ask for one."""
