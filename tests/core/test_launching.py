@@ -129,6 +129,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
 
 def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     """The deadline of the save passes during the pause."""
+    world.minutes(9)
     world.send_command(OperatorVerb.RESTART)
     world.pause.paused = True
     world.minutes(40)
