@@ -313,6 +313,7 @@ class FakeCheckpoints:
 
     def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
         """Of those with a manifest the newest that are asked for; a script's own all the same."""
+        assert uri, "a run without a checkpoint folder has nothing to list"
         checkpoints = self.saved.get(uri, [])
         return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
 

@@ -121,9 +121,6 @@ def make_s3_client(region: str, account: str, *, attempts: int) -> Any:
         from botocore.config import Config
 
         config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": attempts})
-        if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-            # A local AWS has one host name for all buckets.
-            config = config.merge(Config(s3={"addressing_style": "path"}))
         client = boto3.session.Session(region_name=region or None).client("s3", config=config)
     client.meta.events.register("before-parameter-build.s3", add_owner)
     return client

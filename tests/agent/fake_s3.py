@@ -96,6 +96,7 @@ def serving(bucket: Bucket) -> Iterator[Bucket]:
         def do_GET(self) -> None:
             with bucket.changed:
                 text = bucket.objects.get(self.key())
+            assert self.headers.get("If-None-Match") != "", "a condition without a tag"
             if self.refuses():
                 return
             if text is None:

@@ -295,6 +295,16 @@ def test_credentials_that_are_missing_for_a_moment_are_found_when_they_are_back(
     assert not missing.value.lasting
     post.write("runs/night/x.json", b"{}")
     assert list(bucket.objects) == ["runs/night/x.json"]
+    assert post.read("runs/night/x.json") is not None
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_local_aws_is_asked_under_its_one_host_name(monkeypatch, name):
+    for key, value in {name: "http://emulator:4566", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(key, value)
+    client = mailbox_objects.make_s3_client("us-east-1", OWNER, attempts=1)
+    asked = client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "x.json"})
+    assert asked.startswith(f"http://emulator:4566/{BUCKET}/x.json?")
 
 
 def test_a_role_that_may_not_list_still_receives_commands(bucket: Bucket, new_guard, capfd):

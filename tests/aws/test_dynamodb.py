@@ -9,7 +9,9 @@ from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.records import READ_BATCH
+from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.causes import Cause
 from rerail.model.errors import Conflict
 from rerail.model.run import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
@@ -90,10 +92,19 @@ def test_a_second_version_of_nothing_is_refused(runs):
     assert everything() == []
 
 
-def test_other_errors_are_no_conflicts(table):
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda table: DynamoRuns(table).save(RUN),
+        lambda table: DynamoRuns(table).ignore("gpt", "no checkpoints", until=NOON),
+        lambda table: DynamoClusters(table).keep(ClusterRecord("pod", version=1), until=NOON),
+    ],
+    ids=["a-run", "a-job-to-ignore", "a-cluster"],
+)
+def test_other_errors_are_no_conflicts(table, write):
     """A table that is not there is for the operator, not for another try."""
-    with pytest.raises(ClientError):
-        DynamoRuns("elsewhere").save(RUN)
+    with pytest.raises(ClientError, match="ResourceNotFound"):
+        write("nowhere")
 
 
 def test_open_runs_are_those_that_the_sweep_must_ask_about(runs):

@@ -25,7 +25,9 @@ from rerail.model.mailbox import (
     read_command,
     serialize,
 )
+from rerail.model.signatures import sign
 from tests.aws.places import REGION
+from tests.fakes import KEY
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 BUCKET = "sagemaker-rerail-123456789012-eu-west-1"
@@ -106,15 +108,18 @@ def test_heartbeats_are_read_together(s3):
     """Those that there are, with the time of their arrival; why one cannot be read; nothing of one that is absent."""
     begun = datetime.now(UTC) - timedelta(seconds=2)
     for run in ("a", "b"):
-        s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key(run), Body=serialize(a_heartbeat(run)))
+        name = make_heartbeat_key(run)
+        body = sign(serialize(a_heartbeat(run)), name=name, key=KEY if run == "a" else "")
+        s3.put_object(Bucket=BUCKET, Key=name, Body=body)
     s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("torn"), Body=b'{"schema":1')
     s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("alien"), Body=serialize(a_heartbeat("a")))
-    beats = S3Mailbox(BUCKET).heartbeats(["b", "a", "a", "torn", "alien", "absent"])
+    beats = S3Mailbox(BUCKET).heartbeats(["b", "a", "a", "torn", "alien", "absent"], {"a": KEY, "b": KEY})
     assert {run: received.heartbeat for run, received in beats.received.items()} == {
         "a": a_heartbeat("a"),
         "b": a_heartbeat("b"),
     }
     assert all(begun <= received.at <= datetime.now(UTC) for received in beats.received.values())
+    assert {run for run, received in beats.received.items() if received.is_signed} == {"a"}, "it alone is signed"
     assert set(beats.unread) == {"torn", "alien"}
     assert "not JSON" in beats.unread["torn"] and "field 'run'" in beats.unread["alien"]
 

@@ -1,7 +1,9 @@
 """Setting aside in S3: whatever dies, and when, nothing is lost, nothing tainted is left, and repeating mends it."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -397,6 +399,24 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
     with pytest.raises(QuarantineFailed, match="is not the same"):
         patient_checkpoints().quarantine(action(), allow)
     assert names(500) <= left(s3)
+
+
+@pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
+def test_a_checksum_of_parts_is_not_compared_with_that_of_the_copy(s3, kind):
+    """It depends on where the parts end; one of the whole object must be the copy's too."""
+    trainer_saves(s3, 400, 500)
+    sums = itertools.count()
+
+    def add_checksum(parsed, **_):
+        parsed.update(ChecksumCRC32=f"sum-{next(sums)}", ChecksumType=kind)
+
+    s3.meta.events.register("after-call.s3.HeadObject", add_checksum)
+    try:
+        with nullcontext() if kind == "COMPOSITE" else pytest.raises(QuarantineFailed, match="is not the same"):
+            patient_checkpoints().quarantine(action(), allow)
+    finally:
+        s3.meta.events.unregister("after-call.s3.HeadObject", add_checksum)
+    assert (names(500) <= left(s3)) is (kind == "FULL_OBJECT")
 
 
 def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):

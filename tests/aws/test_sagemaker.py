@@ -159,6 +159,11 @@ def test_only_a_missing_job_is_gone(api, code, message, error):
     assert "gpt-7b" in str(raised.value)
 
 
+ALGORITHM = {"TrainingImage": "xgboost:1", "TrainingInputMode": "File"}
+DEFINED = {**ALGORITHM, "MetricDefinitions": [{"Name": "loss", "Regex": "x"}]}
+WITH_METRICS = {**REQUEST, "AlgorithmSpecification": DEFINED}
+
+
 @pytest.mark.parametrize(
     ("code", "message", "error"),
     [
@@ -180,7 +185,7 @@ def test_every_no_to_a_launch_means_one_thing(api, code, message, error):
     """Taken, no room, never, later, or no answer at all: each leads the run elsewhere, and quotes SageMaker."""
     refuse(api, "create_training_job", code, message)
     with pytest.raises(RerailError) as raised:
-        SageMakerJobs().create(REQUEST)
+        SageMakerJobs().create(WITH_METRICS)
     assert type(raised.value) is error
     assert message in str(raised.value)
 
@@ -192,12 +197,10 @@ def test_a_launch_sends_the_request_as_it_is(api):
 
 def test_an_image_that_has_its_own_metrics_is_launched_without_definitions(api):
     """SageMaker says so of its algorithms; their descriptions may list definitions that no request may have."""
-    algorithm = {"TrainingImage": "xgboost:1", "TrainingInputMode": "File"}
-    asked = {**REQUEST, "AlgorithmSpecification": {**algorithm, "MetricDefinitions": [{"Name": "loss", "Regex": "x"}]}}
     message = "You can't override the metric definitions for Amazon SageMaker algorithms. Please retry the request"
-    api.add_client_error("create_training_job", "ValidationException", message, expected_params=asked)
-    api.add_response("create_training_job", {"TrainingJobArn": ARN}, {**REQUEST, "AlgorithmSpecification": algorithm})
-    SageMakerJobs().create(asked)
+    api.add_client_error("create_training_job", "ValidationException", message, expected_params=WITH_METRICS)
+    api.add_response("create_training_job", {"TrainingJobArn": ARN}, {**REQUEST, "AlgorithmSpecification": ALGORITHM})
+    SageMakerJobs().create(WITH_METRICS)
 
 
 def test_what_the_sdk_does_not_know_of_a_job_is_named():

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.decisions.decision import Decision, has_pending
-from rerail.decisions.deferrals import on_paused
+from rerail.decisions.decision import Decision, has_pending, make_notice, with_attempt
+from rerail.decisions.deferrals import on_paused, with_deferrals
+from rerail.decisions.launch import with_next_attempt
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
-from rerail.model.actions import CreateJob, StopJob
+from rerail.model.actions import CreateJob, Severity, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode
@@ -162,6 +163,18 @@ def test_a_failed_attempt_does_not_prove_its_own_recovery(monkeypatch):
     world.checkpoints.save(600)
     world.minutes(5)
     assert world.run().open_incident is not None
+
+
+def test_a_proposal_repeats_what_informs_and_leaves_the_other_actions_alone():
+    world = World().with_saves()
+    run = world.run()
+    run = with_attempt(run, replace(run.current, status=JobStatus.FAILED))
+    run = with_next_attempt(run, 500, wake_at=world.clock())
+    page, inform, clear = (make_notice(run, urgency, "title", "the node is lost", key=urgency) for urgency in Severity)
+    decision = Decision(run, (page, inform, clear, StopJob("gpt")))
+    proposed = with_deferrals(run, decision, Paused(world.clock()), replace(DEFAULT, mode=Mode.APPROVE))
+    assert proposed.actions[:-1] == (page, clear, StopJob("gpt"))
+    assert "the node is lost" in proposed.actions[-1].body
 
 
 def test_a_pause_withdraws_only_a_stop_that_was_not_called():

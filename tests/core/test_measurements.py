@@ -60,9 +60,15 @@ def test_a_wrong_file_is_refused_and_the_field_is_named(change: dict[str, Any], 
         parse_measurements(json.dumps(GOOD | change))
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "null", '"x"', "{"])
-def test_a_text_that_is_no_acceptance_is_refused(text: str):
-    with pytest.raises(BadMeasurements):
+NO_JSON, NO_TABLE = "the text is not valid JSON", "field 'kind' is not "
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", NO_JSON), ("[" * 100_000, NO_JSON), ("null", NO_TABLE), ('"x"', NO_TABLE), ("{", NO_JSON)],
+)
+def test_a_text_that_is_no_acceptance_is_refused(text: str, problem: str):
+    with pytest.raises(BadMeasurements, match=f"^{problem}"):
         parse_measurements(text)
 
 

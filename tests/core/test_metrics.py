@@ -426,6 +426,18 @@ def test_a_silent_run_does_not_lengthen_the_reading_of_the_others():
     assert sorted(series.readings) == [(5, MINUTE), (5, timedelta(hours=3) - MINUTE)]
 
 
+@pytest.mark.parametrize(("minutes", "queries"), [(5, [10]), (6, [5, 5])])
+def test_a_run_that_was_read_lately_is_asked_for_with_the_others(minutes, queries):
+    series = PublishedSeries()
+    for job in ("busy", "late"):
+        series.minutes(range(310), job)
+    (busy, late), _ = a_round(series, [Cursor("busy"), Cursor("late")], START + 300 * MINUTE)
+    (busy,), _ = a_round(series, [busy], START + (299 + minutes) * MINUTE)
+    series.readings.clear()
+    a_round(series, [busy, late], START + (300 + minutes) * MINUTE)
+    assert sorted(count for count, _ in series.readings) == queries
+
+
 def test_a_longer_period_is_read_less_often():
     series = PublishedSeries()
     names = replace(NAMES, period=5 * MINUTE)

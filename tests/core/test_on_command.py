@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.decisions.on_command import find_refusal
 from rerail.messages.messages import CommandReceived, JobStateChanged
-from rerail.model.run import JobStatus
+from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
@@ -92,3 +93,8 @@ def test_a_command_that_would_change_nothing_is_refused_with_the_reason(before, 
     world.send_command(verb, "now")
     assert world.reasons()[-1] == f"ada said {verb}, but {refusal}"
     assert replace(world.run(), commands=run.commands, version=run.version) == run
+
+
+def test_a_job_that_lives_on_may_be_stopped_although_its_run_has_ended():
+    ended = replace(World().with_saves().run(), state=RunState.STOPPED)
+    assert find_refusal(ended, OperatorVerb.STOP) == ""

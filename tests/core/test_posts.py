@@ -116,3 +116,18 @@ def test_our_own_clock_does_not_matter(ahead, wait):
     at = queue + timedelta(seconds=2)
     world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(at, at + wait))
     assert world.run().attempts[0].status is JobStatus.FAILED
+
+
+def test_what_failed_or_was_decided_on_one_message_does_not_count_for_the_next(monkeypatch):
+    """The function handles many messages with one supervisor."""
+    world = training_run()
+    lose_node(world)
+    supervisor = world.supervisor()
+    world.clock.pass_by(timedelta(minutes=2))
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(world.sagemaker, "create", lambda request: 1 / 0)
+        supervisor.handle(RunDue("gpt"))
+    decided = list(supervisor.turns)
+    supervisor.handle(RunDue("gpt"))
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert decided and not any(turn in decided for turn in supervisor.turns)

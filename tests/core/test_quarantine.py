@@ -192,6 +192,7 @@ def test_checkpoints_from_before_the_run_belong_to_no_attempt(world):
         (100, 1),
     ]
     assert old.attempt == 0
+    assert [c.step for c in select_known(run, world.checkpoints.saved[BUCKET][:1])] == [50], "it has saved nothing yet"
 
 
 def lose_node(world: World, job: str = "gpt") -> None:

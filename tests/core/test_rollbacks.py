@@ -86,9 +86,10 @@ def test_step_0_is_the_beginning():
     assert world.run().current.resumed_from_step is None
 
 
-def test_a_held_run_is_released_there():
+@pytest.mark.parametrize("layout", ["manifest", "huggingface"])
+def test_a_held_run_is_released_there(layout):
     """Its budgets start afresh, as with a release."""
-    world = under(World().with_saves(), retries=Policy().retries)
+    world = under(World().with_saves(layout=layout), retries=Policy().retries)
     world.sagemaker.fail("gpt", OOM)
     world.minutes(2)
     assert world.run().state is RunState.HELD

@@ -167,13 +167,18 @@ def test_a_staircase_is_acted_on_once() -> None:
 SPIKE, RISE, DROP = Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.LOSS_DROP
 
 
-def test_a_loss_below_zero_is_measured_by_the_progress_of_the_run() -> None:
+@pytest.mark.parametrize(("first", "share"), [(-100, "50%"), (100, "43%")])
+def test_a_loss_below_zero_is_measured_by_the_progress_of_the_run(first, share) -> None:
     """A rise is a share of the progress, which is a unit that grows; an equal rise of a positive loss is larger."""
-    losses = [-100 - row + 0.5 * (-1) ** row for row in range(400)]
+    losses = [first - row + 0.5 * (-1) ** row for row in range(400)]
     (*_, rise) = said(samples([loss + 120 * (row >= 300) for row, loss in enumerate(losses)]), *LOSS)
-    assert rise[1].evidence == "loss -293.5 is 108 above the usual -401.5, 50% of the run's progress, row 8 of it"
+    text = f"loss {first - 193.5} is 108 above the usual {first - 301.5}, {share} of the run's progress, row 8 of it"
+    assert rise[1].evidence == text
     ((row, fall),) = said(samples([loss - 900 * (row >= 300) for row, loss in enumerate(losses)]), DROP)
-    assert (row, fall.evidence) == (311, "loss -1312 is far below the usual one: 922 less than -377.5")
+    assert (row, fall.evidence) == (
+        311,
+        f"loss {first - 1212} is far below the usual one: 922 less than {first - 277.5}",
+    )
 
 
 def changed(rows: int, *changes: tuple[int, int, float]) -> list[Sample]:
@@ -226,6 +231,11 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         (RISE, changed(400, (300, 382, 1.3)), [303, -382]),
         (RISE, changed(70, (49, 70, 1.5)), []),
         (RISE, changed(70, (50, 70, 1.5)), [55]),
+        # A rise stays within a fifth of its peak.
+        (RISE, changed(420, (300, 330, 1.5), (331, 420, 1.36)), [303]),
+        (RISE, changed(420, (300, 330, 1.5), (331, 420, 1.4)), [303, -382]),
+        # One that has fallen by half or more does not recover once it has been high again for 24 rows.
+        (RISE, changed(420, (300, 330, 2.0), (331, 365, 1.2), (366, 420, 1.5)), [303, -392]),
         # What the run recovered from is told again if it is larger by half, and acted on if it lasts twice as long.
         (RISE, changed(500, (300, 340, 1.2), (400, 500, 1.3)), [303, -487]),
         (RISE, changed(500, (300, 340, 1.2), (400, 500, 1.32)), [303, 403, -482]),

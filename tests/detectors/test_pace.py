@@ -179,6 +179,11 @@ def test_saves_are_overdue_by_their_own_intervals() -> None:
     at = often[-1] + timedelta(minutes=10, seconds=1)
     late = checkpoint_stall.find_missing_checkpoint(often[1:], at, Thresholds())
     assert late.evidence == "no checkpoint for 10 min, they came at most 1 s apart"
+    begun = {"started_at": START}
+    assert (
+        checkpoint_stall.find_missing_checkpoint(saves, saves[-1] + timedelta(minutes=60), Thresholds(), **begun)
+        is None
+    )
     restarted = {"started_at": at - timedelta(minutes=10)}
     assert checkpoint_stall.find_missing_checkpoint(often, at, Thresholds(), **restarted) is None
 
@@ -216,6 +221,9 @@ DROP, RISE = Kind.THROUGHPUT_DROP, Kind.THROUGHPUT_RISE
         # Steps that were steady for fewer rows than they are slow show no fault.
         (DROP, paced((165, 0.5), (280, 1.0)), [248]),
         (DROP, paced((166, 0.5), (280, 1.0)), [249, -400]),
+        # Nor do they after a growth of more than a third of the drop, however long it lasts.
+        (DROP, paced((500, 0.5), (60, 0.54), (800, 0.61)), [633]),
+        (DROP, paced((500, 0.5), (60, 0.54), (800, 0.62)), [633, -784]),
         # What the run has recovered from is told again if it is larger by a fifth, or lasts twice as long.
         (DROP, paced((600, 0.5), (100, 1.0), (300, 0.5), (100, 1.09)), [673]),
         (DROP, paced((600, 0.5), (100, 1.0), (300, 0.5), (100, 1.11)), [673, 1073]),

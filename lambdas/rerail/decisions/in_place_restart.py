@@ -178,7 +178,7 @@ def is_saved_since_restart(run: Run, incident: Incident, checkpoint: Checkpoint)
         return True
     if run.current.is_from_restarted_container(incident.restart, checkpoint.saved_at):
         return True
-    return incident.onset_step is None and order.restarted_at is not None and checkpoint.saved_at > order.restarted_at
+    return order.restarted_at is not None and checkpoint.saved_at > order.restarted_at
 
 
 def find_newest_restart(run: Run) -> InPlaceRestart | None:

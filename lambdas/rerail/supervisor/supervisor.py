@@ -53,7 +53,6 @@ from rerail.model.actions import (
     ReleaseWarmPool,
     StopJob,
 )
-from rerail.model.checkpoint_intervals import SaveInterval
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import to_plain
 from rerail.model.errors import (
@@ -673,12 +672,8 @@ class Supervisor:
             return Policy()
 
     def _make_request(self, run: Run, action: CreateJob) -> dict[str, Any]:
-        """Return the request of a launch, which does not depend on a policy that cannot be read."""
-        request = self.runs.request(run.id)
-        try:
-            policy = policy_of(run, self.policies)
-        except RerailError:  # it may have turned the automatic interval off
-            return make_request(request, action, run=run.id, interval=SaveInterval(automatic=False))
+        """Return the request of a launch."""
+        request, policy = self.runs.request(run.id), policy_of(run, self.policies)
         mtbf_s, _ = estimate_mtbf(run, policy, at=self.clock())
         return make_request(
             request, action, run=run.id, detection=policy.detection, interval=policy.interval, mtbf_s=mtbf_s
