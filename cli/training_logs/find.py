@@ -44,7 +44,7 @@ _MAIN_SHAPE = 2 / 3
 # A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
 _COUNTERS = (rf"\[[ \t]*{INTEGER}/[0-9]+\]", rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)")
 _EPOCH_NAMES = NAMES["epoch"]
-# An epoch in so many lines with a loss is no step, even where several ranks print.
+# An epoch that so many lines with a loss print is not taken as the step: more than several ranks would print it.
 _PRINTED_OFTEN = 10
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
@@ -202,7 +202,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
         if counter:
             built["step"] = counter, ""
         elif len(epochs) >= _PRINTED_OFTEN * len(set(epochs)):
-            built.pop("step", None)  # many losses within an epoch: of each epoch one minute alone would be judged
+            built.pop("step", None)  # only one minute of each epoch would be evaluated
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
     if others:
@@ -258,7 +258,7 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
 
 
 def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Sequence[float]]:
-    """Return the expression of a counter without a name in most lines, and its counts; "" without one, or of epochs."""
+    """Return the expression of a nameless counter in most lines, with its counts; "" without one other than epochs."""
     for expression in _COUNTERS:
         counts = [count for line in lines if (count := read_number(_compile(expression), line)) is not None]
         is_counting = len(set(counts)) > min(0.5 * len(counts), 8) and not set(counts) <= set(epochs)
@@ -328,7 +328,7 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]
 def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
     """Yield expressions for what stands before a number: the name, back to each number, or a word before the name."""
     before, name = line[: field.number_start], _escape(line[field.start : field.number_start])
-    # First with no word before it: a log may have no validation yet, whose loss is a `valid loss`.
+    # First without a word before it: a validation, which the log may not have yet, prints `valid loss`.
     yield f"{_ALONE}{name}"
     yield f"{anchor}{name}"
     ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]

@@ -28,7 +28,7 @@ def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: st
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
         return replace(decision, actions=(*decision.actions, *notices))
-    # Waiting for longer than the job has trained would cost more than a checkpoint saves.
+    # A checkpoint saves at most the time that the job has trained: do not wait for longer.
     stop = replace(stop, deadline=min(stop.deadline, stop.asked_at + trained))
     wait = f"{format_duration(stop.deadline - stop.asked_at)} ({format_deadline(stop)})"
     reason = f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job"

@@ -123,8 +123,8 @@ def test_a_validation_that_is_still_to_come_is_not_read():
     assert definition.findall("step 9 loss 6.14") == ["6.14"]
 
 
-def test_an_epoch_with_many_losses_is_no_step():
-    """Of each epoch one minute alone would be judged; a counter that begins again is named as one."""
+def test_an_epoch_with_many_losses_is_not_proposed_as_the_step():
+    """Only one minute of each epoch would be evaluated. A counter that begins again with each is named as such."""
     lines = [f"| epoch {n // 20} | {n % 20 * 50}/1000 | loss {n / 16}" for n in range(80)]
     assert set(find_metrics(lines, where="train.log").expressions) == {"epoch", "step", "loss"}
     lines = [re.sub(r"\| [0-9]+/1000 ", "", line) for line in lines]
