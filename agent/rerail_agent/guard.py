@@ -545,7 +545,7 @@ class Guard:
             self._report_finding(finding, evidence)
 
     def _on_command(self, command: MailboxObject) -> None:
-        """Act on a new command; called on the mailbox client's thread. This machine's clock may be wrong."""
+        """Act on a new command, by S3's time; called on the mailbox client's thread."""
         effect = self._commands.receive(command.text, at=command.at)
         if effect.save:
             self._agreement.raise_flag(agreement.COMMAND)

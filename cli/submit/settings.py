@@ -207,9 +207,9 @@ def check_table(where: str, table: Mapping[str, Any], *, more: tuple[str, ...] =
 
 
 def check_project(file: Path, table: Mapping[str, Any], *, folder: Path) -> None:
-    """Raise Problem for a path in a project's file that leads out of the project, or to what looks like a secret.
+    """Raise Problem for a path in a project's file that leads out of it or to a secret, or a variable that Rerail sets.
 
-    Whoever wrote it would choose what of this machine is sent, and where to. Nor may a variable say whose job it is.
+    Its author could otherwise choose which files are sent, and to which bucket. Relative paths begin at `folder`.
     """
     if wrong := sorted(table.get("env", {}).keys() & FIXED_VARIABLES):
         raise Problem(f"{file}: env sets {wrong[0]}, which a project may not", "leave it out, or use --env")

@@ -34,6 +34,7 @@ _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
+# The start of a line, a number or a sign: another word before the name may say that it is of something else.
 _ALONE = r"(?:^|[^A-Za-z_/. \t-][ \t]+|[^A-Za-z0-9_/. \t-])"
 _NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?")
 _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
@@ -197,7 +198,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
         with_loss = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
         epochs = _list_values(epoch, with_loss)
         counter, counts = _find_counter([line for line, _ in with_loss], epochs)
-        if epochs and _count_falls(counts) > 0.5 * _count_rises(epochs):
+        if "step" in built and _begin_again(counts, epochs):
             built["epoch"] = built["step"]
         if counter:
             built["step"] = counter, ""
@@ -253,8 +254,7 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
     if names[epoch] < 0.5 * names[step]:
         return ""
-    rises = _count_rises(_list_values(epoch, rows))
-    return epoch if _count_falls(_list_values(step, rows)) > 0.5 * rises else ""
+    return epoch if _begin_again(_list_values(step, rows), _list_values(epoch, rows)) else ""
 
 
 def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Sequence[float]]:
@@ -277,8 +277,9 @@ def _count_falls(values: Sequence[float]) -> int:
     return sum(later < before for before, later in pairwise(values))
 
 
-def _count_rises(values: Sequence[float]) -> int:
-    return sum(later > before for before, later in pairwise(values))
+def _begin_again(steps: Sequence[float], epochs: Sequence[int]) -> bool:
+    """Return whether the steps fall more than half as often as the epochs rise."""
+    return _count_falls(steps) > 0.5 * sum(later > before for before, later in pairwise(epochs))
 
 
 def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str, str]:
@@ -328,7 +329,7 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]
 def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
     """Yield expressions for what stands before a number: the name, back to each number, or a word before the name."""
     before, name = line[: field.number_start], _escape(line[field.start : field.number_start])
-    # First without a word before it: a validation, which the log may not have yet, prints `valid loss`.
+    # A validation, which the log may not have yet, prints `valid loss`.
     yield f"{_ALONE}{name}"
     yield f"{anchor}{name}"
     ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]

@@ -116,7 +116,7 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
 
 @pytest.mark.threat("T7")
 def test_a_stream_that_sagemaker_cannot_have_made_tells_nothing_about_a_failure():
-    """Of another machine, with another name, or from before the job: whoever expects it could have made it."""
+    """Streams of other machines, with other names, or made before the job by someone who knew its name."""
     for stream in ("algo-21-17", "algo-0-17", "algo-01-17", "algo-1-17-x", "algo-1", "algo-2-x"):
         write(f"gpt/{stream}", "a stranger")
     assert CloudWatchLogs().read_ends(GPT) == []

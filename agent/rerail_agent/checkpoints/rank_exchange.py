@@ -99,8 +99,8 @@ class RankExchange:
     def read(self, key: str) -> Any:
         stream = zlib.decompressobj()
         content = stream.decompress(self.store.get(key), MOST_BYTES)
-        if stream.unconsumed_tail:
-            raise ValueError(f"{key}: more than {MOST_BYTES} bytes, which no rank sends")
+        if not stream.eof:
+            raise ValueError(f"{key}: cut off, or more than {MOST_BYTES} bytes, which no rank sends")
         return _Unpickler(io.BytesIO(content)).load()
 
     def take(self, key: str) -> Any:

@@ -127,6 +127,8 @@ def test_an_epoch_with_many_losses_is_not_proposed_as_the_step():
     """Only one minute of each epoch would be evaluated. A counter that begins again with each is named as such."""
     lines = [f"| epoch {n // 20} | {n % 20 * 50}/1000 | loss {n / 16}" for n in range(80)]
     assert set(find_metrics(lines, where="train.log").expressions) == {"epoch", "step", "loss"}
+    restarted = [line.replace(line[:10], "| epoch 0 ") for line in lines]
+    assert set(find_metrics(restarted, where="train.log").expressions) == {"step", "loss"}
     lines = [re.sub(r"\| [0-9]+/1000 ", "", line) for line in lines]
     assert set(find_metrics(lines, where="train.log").expressions) == {"loss"}
 
