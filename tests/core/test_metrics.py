@@ -253,7 +253,9 @@ def test_a_job_that_restarts_inside_itself_repeats_steps_too():
     assert [(s.step, s.step_time_s) for s in found] == [(10, None), (20, 6.0), (30, 6.0), (40, 6.0)]
 
 
-@pytest.mark.parametrize(("epoch", "unseen"), [(1.3, 7), (1.5, 5), (2, 1), (2.5, 1), (10, 2), (37, 16)])
+@pytest.mark.parametrize(
+    ("epoch", "unseen"), [(0.2, 29), (0.7, 29), (1, 29), (1.3, 2), (2, 1), (2.5, 1), (10, 2), (37, 16)]
+)
 def test_steps_that_begin_again_with_each_epoch_are_no_progress(epoch, unseen):
     """Every minute is judged once they are known, without a step; in a job that resumed they may be replays."""
     series = PublishedSeries()

@@ -362,7 +362,9 @@ def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
     if step < cursor.seen_step:
         low_minutes = cursor.low_minutes + (FALL_TO_ZERO if step < 2 * cursor.silence.fastest else 1)
     elif step <= cursor.step:
-        low_minutes = cursor.low_minutes + (cursor.low_minutes >= FALL_TO_ZERO)
+        # Epochs shorter than a minute show the same last step in every minute.
+        is_low = cursor.low_minutes >= FALL_TO_ZERO or step == cursor.step
+        low_minutes = cursor.low_minutes + is_low
     return replace(cursor, low_minutes=low_minutes)
 
 
