@@ -234,7 +234,7 @@ def test_an_evaluation_that_is_announced_is_learnt(world, agent):
             world.minutes(1)
         step = train(world, 30, agent, first=step)
     assert detector_state(world).detectors.liveness.evaluation_s > 600
-    assert world.notice_titles() == ["gpt: stall (warning)"]
+    assert world.notice_titles() == ["gpt: stall (warning)", "gpt: stall (over)"]
 
 
 def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(world, agent):

@@ -105,8 +105,19 @@ def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
     assert summary()["headline"] == "Training, but its loss may have gone wrong"
     assert summary()["happened"].startswith("warning: the loss had gone wrong at step 501 (loss_spike: ")
     assert (summary()["tone"], summary()["todo"][0][:11]) == ("recovering", "Nothing yet")
-    train(world, 60, first=last)
+    last = train(world, 60, first=last)
     assert summary()["headline"] == "Training: nothing to do"
+    for kind, what in (("stall", "the job has made no step for longer than usual"), ("blind", "metrics are missing")):
+        silent = len(world.bus.notices)
+        while len(world.bus.notices) == silent:
+            world.minutes(1)
+        assert summary()["headline"] == "Training, but its progress is in doubt"
+        assert summary()["happened"] == f"warning: {what}"
+        last = train(world, 60, first=last)
+        assert summary()["headline"] == "Training: nothing to do"
+        assert [notice.title for notice in world.bus.notices[silent:]] == [
+            f"gpt: {kind} ({state})" for state in ("warning", "over")
+        ]
 
 
 def test_steps_with_a_loss_in_trouble_refund_no_retry(world):

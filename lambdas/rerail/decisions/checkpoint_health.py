@@ -13,7 +13,7 @@ from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
-from rerail.model.finding import Finding, Level
+from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.run import HealthLabel, Run, RunState
 
@@ -26,6 +26,13 @@ RESOLVED_LEVELS = (Level.RECOVERED, Level.ACCEPTED)
 # A problem is noticed a few rows after it began: where no step is known, it is dated so much earlier.
 DATING_MARGIN = timedelta(minutes=10)
 SAVED_AFTER = "saved after "
+# What is missing while a warning of the kind is open.
+MISSING = {
+    Kind.STALL: "the job has made no step for longer than usual",
+    Kind.BLIND: "metrics are missing",
+    Kind.STARTUP_STALL: "the job has made no first step",
+    Kind.CHECKPOINT_STALL: "the next checkpoint is overdue",
+}
 ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
 SUSPECT_MANIFEST = "its health is suspect: there was trouble with the loss when it was saved"
 
@@ -154,12 +161,14 @@ def find_open_onset(run: Run) -> int | None:
 
 
 def find_open_warning(run: Run) -> str:
-    """Return the trouble with the loss of the job that runs, in words; "" if there is none."""
+    """Return what is wrong with the job that runs, its loss or missing data, in words; "" for nothing."""
     if run.state is not RunState.WATCHING or not run.current.may_be_live:
         return ""
     labels = [label for label in _list_open_trouble(run) if label.why.startswith(SAVED_AFTER)]
     label = min(labels, key=lambda label: label.step, default=None)
-    return "" if label is None else f"warning: {label.why.removeprefix(SAVED_AFTER)}"
+    if label is not None:
+        return f"warning: {label.why.removeprefix(SAVED_AFTER)}"
+    return next((f"warning: {what}" for kind, what in MISSING.items() if kind in run.open_warnings), "")
 
 
 def _list_open_trouble(run: Run) -> list[HealthLabel]:

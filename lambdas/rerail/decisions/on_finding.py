@@ -141,11 +141,12 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     ]
     if not observed.witnessed:
         findings = [_check_against_checkpoints(finding, observed, policy) for finding in findings]
-    paged = _list_paged_kinds(run)
+    reported = run.open_warnings | _list_paged_kinds(run)
     return tuple(
         finding
         for finding in findings
-        if _make_key(run, finding) not in run.warnings or (finding.level in RESOLVED_LEVELS and finding.kind in paged)
+        if _make_key(run, finding) not in run.warnings
+        or (finding.level in RESOLVED_LEVELS and finding.kind in reported)
     )
 
 
@@ -163,7 +164,7 @@ def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, pol
     checkpoint is overdue.
     """
     newest = find_newest_usable(observed.checkpoints or ())
-    if finding.kind is not Kind.STALL or finding.onset_at is None:
+    if finding.kind is not Kind.STALL or finding.level in RESOLVED_LEVELS or finding.onset_at is None:
         return finding
     changed = [c for c in observed.checkpoints or () if c.layout == Layout.FILE and c.saved_at > finding.onset_at]
     if changed:

@@ -308,15 +308,19 @@ def _with_row(memory: RunDetection, step: int, at: datetime) -> RunDetection:
 
 
 def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
-    """Return a finding for each open page about missing data whose problem is over.
+    """Return a finding for each open page or warning about missing data whose problem is over.
 
-    All open pages are checked each time, so that a missed one is closed a minute later.
+    All of them are checked each time, so that a missed one is closed a minute later. Missing checkpoints are over only
+    where some are known: they are not listed each minute.
     """
     if not monitored.is_training:
         return ()
     due_now = {finding.kind for finding in findings}
     paged = [page.notice.about for page in monitored.run.pages if page.notice.until is ClearedBy.RECOVERED]
-    over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in paged and not due_now & blocking]
+    reported = monitored.run.open_warnings.union(paged)
+    if not monitored.saved_at:
+        reported -= {Kind.CHECKPOINT_STALL}
+    over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in reported and not due_now & blocking]
     return tuple(Finding(kind, Level.RECOVERED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)
 
 

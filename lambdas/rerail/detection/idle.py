@@ -93,7 +93,8 @@ def _describe(values: Sequence[HostLoad], at: datetime, period: timedelta) -> Ho
     if at - values[-1].at > longest_gap:
         return None
     gpu = _find_usual([value.gpu for value in values])
-    cpu = _find_usual([value.cpu for value in values])
+    # A process that waits for ever may keep a CPU busy for longer than the job has trained.
+    cpu = _find_usual([value.cpu for value in values if value.gpu is None or value.gpu >= GPU_SHARE * gpu])
     idle_since, longest, busy = None, timedelta(), 0
     for before, value in pairwise((values[0], *values)):
         if value.at - before.at > longest_gap:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rerail.decisions.checkpoint_health import find_open_warning
+from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
 from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
@@ -87,7 +87,8 @@ def _headline(run: Run, tone: Urgency) -> str:
         case RunState.WATCHING if tone is Urgency.NEEDED:
             return "Training, but needs your attention"
         case RunState.WATCHING if find_open_warning(run):
-            return "Training, but its loss may have gone wrong"
+            is_of_loss = find_open_onset(run) is not None
+            return f"Training, but its {'loss may have gone wrong' if is_of_loss else 'progress is in doubt'}"
         case RunState.WATCHING if tone is Urgency.RECOVERING:
             return f"Training again: attempt {number} has not passed the problem yet"
         case RunState.WATCHING:

@@ -12,7 +12,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.file_copies import FileCopy
-from rerail.model.finding import Finding
+from rerail.model.finding import Finding, Level
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Policy
 from rerail.model.record import Record
@@ -611,6 +611,14 @@ class Run(Record):
     def open_incident(self) -> Incident | None:
         """Return the incident that is still open, or None."""
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
+
+    @property
+    def open_warnings(self) -> frozenset[str]:
+        """Return the kinds of findings of the current processes that were reported as warnings and are not over."""
+        start = f"{self.current.number}.{self.current.restart}".removesuffix(".0")
+        reported = (key.split("-", 3) for key in self.warnings)
+        levels = {words[0]: words[1] for words in reported if len(words) == 4 and words[2] == start}
+        return frozenset(kind for kind, level in levels.items() if level == Level.WARN)
 
     def find_start(self, attempt: Attempt) -> int | None:
         """Return the step that an attempt resumed from, 0 for none, even if another one was ordered.
