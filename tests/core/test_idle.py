@@ -57,9 +57,13 @@ def test_an_idle_job_is_relaunched_once_its_checkpoint_is_overdue(world):
 
 
 def test_an_idle_job_without_checkpoints_is_only_reported(world):
+    """Once for each time: no longer a pause than values are read for ends it, and its end is told too."""
     compute(world, 60)
-    compute(world, 170, HUNG)
-    assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
+    compute(world, 250, HUNG)
+    compute(world, 60)
+    compute(world, 30, HUNG)
+    titles = [notice.title for notice in world.bus.notices]
+    assert titles == ["gpt: stall (warning)", "gpt: stall (over)", "gpt: stall (warning)"]
     assert world.sagemaker.live() == ["gpt"]
 
 

@@ -141,12 +141,14 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     ]
     if not observed.witnessed:
         findings = [_check_against_checkpoints(finding, observed, policy) for finding in findings]
-    reported = run.open_warnings | _list_paged_kinds(run)
+    paged = _list_paged_kinds(run)
+    # The page of a stall whose metrics are missing says the same as the warning that they are.
+    known = {Kind.BLIND} & paged
     return tuple(
         finding
         for finding in findings
-        if _make_key(run, finding) not in run.warnings
-        or (finding.level in RESOLVED_LEVELS and finding.kind in reported)
+        if (finding.level in RESOLVED_LEVELS and finding.kind in run.open_warnings | paged)
+        or (_make_key(run, finding) not in run.warnings and finding.kind not in known)
     )
 
 
@@ -217,8 +219,8 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
         if not (state == "over" and finding.kind in paged)  # the page's all-clear reports it
     )
     run = _with_notified(run, findings)
-    cleared = tuple(f"{kind}-" for kind in paged & {finding.kind for finding in resolved})
-    # A warning that recurs after an all-clear is reported again.
+    # A warning that recurs after an all-clear is reported again, as is one whose key names no step.
+    cleared = tuple(f"{found.kind}-" for found in resolved if found.kind in paged or found.onset_step is None)
     run = replace(run, warnings=tuple(key for key in run.warnings if not cleared or not key.startswith(cleared)))
     return Decision(run, (*notices, *clears), "; ".join(reasons), finding=findings[0].kind)
 

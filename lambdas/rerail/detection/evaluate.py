@@ -247,7 +247,8 @@ def evaluate_load(
     if not hosts or any(host.idle_since for host in hosts.values()):
         return Evaluation(memory, ())
     # A page about an agent that fell silent is not over because the machines are busy.
-    kinds = (Kind.STALL,) if run.current.agent else (Kind.STALL, Kind.BLIND)
+    kinds = [] if run.current.agent else [Kind.BLIND]
+    kinds += [Kind.STALL] if any(host.has_resumed for host in hosts.values()) else []
     over = (finding for finding in find_resolved(monitored, (), at) if finding.kind in kinds)
     return Evaluation(memory, tuple(replace(finding, evidence="the machines compute again") for finding in over))
 

@@ -29,12 +29,14 @@ READ_EVERY = 5
 
 
 class HostHistory(NamedTuple):
-    """The usual load of a machine, since when it is idle, and its longest earlier pause."""
+    """The usual load of a machine, since when it is idle, its longest earlier pause, and whether it has resumed."""
 
     gpu: float
     cpu: float
     idle_since: datetime | None
     longest: timedelta
+    # Of a machine that is idle for longer than values are read, all look usual.
+    has_resumed: bool
 
 
 def is_load_due(run_id: str, at: datetime, period: timedelta) -> bool:
@@ -95,17 +97,17 @@ def _describe(values: Sequence[HostLoad], at: datetime, period: timedelta) -> Ho
     gpu = _find_usual([value.gpu for value in values])
     # A process that waits for ever may keep a CPU busy for longer than the job has trained.
     cpu = _find_usual([value.cpu for value in values if value.gpu is None or value.gpu >= GPU_SHARE * gpu])
-    idle_since, longest, busy = None, timedelta(), 0
+    idle_since, longest, busy, has_resumed = None, timedelta(), 0, False
     for before, value in pairwise((values[0], *values)):
         if value.at - before.at > longest_gap:
             idle_since = None
         if _is_idle(value, gpu=gpu, cpu=cpu):
             idle_since = idle_since or value.at - period
             continue
-        if idle_since is not None and busy:
-            longest = max(longest, value.at - idle_since)
+        if idle_since is not None:
+            longest, has_resumed = max(longest, value.at - idle_since if busy else longest), True
         idle_since, busy = None, busy + 1
-    return HostHistory(gpu, cpu, idle_since, longest) if busy >= ENOUGH else None
+    return HostHistory(gpu, cpu, idle_since, longest, has_resumed) if busy >= ENOUGH else None
 
 
 def _find_usual(percents: Sequence[float | None]) -> float:

@@ -90,7 +90,7 @@ def _headline(run: Run, tone: Urgency) -> str:
             is_of_loss = find_open_onset(run) is not None
             return f"Training, but its {'loss may have gone wrong' if is_of_loss else 'progress is in doubt'}"
         case RunState.WATCHING if tone is Urgency.RECOVERING:
-            return f"Training again: attempt {number} has not passed the problem yet"
+            return f"Training again: attempt {number} has saved nothing beyond the problem yet"
         case RunState.WATCHING:
             return f"Training{after}: nothing to do"
         case RunState.WAITING:

@@ -614,11 +614,11 @@ class Run(Record):
 
     @property
     def open_warnings(self) -> frozenset[str]:
-        """Return the kinds of findings of the current processes that were reported as warnings and are not over."""
+        """Return the kinds of findings of the current processes that were reported and are not over."""
         start = f"{self.current.number}.{self.current.restart}".removesuffix(".0")
         reported = (key.split("-", 3) for key in self.warnings)
         levels = {words[0]: words[1] for words in reported if len(words) == 4 and words[2] == start}
-        return frozenset(kind for kind, level in levels.items() if level == Level.WARN)
+        return frozenset(kind for kind, level in levels.items() if level in (Level.WARN, Level.INTERVENE))
 
     def find_start(self, attempt: Attempt) -> int | None:
         """Return the step that an attempt resumed from, 0 for none, even if another one was ordered.
