@@ -330,7 +330,7 @@ def _find_rule_around(
     if _is_log(lines):
         # Ordinary lines of a log only count where they are unmistakable.
         return telling or _first_match(FIRM_RULES, rest) or _first_match(FALLBACKS[:1], [*raised, *cut])
-    rest += [] if errors or rest else _clean(lines.noise)
+    rest += [] if errors or any(map(str.isalpha, "".join(rest))) else _clean(lines.noise)
     return _first_match(RULES, [*errors, *rest]) or _first_match(FALLBACKS, [*raised, *rest, *cut])
 
 

@@ -95,7 +95,9 @@ _LITERAL = (
 _SETTING = LazyPattern(
     rf"\s*(?:export |set |env |- |--|\+)?[\"']?[A-Za-z_][\w.\-/]*[\"']?\s?=\s?\S.*$"
     r"|\s*[{,]?\s*[\"'][\w.\-/ ]{1,60}[\"']\s*:\s*.*$"
-    rf"|\s*[a-z]+[_\-.][\w.\-]*\s*:\s*{_LITERAL}\s*,?$|\s*[A-Z]+_[A-Z0-9_]+\s*:\s*\S.*$"
+    rf"|\s*[a-z]+[_\-.][\w.\-]*\s*:\s*{_LITERAL}\s*,?$"
+    # An error code of gRPC or CUDA before a sentence looks like a setting.
+    r"|(?!\s*(?-i:\w+_(?:EXHAUSTED|EXCEEDED|DENIED|PRECONDITION|ARGUMENT|LOSS))\b)\s*[A-Z]+_[A-Z0-9_]+\s*:\s*\S.*$"
     rf"|\s*[a-z]\w*\s*:\s*(?:[-+]?[\d.][\d.eE_+-]*|true|false|none|null|nan|inf),?$"
     r"|\s*[\w.\-]+ ?\.{4,}.*$|\s*\|\s*[\w.\-]+\s*\|.*\|$"
     r"|.{0,40}\b(?:Namespace|\w{0,40}(?:Config|Arguments|Args|Settings|Params)\w{0,20})\s?\(.*=.*"
@@ -107,11 +109,11 @@ _METRIC = LazyPattern(
 )
 _INTENT = LazyPattern(
     r"^\s{0,4}(?:setting|using|enabling|disabling|enabled|disabled|configured|watching for|checking (?:for|whether)"
-    r"|registered|installing|will|if|when|starting|resuming|loading|loaded)\b(?!.{0,60}\b(?:fail|error)\w*)",
+    r"|registered|installing|will|(?:if|when)(?! I )|starting|resuming|loading|loaded)\b(?!.{0,60}\b(?:fail|error)\w*)",
     re.IGNORECASE,
 )
 _NATIVE_FRAME = LazyPattern(
-    r"\s*(?:frame )?#\d+:? |\s*at (?:\S{1,200}\(\S{0,200}\)|/|[\w./]+:\d+)|\s*\d+:\s+0x|\s*\d+: \w+(?:::\w+)+"
+    r"\s*(?:frame )?#\d+:? (?!ERROR)|\s*at (?:\S{1,200}\(\S{0,200}\)|/|[\w./]+:\d+)|\s*\d+:\s+0x|\s*\d+: \w+(?:::\w+)+"
     r"|\[\S+:\d+\] \[ ?\d+\]"
     r"|\s*\S{1,200}\(\S{0,200}\+0x[0-9a-f]+\)|\s*\.\.\. \d+ more$|Exception raised from \S+ at|\s*stack backtrace:"
     r"|\s*C\+\+ CapturedTraceback"
@@ -136,8 +138,10 @@ _ANNOUNCES = LazyPattern(
     re.IGNORECASE,
 )
 _IS_LOADED = LazyPattern(r"\b(?:loaded|restored|resumed)\b|\bsuccess", re.IGNORECASE)
-# An error inside the JSON of torchelastic's error file.
-_IN_JSON = LazyPattern(r"\s*\"message\"\s?:\s?\"([A-Z]\w{0,60}(?:Error|Exception)\b.{0,400}?)\"?,?$")
+# An error inside the JSON of torchelastic's error file, or of a logger that writes an object a line.
+_IN_JSON = LazyPattern(
+    r"\s*(?:\{.{0,300}?)?\"(?:message|msg|log)\"\s?:\s?\"([A-Z]\w{0,60}(?:Error|Exception)\b.{0,400}?)(?:\"[,}].{0,300}|\"?,?)$"
+)
 # The lines of a collective's timeout.
 WAVE = LazyPattern(
     r"Watchdog caught|operations have failed or timed out|Timeout at NCCL work|timed out in blocking wait"

@@ -115,7 +115,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"fall(?:en|ing|s) off the bus|fell off the bus|\bGPUs? (?:\S+ ){0,4}(?:is|are|was|were|has been|got) lost\b",
         r"NVML_ERROR_GPU_IS_LOST|\blost (?:a |an |one |the |\d )?GPUs?\b|CUDA_ERROR_(?:UN)?CONTAINED",
         r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
-        r"Unable to determine the device handle for GPU",
+        r"Unable to determine the device handle for GPU|\bHW Exception by GPU\b",
         r"reboot the system to recover this GPU|\bGPU (?:requires|needs) (?:a )?reset|GPU recovery action changed",
         r"RmInitAdapter failed|GSP (?:RPC|firmware).{0,20}(?:timeout|timed out|error|fail)|Timeout.{0,30}GSP",
         # The kernel's driver complains about the device itself, whatever words it chooses; an Xid is read below.
@@ -134,7 +134,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.HARDWARE,
         r"NV-?Link\b.{0,40}(?:error|fail|fault|inactive|flap)(?!s? ?(?:count)?[:=] ?0)",
         r"\bNV-?Switch\b.{0,40}(?:error|fail|fault|fatal)",
-        r"fabric ?manager.{0,40}(?:error|fail|not running|not started)|error 802: system not yet initialized",
+        r"fabric ?manager.{0,40}(?:error|fail|not running|not started)|\bsystem not yet initialized",
         r"PCIe Bus Error: severity=(?:Uncorrect|Fatal|Non-?Fatal)|AER:.{0,20}(?:Uncorrect|Fatal)",
         r"local catastrophic error|Async fatal event.{0,30}(?:device|catas)",
         r"mlx5\w* .{0,60}(?:health compromised|fatal sensor|firmware (?:fatal )?error)",
@@ -203,7 +203,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.USER_CODE,
         r"out of resources?: .{0,40}Required|\bOutOfResources\b|\b(?:ptxas|nvcc) .{0,20}(?:error|fatal)\b",
         r"Hardware limit(?:ation)?: ?\d|uses too much (?:shared|local|constant|parameter) |max regcount of \d",
-        r"Error compiling \S+\.(?:cl|cu|ptx)\b",
+        r"Error compiling \S+\.(?:cl|cu|ptx)\b|Graph compile failed\b",
     ),
     _rule("port-in-use", Cause.USER_CODE, r"address (?:is )?already in use|EADDRINUSE|server socket has failed"),
     _rule(
@@ -218,9 +218,11 @@ RULES: tuple[SymptomRule, ...] = (
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)|\bfamily \d+ is neither AF_INET",
         r"NCCL WARN (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message truncated)",
-        r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
-        r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
-        r"NCCL.{0,40}mismatched? version|undefined symbol: nccl",
+        r"nccl(?:InvalidUsage|InvalidArgument)|NCCL(?: operation nccl.{0,240}|.{0,60})invalid (?:usage|argument)",
+        r"Duplicate GPU detected|(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found",
+        r"Bootstrap : no socket interface|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
+        # The image lacks a certificate, or a firewall puts its own in front of every server.
+        r"self[- ]signed certificate|unable to get (?:local )?issuer certificate|signed by unknown authority",
         r"no algorithm/protocol available|NCCL.{0,40}(?:unsupported|unknown) (?:algorithm|protocol|value)",
     ),
     # ---- Memory, on the device or the host: the same job needs the same memory again.
@@ -246,6 +248,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:insufficient|out of) shared memory|raise your shared memory limit|segment /dev/shm/|fallocate fail",
         r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",  # nosec B108
         r"(?:worker|process) .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
+        r"unable to (?:write to|open) (?:file|shared memory object) <\S{0,40}torch_(?!.{0,80}Too many open)",
         r"unable to (?:open|write|resize|mmap|allocate) .{0,30}(?:shared memory|bytes from file).{0,120}(?:No "
         r"space|Cannot allocate|memory)",
     ),
@@ -256,7 +259,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"out[- ]of[- ](?:\w+ ){0,2}(?:memory|[DV]?RAM|HBM)\b|(?:memory|[DV]?RAM|HBM) overflow|"
         r"overflow\w* .{0,25}[DV]?RAM\b",
         r"std::bad_alloc|\b\w*MemoryError\b|DefaultCPUAllocator|Cannot allocate memory|can't allocate memory",
-        r"could not allocate (?:memory|bytes)|not enough (?:\w+ )?memory",
+        r"could not allocate (?:memory|bytes)|not (?:have )?enough (?:\w+ )?memory",
         r"Unable to allocate [\d.]+ ?[KMGTP]i?B|\bmalloc(?:\(\d*\))?:? (?:\w+ )?fail",
         r"memory allocation (?:of \d+ bytes )?failed|failed to allocate memory",
         r"(?:exceed\w*|over|beyond|above) (?:the |its |of )?(?:\w+ )?(?:memory|RSS|RAM|virtual memory) "
@@ -406,7 +409,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*|\b(?:marked|declared|"
         r"considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|missed too many heartbeats",
         r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b",
-        r"Coordination ?Service.{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|FailedAttachVolume",
+        r"Coordination ?Service(?! as cluster registration).{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|"
+        r"FailedAttachVolume",
         r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
         r"(?:slurmctld|slurmd|munge).{0,40}(?:fail|error|down|contact|respon)",
         r"Job credential (?:expired|revoked)|Task launch .{0,60}failed on node|Unable to confirm allocation",
@@ -491,7 +495,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
         r"Protocol)\w*|(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
         r"LocalEntryNotFound\w*|StatusCode\.UNAVAILABLE|exceeds? the (?:rate|request) limit|Unexpected response code|"
-        r"\bUnavailable: |\"code\": ?(?:429|50\d)|An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
+        r"\bdial tcp\b|\bUnavailable: |\"code\": ?(?:429|50\d)|"
+        r"An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
         # "the hub was down for some time"
         r"\b(?:hub|hugging ?face|github|S3|GCS|registry|proxy|mirror|API|service|website|endpoint|cloud|provider)s? "
         r"(?:\w+ )?(?:was|were|is|are|went|goes|has been|being) (?:\w+ )?(?:down|offline|unavailable|unreachable|"
@@ -500,9 +505,10 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:couldn't|cannot|can't|could not|unable to|failed to) (?:connect|reach) (?:to )?(?:the )?(?:Hub|endpoint|"
         r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
         r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
-        r"(?:security )?token .{0,30}(?:expired|is expired)|CredentialRetrievalError|ImagePullBackOff|ErrImagePull",
-        r"Run initialization has timed out|wandb: Network error|context deadline exceeded",
-        r"CannotPullContainer|Connection broken|InvalidChunkLength|Consistency check failed: file should",
+        r"(?:security )?token .{0,30}(?:expired|is expired)|\bRequest ?(?:has )?expired|CredentialRetrievalError|"
+        r"ImagePullBackOff|ErrImagePull|Run initialization has timed out|wandb: Network error",
+        r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength",
+        r"Consistency check failed: file should",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
@@ -658,11 +664,13 @@ RULES: tuple[SymptomRule, ...] = (
         r"CUDA error: (?:unknown error|CUDA-capable device\(s\) is/are busy)",
         r"\b(?:instability|degradation|degraded|anomal\w+) (?:\S+ ){0,5}GPUs?\b",
         r"all CUDA-capable devices are busy or unavailable|CUDA driver error|cudaErrorUnknown",
-        r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|SYSTEM\w*|LAUNCH_FAILED)|Unexpected error from cudaGetDeviceCount",
+        r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|SYSTEM\w*)|Unexpected error from cudaGetDeviceCount",
         r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|"
         r"powers? off|powered off|restarts|reboots)\b",
         r"\b(?:shut|power)\w{0,4} (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|workstation)\b",
-        r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
+        r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?"
+        r"|\b(?:dies|died|crash(?:es|ed)) and reboot(?:s|ed)\b"
+        r"|\breboot(?:s|ing)? (?:after|at|during|when|while) .{0,30}(?:epoch|iter|train)",
         r"PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b(?! limit)|Ascend.{0,40}(?:error|fault)",
         r"NPU .{0,20}(?:error|fault)",
     ),
@@ -672,7 +680,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.UNKNOWN,
         r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
-        r"Driver/library version mismatch|CUDA driver init\w+ failed",
+        r"Driver/library version mismatch|CUDA_ERROR_LAUNCH_FAILED|CUDA driver init\w+ failed",
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
     ),
     _vague_rule(
@@ -741,7 +749,7 @@ RULES: tuple[SymptomRule, ...] = (
         rf"(?:\S+ ){{0,2}}(?:{_NODE}|{_HOST})\b",
         r"\b(?:network|NCCL|infiniband|interconnect|slurm|storage|cluster|filesystem|ssh|cloud|"
         r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
-        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b|\bmaintenance\b|\bNCCL error",
+        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s)|\bmaintenance\b|\bNCCL error",
     ),
     _vague_rule(
         "mistake-note",
@@ -797,7 +805,7 @@ FALLBACKS: tuple[SymptomRule, ...] = (
     _vague_rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?"),
 )
 WRAPPERS: tuple[SymptomRule, ...] = (
-    _vague_rule("node-died", Cause.INFRASTRUCTURE, r"\b(?:its|actor's) node (?:\w+ ){0,2}(?:died|preempted)"),
+    _vague_rule("node-died", Cause.INFRASTRUCTURE, r"\b(?:its|actor's) node (?:\w+ ){0,2}(?:died|preempted|terminate)"),
     _vague_rule(
         "script-failed",
         Cause.USER_CODE,
