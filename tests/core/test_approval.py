@@ -129,7 +129,7 @@ def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(wor
     send_command(world, OperatorVerb.DENY)
     world.minutes(60)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
-    assert "the job goes on" in [entry.reason for entry in world.runs.timeline][-1]
+    assert any("the job goes on" in entry.reason for entry in world.runs.timeline)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     send_command(world, OperatorVerb.DENY, number=2)

@@ -246,7 +246,7 @@ def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(wor
 
 
 def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
-    """Where nobody defined metrics the heartbeat is all there is; when it ceases, silence means nothing as ever."""
+    """Where nobody defined metrics the heartbeat is all there is; when it ceases, people are told, and no more."""
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.sagemaker.defined_metrics = ()
     world.sagemaker.submit("plain")
@@ -259,7 +259,7 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     assert world.round().run().monitored == 1
     world.minutes(60)
     assert world.round().run().monitored == 0
-    assert [title for title in world.notice_titles() if title.startswith("plain")] == []
+    assert [title for title in world.notice_titles() if title.startswith("plain")] == ["plain: blind (warning)"]
 
 
 @given(st.lists(heartbeats, max_size=6), st.lists(st.integers(-200, 200), min_size=6, max_size=6))

@@ -147,7 +147,7 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     return tuple(
         finding
         for finding in findings
-        if (finding.level in RESOLVED_LEVELS and finding.kind in run.open_warnings | paged)
+        if (finding.level in RESOLVED_LEVELS and finding.kind in {*run.open_warnings, *paged})
         or (_make_key(run, finding) not in run.warnings and finding.kind not in known)
     )
 

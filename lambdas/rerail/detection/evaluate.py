@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-from rerail.detection import checkpoint_stall, stall
+from rerail.detection import blind, checkpoint_stall, stall
 from rerail.detection.clock_skew import find_silence_start, with_silence_excused
 from rerail.detection.detectors import DetectorState, evaluate_sample, find_overdue
 from rerail.detection.heartbeats import (
@@ -240,17 +240,26 @@ def evaluate_load(
     loads = list_loads(answers, memory.cursor.job, hosts=run.current.instance_count, period=period)
     hosts = describe_hosts(loads, at=at, period=period)
     began = run.attempts[0].created_at
-    own_saves = [saved for saved in monitored.saved_at if began is None or saved >= began]
-    if idle := find_idle(hosts, own_saves, at=at, detection=monitored.policy.detection):
-        return Evaluation(memory, (idle,))
-    # Without values nothing is known, so that an open page stays open.
-    if not hosts or any(host.idle_since for host in hosts.values()):
-        return Evaluation(memory, ())
-    # A page about an agent that fell silent is not over because the machines are busy.
-    kinds = [] if run.current.agent else [Kind.BLIND]
-    kinds += [Kind.STALL] if any(host.has_resumed for host in hosts.values()) else []
-    over = (finding for finding in find_resolved(monitored, (), at) if finding.kind in kinds)
-    return Evaluation(memory, tuple(replace(finding, evidence="the machines compute again") for finding in over))
+    saves = tuple(saved for saved in monitored.saved_at if began is None or saved >= began)
+    detection, liveness = monitored.policy.detection, memory.detectors.liveness
+    started = replace(liveness, started_at=run.current.training_started_at)
+    findings = _find_missing_checkpoint(monitored._replace(saved_at=saves), started, at)
+    if run.current.agent and liveness.received_at and (silent := blind.find_overdue(liveness, at, detection)):
+        findings += (replace(silent, evidence=silent.evidence.replace("no metrics", "no heartbeat")),)
+    if idle := find_idle(hosts, saves, at=at, detection=detection):
+        findings += (idle,)
+    # Without values nothing is known of the machines, so that an open page stays open.
+    compute = bool(hosts) and not any(host.idle_since for host in hosts.values())
+    is_over = {
+        Kind.CHECKPOINT_STALL: True,
+        Kind.STALL: compute and any(host.has_resumed for host in hosts.values()),
+        # A page about an agent that fell silent is not over because the machines are busy.
+        Kind.BLIND: compute and not run.current.agent,
+    }
+    over = [finding for finding in find_resolved(monitored, findings, at) if is_over.get(finding.kind)]
+    texts = {Kind.STALL: "the machines compute again", Kind.BLIND: "the machines compute again"}
+    over = [replace(finding, evidence=texts.get(finding.kind, finding.evidence)) for finding in over]
+    return Evaluation(memory, (*findings, *over))
 
 
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, policy: Policy, *, at: datetime) -> RunDetection:
@@ -311,16 +320,16 @@ def _with_row(memory: RunDetection, step: int, at: datetime) -> RunDetection:
 def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
     """Return a finding for each open page or warning about missing data whose problem is over.
 
-    All of them are checked each time, so that a missed one is closed a minute later. Missing checkpoints are over only
-    where some are known: they are not listed each minute.
+    All of them are checked each time, so that a missed one is closed a minute later. That no new checkpoint appeared,
+    which has no step, is over only where they were listed: that is not done each minute.
     """
     if not monitored.is_training:
         return ()
     due_now = {finding.kind for finding in findings}
     paged = [page.notice.about for page in monitored.run.pages if page.notice.until is ClearedBy.RECOVERED]
-    reported = monitored.run.open_warnings.union(paged)
-    if not monitored.saved_at:
-        reported -= {Kind.CHECKPOINT_STALL}
+    reported = {*monitored.run.open_warnings, *paged}
+    if not monitored.saved_at and monitored.run.open_warnings.get(Kind.CHECKPOINT_STALL) == str(None):
+        reported.remove(Kind.CHECKPOINT_STALL)
     over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in reported and not due_now & blocking]
     return tuple(Finding(kind, Level.RECOVERED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)
 

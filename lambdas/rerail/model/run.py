@@ -613,12 +613,12 @@ class Run(Record):
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
 
     @property
-    def open_warnings(self) -> frozenset[str]:
-        """Return the kinds of findings of the current processes that were reported and are not over."""
+    def open_warnings(self) -> dict[str, str]:
+        """Return the kinds of the current processes' findings that were told and are not over, with their onsets."""
         start = f"{self.current.number}.{self.current.restart}".removesuffix(".0")
         reported = (key.split("-", 3) for key in self.warnings)
-        levels = {words[0]: words[1] for words in reported if len(words) == 4 and words[2] == start}
-        return frozenset(kind for kind, level in levels.items() if level in (Level.WARN, Level.INTERVENE))
+        newest = {words[0]: words for words in reported if len(words) == 4 and words[2] == start}
+        return {kind: key[3] for kind, key in newest.items() if key[1] in (Level.WARN, Level.INTERVENE)}
 
     def find_start(self, attempt: Attempt) -> int | None:
         """Return the step that an attempt resumed from, 0 for none, even if another one was ordered.
