@@ -70,7 +70,7 @@ class SupervisorStack(cdk.Stack):
         # Roles may send to the other two: only what comes by this one commands.
         commands = CommandQueue(self, "CommandQueue", key=key, page=page)
         alarm_events = AlarmEvents(self, "AlarmEvents", signals=commands, key=key, page=page)
-        HyperPodEvents(self, "HyperPodEvents", signals=signals, key=key, page=page)
+        HyperPodEvents(self, "HyperPodEvents", signals=commands, key=key, page=page)
         Reports(self, "Reports", mailbox=mailbox, signals=filed, key=key, page=page)
         command_rule = CommandRule(self, "Commands", bus=bus, signals=commands, key=key, page=page)
         supervise = Supervise(

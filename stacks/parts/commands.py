@@ -14,10 +14,12 @@ PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
 
 
 class CommandQueue(SignalsQueue):
-    """The queue of operators' commands and users' alarms; it denies every sender but EventBridge."""
+    """The queue of operators' commands, users' alarms and cluster events; it denies every sender but EventBridge."""
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic) -> None:
-        super().__init__(scope, id, key=key, page=page, of="the supervisor for commands", what="a command or alarm")
+        super().__init__(
+            scope, id, key=key, page=page, of="the supervisor for commands", what="a command, alarm or cluster event"
+        )
         rules = f"arn:{Aws.PARTITION}:events:{Aws.REGION}:{Aws.ACCOUNT_ID}:rule/*"
         statement = iam.PolicyStatement(
             effect=iam.Effect.DENY,

@@ -1,4 +1,4 @@
-"""Forward health events of the account's HyperPod clusters from the default bus to the signals queue."""
+"""Forward health events of the account's HyperPod clusters from the default bus to the queue of commands."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns

@@ -12,7 +12,9 @@ from aws_cdk import aws_events as events
 
 from stacks.parts.receiver import ReceiverRule
 
-# EventBridge puts them in as they are: neither our descriptions nor CloudWatch's reasons hold a quotation mark.
+# EventBridge puts texts in as they are, and anyone who may create alarms can give one a name like ours. These could end
+# a text of the template, and so resolve a page. Our texts and CloudWatch's reasons have none.
+PLAIN = [{"anything-but": {"wildcard": ['*"*', "*\\\\*", "*\n*"]}}]
 PATHS = {
     "name": "$.detail.alarmName",
     "says": "$.detail.configuration.description",
@@ -26,8 +28,8 @@ def forward_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over
     # Of all alarms that CloudFormation has named. A StackSet gives the stacks of its accounts other names.
     prefix = f"{Aws.STACK_NAME}-"
     for id, states, body in (
-        ("AlarmBegun", {"state": {"value": ["ALARM"]}}, begun),
-        ("AlarmOver", {"state": {"value": ["OK"]}, "previousState": {"value": ["ALARM"]}}, over),
+        ("AlarmBegun", {"state": {"value": ["ALARM"], "reason": PLAIN}}, begun),
+        ("AlarmOver", {"state": {"value": ["OK"], "reason": PLAIN}, "previousState": {"value": ["ALARM"]}}, over),
     ):
         receiver.add_rule(
             id,
@@ -35,7 +37,8 @@ def forward_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over
                 "account": [Aws.ACCOUNT_ID],
                 "source": ["aws.cloudwatch"],
                 "detail-type": ["CloudWatch Alarm State Change"],
-                "detail": {"alarmName": [{"prefix": prefix}], **states},
+                "resources": PLAIN,  # the ARN, which has the name
+                "detail": {"alarmName": [{"prefix": prefix}], "configuration": {"description": PLAIN}, **states},
             },
             description="Rerail: its own alarms",
             input_transformer=events.CfnRule.InputTransformerProperty(

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rerail.hyperpod.clusters import MOST_PARTS
 from rerail.messages.cluster_events import ClusterEventReceived, clean_text
 from rerail.messages.messages import JobStateChanged, parse_message
 from rerail.model.actions import Severity
+from rerail.model.codec import dumps
 from rerail.model.errors import BadMessage, Conflict
 from rerail.model.notice import Notice
 from rerail.model.policy import ClusterPolicy, WhichClusters
@@ -238,13 +240,35 @@ def test_an_old_event_does_not_undo_a_newer_one():
     assert world.receive(health("Healthy", minute=7)) == []
 
 
+@pytest.mark.threat("T10")
+def test_an_event_from_the_future_hides_no_later_one():
+    world = ClusterWorld()
+    world.receive(health("Unhealthy", "Replace", minute=1e6))
+    world.clock.pass_by(timedelta(minutes=11))
+    assert [notice.severity for notice in world.receive(health("Unhealthy", minute=11))] == [Severity.PAGE]
+
+
+def test_a_large_cluster_in_trouble_fits_into_its_record():
+    """DynamoDB takes 400 KB; what stood longest is forgotten."""
+    world = ClusterWorld()
+    for minute in range(12):
+        at = health("Unhealthy", minute=minute)
+        signs = (replace(at.signs[0], part=f"node i-{minute:02}{node:030}") for node in range(100))
+        world.receive(replace(at, signs=tuple(signs)))
+    record = world.hyperpods.recall(CLUSTER)
+    assert len(record.parts) == MOST_PARTS and len(dumps(record)) < 400_000
+    assert f"node i-11{0:030}" in record.parts
+
+
 def test_many_events_are_reported_in_few_notices():
     """When half a cluster goes, somebody is woken and not buried; the last notice says that there is more."""
     world = ClusterWorld().with_policy(most=3)
     notices = world.receive(*[health("Unhealthy", node=f"i-0123456789abcde{n:02}") for n in range(20)])
     assert len(notices) == 3
     assert "until 01:00 UTC other parts are not reported" in notices[2].body
-    assert world.receive(parse_event(sample("cluster_failed")))[0].title == f"HyperPod cluster {CLUSTER} has failed"
+    states = [parse_event(sample(name)) for name in ("cluster_failed", "cluster_state")]
+    pages = [n.title for n in world.receive(*(states * 20)) if n.severity is Severity.PAGE]
+    assert pages == [f"HyperPod cluster {CLUSTER} has failed"] * 3, "also where its state changes back and forth"
     world.clock.pass_by(timedelta(hours=1))
     assert len(world.receive(health("Unhealthy", minute=60, node="i-0123456789abcde19"))) == 1
 

@@ -93,7 +93,9 @@ def test_every_name_that_sagemaker_allows_is_accepted(name):
 
 
 @pytest.mark.threat("T6")
-@pytest.mark.parametrize("name", ["", "-gpt", "gpt-", "gpt_7b", "a" * 64, "gpt\n", "../x", 7, None, ["gpt"], {}])
+@pytest.mark.parametrize(
+    "name", ["", "-gpt", "gpt-", "gpt_7b", "a" * 64, f"a{'-' * 62}b", "gpt\n", "../x", 7, None, ["gpt"], {}]
+)
 def test_what_is_no_name_is_refused(name):
     message = refusal({"source": "aws.sagemaker", "detail": {"TrainingJobName": name}})
     assert message.startswith("field 'detail.TrainingJobName' is ")

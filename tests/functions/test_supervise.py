@@ -91,17 +91,17 @@ def test_an_operator_is_obeyed(account):
 @pytest.mark.threat("T11")
 def test_only_the_queue_of_commands_commands(account, logged):
     """EventBridge alone may write there. The sweep, which may send to the queue of signals, can claim no command,
-    alarm or check: what comes so is counted and ends in the dead-letter queue."""
+    alarm, check or cluster: what comes so is counted and ends in the dead-letter queue."""
     account.submit("gpt-7b")
     assert failed(batch(sample("training_job_state_change"))) == []
     stop = sample("operator_command")
     stop["detail"] |= {"run": "gpt-7b", "verb": "stop"}
     check = sample("operator_command")
     check["detail"] = {"verb": "check", "check": "0" * 32}  # it passes exactly where commands pass
-    for body in (stop, sample("alarm_on_a_job"), check):
+    for body in (stop, sample("alarm_on_a_job"), check, sample("hyperpod_cluster_failed")):
         assert failed(batch(body)) == ["message-0"]
     assert account.runs.load("gpt-7b").stop is None
-    assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 3
+    assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 4
     assert failed(batch(sample("training_job_state_change"))) == [], "a hint, about which SageMaker is asked"
 
 
@@ -205,7 +205,7 @@ def test_a_broken_node_of_hyperpod_is_reported(account):
     client("events").put_rule(Name=rule, EventBusName="rerail", EventPattern=pattern)
     client("events").put_targets(Rule=rule, EventBusName="rerail", Targets=[{"Id": "ears", "Arn": arn}])
     event = sample("hyperpod_node_unhealthy")
-    assert failed(batch(event, event)) == []
+    assert failed(batch(event, event, queue=COMMANDS)) == []
     (message,) = account.sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
     detail = json.loads(message["Body"])["detail"]
     assert (detail["severity"], detail["runbook"]) == ("page", "hyperpod")

@@ -47,7 +47,7 @@ def matches(template, rule, event, account=ACCOUNT):
     """Return whether the rule matches on the bus that the event travels on, by the emulator's matcher of patterns."""
     bus = "aws." if "EventBusName" not in rule else "rerail"
     entry = {"Source": event["source"], "DetailType": event["detail-type"], "Detail": json.dumps(event["detail"])}
-    entry["Account"] = account
+    entry |= {"Account": account, "Resources": event.get("resources", [])}
     pattern = json.dumps(rule["EventPattern"])
     mailbox_id = target(template.body["Outputs"]["MailboxBucket"]["Value"])
     stack = {"Fn::Join": ["", [{"Ref": "AWS::StackName"}, "-"]]}
@@ -175,7 +175,7 @@ def allowed_rules(template, queue):
 
 @pytest.mark.threat("T11")
 @pytest.mark.parametrize(
-    ("name", "count"), [("SignalsQueueUrl", 2), ("FiledReportsQueueUrl", 1), ("CommandQueueUrl", 2)]
+    ("name", "count"), [("SignalsQueueUrl", 1), ("FiledReportsQueueUrl", 1), ("CommandQueueUrl", 3)]
 )
 def test_a_queue_of_signals_hears_its_rules_only(template, name, count):
     """Events of jobs and clusters, alarms and commands, and reports, come by rules; wake-ups from the sweep's role."""

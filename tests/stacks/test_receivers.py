@@ -113,10 +113,24 @@ def own_alarm_rules(template: Template) -> list[dict]:
     ]
 
 
-def alarm_event(name: str, before: str, now: str) -> dict:
+def alarm_event(name: str, before: str, now: str, *, reason: str = "It is.", description: str = "It is so.") -> dict:
     """CloudWatch's event, as far as patterns look."""
-    states = {"state": {"value": now}, "previousState": {"value": before}}
-    return {"source": "aws.cloudwatch", "detail-type": ALARM_CHANGE, "detail": {"alarmName": name, **states}}
+    states = {"state": {"value": now, "reason": reason}, "previousState": {"value": before}}
+    detail = {"alarmName": name, "configuration": {"description": description}, **states}
+    resources = [f"arn:aws:cloudwatch:eu-west-1:123456789012:alarm:{name}"]
+    return {"source": "aws.cloudwatch", "detail-type": ALARM_CHANGE, "detail": detail, "resources": resources}
+
+
+@pytest.mark.threat("T37")
+@pytest.mark.parametrize(("now", "before"), [("ALARM", "OK"), ("OK", "ALARM")])
+@pytest.mark.parametrize("text", ['x"}, "event_action": "resolve", "dedup_key": "gpt/held', "x\\", "x\ny"])
+def test_an_alarm_that_others_name_like_ours_ends_no_page(full, text, now, before):
+    """EventBridge fills in texts as they are; an alarm with one that would end a JSON text is not forwarded."""
+    event = alarm_event("Rerail-x", before, now)
+    assert len([rule for rule in own_alarm_rules(full) if matches(full, rule, event)]) == 2
+    forged = (alarm_event("Rerail-x", before, now, **{field: text}) for field in ("reason", "description"))
+    for event in (alarm_event(f"Rerail-{text}", before, now), *forged):
+        assert not [rule for rule in own_alarm_rules(full) if matches(full, rule, event)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from rerail.ports import Bus, Policies, Runs
 
 TRIES = 8
 # The limit on notices counts those of the last hour; the condition of a part is dropped after a month.
+# The most parts that are recorded of a cluster: DynamoDB takes 400 KB.
+MOST_PARTS = 1_000
 WINDOW, KEPT_FOR = timedelta(hours=1), timedelta(days=30)
+CLOCKS_DIFFER = timedelta(minutes=10)
 NAMED_RUNS = 10
 NOTHING_MORE = "Nothing more: this page is over"
 LEFT_ALONE = "nothing but this notice: HyperPod's nodes are left to HyperPod"
@@ -162,7 +165,9 @@ def with_event(
     """Return the record after an event, and the changes to report.
 
     A repetition is reported only after `policy.again`. An event older than the last one about the same part is ignored.
+    One from the future counts from about its arrival: it would hide all others until then.
     """
+    event = replace(event, at=min(event.at, at + CLOCKS_DIFFER))
     parts, news = {name: part for name, part in memory.parts.items() if at - _last_activity(part) < KEPT_FOR}, []
     for sign in event.signs:
         known = parts.get(sign.part)
@@ -180,6 +185,10 @@ def with_event(
                 news.append(ClusterChange(sign, since, paged))
         elif not same or notified_at is None or (policy.again and at - notified_at >= policy.again):
             news.append(ClusterChange(sign, since, paged))
+    if len(parts) > MOST_PARTS:
+        about = {sign.part for sign in event.signs}
+        order = sorted(parts, key=lambda name: (name in about, parts[name].paged, _last_activity(parts[name])))
+        parts = {name: parts[name] for name in order[-MOST_PARTS:]}
     return replace(memory, arn=event.arn if parts else "", parts=parts), tuple(news)
 
 
@@ -214,8 +223,9 @@ def with_notices(
         if change.sign.condition is not Condition.HEALTHY and not _is_reportable(change, depending, policy):
             continue
         recent = tuple(time for time in memory.notified.get(severity, ()) if at - time < WINDOW)
-        capped = change.sign.condition is not Condition.HEALTHY and change.sign.part != WHOLE
-        if capped and len(recent) >= policy.most:
+        capped = change.sign.condition is not Condition.HEALTHY
+        # Notices about parts never take the room of those about the cluster itself.
+        if capped and len(recent) >= policy.most * (2 if change.sign.part == WHOLE else 1):
             continue
         is_last = capped and len(recent) + 1 == policy.most
         notice = _make_notice(change, memory.cluster, depending, at=at, is_last=is_last)

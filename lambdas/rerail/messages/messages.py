@@ -32,7 +32,7 @@ FILED = "Object Created"
 NOTICE = "Rerail Notice"
 RUN_STATE_CHANGE = "Rerail Run State Change"
 WAKE = "Rerail Wake"
-JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+JOB_NAME = re.compile(r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
 # The verb of the command about a job without a run: it was tagged after its start.
 ADOPT = "adopt"
@@ -160,11 +160,12 @@ Message = (
 
 
 def check_queue(message: Message, queue: str, *, commands: str) -> None:
-    """Raise ForgedMessage for a command, alarm or delivery check from another queue than `commands` (both are ARNs).
+    """Raise ForgedMessage for what is believed as it is, if it is from another queue than `commands` (both are ARNs).
 
     Only EventBridge may write to that queue. Other queues carry hints, signed reports and the sweep's findings.
     """
-    if isinstance(message, CommandReceived | AlarmStateChanged | DeliveryCheck) and queue != commands:
+    believed = CommandReceived | AlarmStateChanged | DeliveryCheck | ClusterEventReceived
+    if isinstance(message, believed) and queue != commands:
         raise ForgedMessage(
             f"a {type(message).__name__} is accepted from the queue of commands only, and came from {queue!r}"
         )

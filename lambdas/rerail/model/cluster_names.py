@@ -2,10 +2,9 @@
 
 import re
 
-CLUSTER_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-
-
-CLUSTER_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:cluster/[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_NAME = r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+CLUSTER_NAME = re.compile(_NAME)
+CLUSTER_ARN = re.compile(rf"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{{12}}:cluster/{_NAME}")
 
 
 def is_cluster_named(tag: str) -> bool:

@@ -26,7 +26,7 @@ from rerail.model.signatures import UNSEALED, is_signed
 SCHEMA = 1
 SIZE_LIMIT = 64 * 1024
 REPORT_KEY = re.compile(
-    r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
+    r"runs/(?P<run>(?![^/]{64})[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
 NONCE_LENGTH = 16
 # Characters per field.
