@@ -155,7 +155,7 @@ def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_ru
     if task not in runner.chain.tasks:
         raise Problem(f"--continue {task}: the chain has no such task", f"known: {', '.join(runner.chain.tasks)}")
     record, now = runner.records.record, runner.runs[task]
-    earlier, before = record.runs.get(task, ""), record.facts.get(task)
+    earlier, before = runner.find_earlier_run(task), record.facts.get(task)
     if not earlier or before is None or earlier == now.run:
         raise Problem(
             f"--continue {task}: nothing has changed since its run {earlier or now.run} began",
@@ -224,8 +224,8 @@ class ChainScreen:
         self._console.print(text, style="cyan")
 
     def show(self, task: str, text: str) -> None:
-        """Print a line about a task."""
-        self._console.print(f"{task}: {text}")
+        """Print a line about a task, on one line whatever the names in the job of a stranger."""
+        self._console.print(f"{task}: {' '.join(text.split())}")
 
     def show_plan(self, chain: Chain, plan: Mapping[str, TaskPlan]) -> None:
         """Print what would be done about each task, in an order in which they can run."""

@@ -13,7 +13,7 @@ from cli.submit.problem import Problem
 from cli.submit.settings import check_project, check_project_path, check_table, list_project_folders
 
 FILE = "rerail.toml"
-NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}")
+NAME = re.compile(r"(?!.{41})[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}")
 CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Fields of a task that are not settings of its job.
 OWN_FIELDS = ("script", "arguments", "inputs", "after")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -42,9 +43,26 @@ class TaskFacts:
 
 
 def read_facts(plain: Mapping[str, Any]) -> TaskFacts:
-    """Return facts from JSON; fields of later versions are ignored."""
+    """Return facts from JSON; fields of later versions are ignored. Raise TypeError for a value of another type."""
     known = {name: plain[name] for name in TaskFacts.__slots__ if name in plain}
-    return replace(TaskFacts(**known), arguments=tuple(plain.get("arguments", ())))
+    facts = replace(TaskFacts(**known), arguments=tuple(plain.get("arguments", ())))
+    check_texts(facts.code, *facts.arguments)
+    for table in (facts.options, facts.inputs, facts.files):
+        check_texts(*table.keys(), *table.values())
+    check_counts(facts.repetition)
+    return facts
+
+
+def check_texts(*values: Any) -> None:
+    """Raise TypeError unless all are text: others may write the record."""
+    if wrong := [value for value in values if not isinstance(value, str)]:
+        raise TypeError(f"{wrong[0]!r:.100} is no text")
+
+
+def check_counts(*values: Any) -> None:
+    """Raise TypeError unless all are whole numbers."""
+    if wrong := [value for value in values if type(value) is not int]:
+        raise TypeError(f"{wrong[0]!r:.100} is no whole number")
 
 
 def make_fingerprint(chain: str, task: str, facts: TaskFacts) -> str:
@@ -58,6 +76,11 @@ def make_run_name(chain: str, task: str, fingerprint: str) -> str:
     """Return the name of the task's run: the same facts give the same name, so that no run is started twice."""
     parts = [part[:NAME_PART].rstrip("-") for part in (chain, task)]
     return "-".join([*parts, fingerprint[:DIGITS]])
+
+
+def is_run_name(chain: str, task: str, run: str) -> bool:
+    """Return whether the name can be that of a run of the task."""
+    return bool(re.fullmatch(rf"{re.escape(make_run_name(chain, task, ''))}[0-9a-f]{{{DIGITS}}}", run))
 
 
 def list_options(request: Mapping[str, Any], *, named: Mapping[str, str], entry_point: str = "") -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cli.chains.definition import ChainTask
-from cli.chains.fingerprints import TaskFacts, explain_changes, make_fingerprint, make_run_name
+from cli.chains.fingerprints import TaskFacts, explain_changes, is_run_name, make_fingerprint, make_run_name
 from cli.chains.graph import sort_tasks
 
 
@@ -85,7 +85,8 @@ def identify_runs(
         first = make_fingerprint(chain, name, whole)
         whole = replace(whole, repetition=repetitions.get(first, 0) + (name in again))
         run = make_run_name(chain, name, make_fingerprint(chain, name, whole))
-        found[name] = TaskRun(name, whole, first, continued.get(run, run))
+        earlier = continued.get(run, "")  # others may write the record
+        found[name] = TaskRun(name, whole, first, earlier if is_run_name(chain, name, earlier) else run)
     return found
 
 

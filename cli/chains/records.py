@@ -11,13 +11,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from cli.chains.fingerprints import TaskFacts, read_facts
+from cli.chains.fingerprints import TaskFacts, check_counts, check_texts, read_facts
 from cli.submit.problem import Problem
 from cli.trouble import get_code
 
 VERSION = 1
 CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 TRIES = 8
+MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,13 @@ def format_record(record: ChainRecord) -> bytes:
 def read_record(text: bytes, where: str) -> ChainRecord:
     """Return the record; raise Problem if it cannot be read."""
     try:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
         plain = json.loads(text)
         if plain["version"] > VERSION:
             raise Problem(f"{where} was written by a later version of rerail", "update this one")
+        check_texts(*plain["runs"].values(), *plain["continued"].values())
+        check_counts(*plain["repetitions"].values())
         return ChainRecord(
             plain["runs"],
             {task: read_facts(facts) for task, facts in plain["facts"].items()},
@@ -93,7 +98,7 @@ class ChainRecords:
         """Return the record as it is now; an empty one if there is none yet."""
         try:
             answer = self._s3.get_object(**self._place)
-            self._etag, self.record = answer["ETag"], read_record(answer["Body"].read(), self.uri)
+            self._etag, self.record = answer["ETag"], read_record(answer["Body"].read(MOST_BYTES + 1), self.uri)
         except ClientError as error:
             if get_code(error) not in ("NoSuchKey", "NoSuchBucket", "404"):
                 raise

@@ -12,6 +12,7 @@ from functools import partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.chains.definition import Chain
+from cli.chains.fingerprints import is_run_name
 from cli.chains.plan import TaskPlan, TaskRun, TaskState, TaskStep, make_plan
 from cli.chains.records import ChainRecord, ChainRecords
 from cli.chains.task_runs import CompletedRun, TaskProgress, TaskRuns, find_places
@@ -76,6 +77,14 @@ class ChainRunner:
                 return plan
             if not has_started:
                 self.sleep(self.pause_s)
+
+    def find_earlier_run(self, task: str) -> str:
+        """Return the run that the task stood for last; "" if there is none, or if its name is not of this task's runs.
+
+        Who may write the record may name any run there.
+        """
+        run = self.records.record.runs.get(task, "")
+        return run if is_run_name(self.chain.name, task, run) else ""
 
     def _plan(self) -> dict[str, TaskPlan]:
         states = {name: found.state for name, found in self.progress.items()}
@@ -154,7 +163,7 @@ class ChainRunner:
         return True
 
     def _warn_of_earlier_run(self, task: str) -> None:
-        earlier = self.records.record.runs.get(task, "")
+        earlier = self.find_earlier_run(task)
         if earlier and self.world.find_progress(earlier).state is TaskState.RUNNING:
             stop = self.world.where.complete_command(f"rerail stop {earlier}")
             self.show(task, f"warning: its earlier run {earlier} goes on; `{stop}` ends it")

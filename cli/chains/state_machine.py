@@ -160,6 +160,10 @@ def _make_task_states(machine_task: MachineTask, tasks: Mapping[str, MachineTask
 def _make_parameters(machine_task: MachineTask, tasks: Mapping[str, MachineTask]) -> dict[str, Any]:
     """Return the request with the artifacts' addresses as expressions, a signing key, and the execution's ARN."""
     addresses = _find_addresses(machine_task, tasks)
+    for table in ("Environment", "HyperParameters"):
+        if paths := [key for key in machine_task.request.get(table, {}) if key.endswith(".$")]:
+            what = f"task {machine_task.task.name}: {paths[0]!r:.100}"
+            raise Problem(f"{what} would be evaluated by Step Functions, as all names that end with .$", "rename it")
     channels = [
         _with_address(channel, addresses[channel["ChannelName"]]) if channel["ChannelName"] in addresses else channel
         for channel in machine_task.request.get("InputDataConfig", ())

@@ -118,20 +118,34 @@ def test_an_execution_that_does_not_exist_is_over_and_other_errors_are_raised(st
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "is_over"),
+    ("code", "message", "raised"),
     [
-        ("ResourceNotFound", "no such execution", True),
-        ("ConflictException", "the step has an answer", True),
-        ("ValidationException", "Callback token FgHiJ67890 is not valid", True),
-        ("ValidationException", "OutputParameters: attempts is not declared by the step", False),
-        ("ThrottlingException", "Rate exceeded", False),
+        ("ResourceNotFound", "no such execution", WaitIsOver),
+        ("ConflictException", "the step has an answer", WaitIsOver),
+        ("ValidationException", "Callback token FgHiJ67890 is not valid", WaitIsOver),
+        ("ThrottlingException", "Rate exceeded", ClientError),
     ],
 )
-def test_only_a_refused_token_means_that_no_step_waits(sagemaker, code, message, is_over):
-    """A step whose answer is refused for another reason still waits: the error is raised, and pages."""
+def test_only_a_refused_token_means_that_no_step_waits(sagemaker, code, message, raised):
     sagemaker.add_client_error("send_pipeline_execution_step_success", code, message)
-    with pytest.raises(WaitIsOver if is_over else ClientError):
+    with pytest.raises(raised):
         AwsCallers().succeed(STEP, OUTPUT)
+
+
+@pytest.mark.threat("T36")
+def test_no_message_of_a_pipeline_makes_the_function_fail_each_minute(sagemaker, table):
+    """A token that can be nobody's is over; a step that did not declare its outputs fails, and its owner sees why."""
+    why = "OutputParameters: attempts is not declared by the step"
+    sagemaker.add_client_error("send_pipeline_execution_step_success", "ValidationException", why)
+    failed = {"CallbackToken": STEP.token, "FailureReason": f"Rerail.OutputRefused: {why}", "ClientRequestToken": ANY}
+    sagemaker.add_response("send_pipeline_execution_step_failure", {}, failed)
+    AwsCallers().succeed(STEP, OUTPUT)
+    sagemaker.deactivate()  # it would answer before the SDK looks at the token
+    with pytest.raises(WaitIsOver):
+        AwsCallers().succeed(replace(STEP, token="short"), OUTPUT)
+    odd = replace(STEP, token="\ud800")
+    DynamoWaits(table).keep(odd)
+    assert list(DynamoWaits(table).list_waits()) == [odd]
 
 
 def test_a_callback_step_gets_the_outputs_that_it_asks_for(sagemaker):

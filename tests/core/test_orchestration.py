@@ -119,6 +119,7 @@ def test_a_wait_whose_first_check_fails_is_not_kept():
     assert waiting.waits.kept == {}
 
 
+@pytest.mark.threat("T36")
 def test_waits_are_bounded():
     """Who can send messages can keep only so many waits, each of which is read each minute; one more fails at once."""
     waiting = Waiting()
@@ -130,6 +131,8 @@ def test_waits_are_bounded():
         waiting.waits.keep(replace(WAIT, token=f"other{number}", job=f"other-{number}"))
     waiting.orchestrator.begin(replace(WAIT, token="new", job="new"))
     assert "new" not in waiting.waits.kept and waiting.callers.answers["new"][0] == "Rerail.TooManyWaits"
+    waiting.orchestrator.begin(replace(WAIT, token="step", caller=Caller.PIPELINE))
+    assert "step" in waiting.waits.kept, "pipelines' tokens cannot be verified, so they have room of their own"
 
 
 def test_a_wait_that_cannot_be_read_stops_no_other(monkeypatch):
@@ -217,6 +220,8 @@ def test_a_run_that_others_named_first_is_not_the_executions():
         assert error == "Rerail.AnotherJob" and text in cause
     with pytest.raises(BadMessage, match="places"):
         read_task({**wait, "token": "t", "places": ["s3://bucket/data/"]}, at=MIDNIGHT)
+    with pytest.raises(BadMessage, match="places"):
+        read_task({**wait, "token": "t", "places": {"x" * 65: "s3://bucket/data/"}}, at=MIDNIGHT)
 
 
 @pytest.mark.threat("T35")
@@ -293,8 +298,9 @@ def test_slow_calls_let_a_thousand_waits_be_checked_in_turns(call_s, monkeypatch
         assert clock() - min(last.values()) < timedelta(minutes=HEARTBEAT.to_minutes())
 
 
-def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone():
-    waiting = Waiting(execution="arn:pipeline")
+@pytest.mark.parametrize("adopted", [True, False], ids=["a_run", "not_a_run_yet"])
+def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone(adopted):
+    waiting = Waiting(execution="arn:pipeline", adopted=adopted)
     message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
     executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)
     waiting.orchestrator.on_callback(executing)
@@ -304,10 +310,14 @@ def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone():
     )
     assert not waiting.commands
     waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": "Stopping"}), at=MIDNIGHT))
+    if not adopted:
+        waiting.world.supervisor().handle(JobStateChanged("gpt"))
+    waiting.orchestrator.check_all()
+    waiting.orchestrator.check_all()
     assert [command["verb"] for command in waiting.commands] == ["stop"] and "t1" in waiting.waits.kept
 
 
-@pytest.mark.parametrize("job", ["", "no_job", "a" * 64, None, 7, "gpt#other"])
+@pytest.mark.parametrize("job", ["", "no_job", "a" * 64, f"a{'-' * 62}b", None, 7, "gpt#other"])
 def test_a_request_without_a_job_fails_its_step_with_the_remedy(job):
     waiting = Waiting()
     waiting.orchestrator.begin(read_task({"token": "token", "execution": "arn", "job": job}, at=MIDNIGHT))

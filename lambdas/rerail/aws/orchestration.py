@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
 
 from rerail.aws.clients import client
 from rerail.aws.records import record
@@ -24,7 +24,7 @@ STEP_OUTPUTS = ("job", "artifacts", "report")
 # What both systems answer for a token that nobody waits with.
 OVER = ("TaskDoesNotExist", "TaskTimedOut", "InvalidToken", "ExecutionDoesNotExist")
 NO_STEP = ("ResourceNotFound", "ResourceNotFoundException", "ConflictException")
-# SageMaker also answers with this for a request that it does not like: then somebody waits for another answer.
+# SageMaker also answers with this for outputs that it does not like: then the step fails, and its owner sees why.
 REFUSED = "ValidationException"
 CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
 
@@ -83,6 +83,14 @@ class AwsCallers:
         return CallerState.WAITS if status in RUNNING else CallerState.OVER
 
     def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
+        try:
+            self._succeed(wait, output)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != REFUSED:
+                raise
+            self.fail(wait, "Rerail.OutputRefused", error.response["Error"].get("Message", ""))
+
+    def _succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
         with _answering(wait):
             if wait.caller is Caller.STEP_FUNCTIONS:
                 client("stepfunctions").send_task_success(taskToken=wait.token, output=json.dumps(output))
@@ -112,10 +120,12 @@ class AwsCallers:
 
 @contextmanager
 def _answering(wait: RunWait) -> Iterator[None]:
-    """Raise WaitIsOver if the system knows no such token."""
+    """Raise WaitIsOver if the system knows no such token, or its SDK says that there can be none."""
     over = OVER if wait.caller is Caller.STEP_FUNCTIONS else NO_STEP
     try:
         yield
+    except ParamValidationError as error:
+        raise WaitIsOver(str(error)) from error
     except ClientError as error:
         code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
         is_of_token = code == REFUSED and wait.caller is Caller.PIPELINE and "token" in message.lower()
@@ -137,4 +147,4 @@ def _key(wait: RunWait) -> dict[str, Any]:
 
 def _id(wait: RunWait) -> str:
     """Return 32 characters that stand for the token, in keys and as the token of an idempotent call."""
-    return sha256(wait.token.encode()).hexdigest()[:32]
+    return sha256(wait.token.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -60,7 +60,9 @@ class Orchestrator:
         if problem := find_problem(wait):
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
             return
-        others = [one for one in self.waits.list_waits() if not isinstance(one, BadRecord) and one.token != wait.token]
+        known = (one for one in self.waits.list_waits() if not isinstance(one, BadRecord))
+        # A pipeline's token cannot be verified: invented ones take no room of state machines.
+        others = [one for one in known if one.token != wait.token and one.caller is wait.caller]
         if len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB:
             cause = (
                 f"{MOST_OF_A_JOB} executions wait for one job, or {MOST_WAITS} for all: let some end, then try again"
@@ -84,7 +86,8 @@ class Orchestrator:
             return
         for wait in self.waits.list_waits():
             if not isinstance(wait, BadRecord) and wait.token == received.wait.token:
-                self._stop_run(wait)
+                self.waits.keep(stopping := replace(wait, is_stopping=True))
+                self.check(stopping)
 
     def check_all(self) -> int:
         """Check every wait for which the turn has time; return how many are left to the next turns.
@@ -121,6 +124,10 @@ class Orchestrator:
                 self._stop_run(wait)
                 self.waits.forget(wait)
                 return
+        if run is not None and wait.is_stopping:
+            self._stop_run(wait)
+            wait = replace(wait, is_stopping=False)
+            self.waits.keep(wait)
         if run is not None and wait.expects and (difference := self._find_difference(wait, run)):
             cause = f"{wait.job} is not the job of this execution, though it has the name: {difference}"
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.AnotherJob", cause[:CAUSE_LIMIT]))

@@ -15,7 +15,7 @@ from rerail.model.record import Record
 # The longest tokens are those of Step Functions: 2,048 characters.
 TOKEN_LIMIT, ARN_LIMIT = 2_048, 2_048
 OUTPUTS_LIMIT, DIGEST_LENGTH = 200, 64
-CHANNELS_LIMIT = 20  # of a training job
+CHANNELS_LIMIT, CHANNEL_LIMIT = 20, 64  # of a training job, and of a channel's name
 
 
 class Caller(StrEnum):
@@ -53,6 +53,8 @@ class RunWait(Record):
     # What the run's first job must have asked for: a digest of its request, and the addresses of its channels.
     expects: str = ""
     places: Mapping[str, str] = field(default_factory=dict)
+    # Its pipeline was stopped, and the run was not there to be stopped yet.
+    is_stopping: bool = False
 
 
 class WaitIsOver(RerailError):
@@ -157,6 +159,8 @@ def _read_places(value: Any) -> dict[str, str]:
         return {}
     if not isinstance(value, dict) or len(value) > CHANNELS_LIMIT:
         raise BadMessage(f"places: must be an object with the addresses of at most {CHANNELS_LIMIT} channels")
+    if long := [name for name in value if len(name) > CHANNEL_LIMIT]:
+        raise BadMessage(f"places: {long[0]!r:.100} has more than {CHANNEL_LIMIT} characters: name a channel")
     return {name: _read_text(value, name, ARN_LIMIT) for name in value}
 
 

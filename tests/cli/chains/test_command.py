@@ -8,6 +8,7 @@ from moto import mock_aws
 from typer.testing import CliRunner, Result
 
 from cli import place
+from cli.chains.command import ChainScreen
 from cli.chains.runner import ChainRunner
 from cli.main import app
 from cli.place import Place
@@ -169,3 +170,10 @@ def test_ctrl_c_leaves_the_runs_and_names_the_command_that_resumes(folder, monke
     monkeypatch.setattr(ChainRunner, "run", interrupt)
     result = rerail("c", "--file", str(folder))
     assert result.exit_code == 130 and f"`rerail chain c --file {folder}` follows them again" in result.output
+
+
+@pytest.mark.threat("T14")
+def test_a_line_about_a_task_is_one_line(capsys):
+    """Names in a job that others have started look like a line about another task."""
+    ChainScreen(as_json=False).show("a", "another hyperparameter x\nb: complete")
+    assert capsys.readouterr().out == "a: another hyperparameter x b: complete\n"

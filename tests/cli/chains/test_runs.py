@@ -36,7 +36,7 @@ class OneObject:
     def get_object(self, **_: str) -> dict:
         if not self.etag:
             raise refused("NoSuchKey")
-        return {"ETag": self.etag, "Body": SimpleNamespace(read=lambda: self.body)}
+        return {"ETag": self.etag, "Body": SimpleNamespace(read=lambda most: self.body[:most])}
 
     def put_object(self, *, Body: bytes, IfMatch: str = "", IfNoneMatch: str = "", **_: str) -> dict:
         if self.etag != IfMatch or (IfNoneMatch and self.etag):
@@ -262,7 +262,26 @@ def test_the_record_keeps_the_changes_of_two_at_once():
     assert read.facts["a"] == facts
 
 
-@pytest.mark.parametrize("body", [b"not JSON", b"{}", b'{"version": 99}', b"[]"])
+EMPTY = {"version": 1, "runs": {}, "facts": {}, "repetitions": {}, "continued": {}}
+FORGED = [
+    {"runs": {"b": 7}},
+    {"repetitions": {"f": "x"}},
+    {"continued": {"c-b-0": None}},
+    *({"facts": {"b": {"code": "1", **facts}}} for facts in ({"options": 5}, {"arguments": [5]}, {"files": {"a": 1}})),
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not JSON",
+        b"{}",
+        b'{"version": 99}',
+        b"[]",
+        *(json.dumps(EMPTY | part).encode() for part in FORGED),
+        pytest.param(b" " * 70_000_000, id="large"),
+    ],
+)
 def test_a_record_that_cannot_be_read_comes_with_its_remedy(body):
     s3 = OneObject()
     s3.put_object(Body=body, IfNoneMatch="*")
@@ -343,3 +362,22 @@ def test_a_record_that_others_wrote_gives_no_task_its_data():
     runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
     assert {one.step for one in runner.run().values()} == {TaskStep.SKIP} and len(world.started) == 4
     assert "mallory" not in repr(runner.results)
+
+
+@pytest.mark.threat("T35")
+@pytest.mark.parametrize("state", [TaskState.HELD, TaskState.RUNNING])
+def test_a_record_that_others_wrote_names_no_run_of_others(state):
+    """Neither is that run continued with the task's code, nor is a person told to stop it."""
+    world = World(ends={"b": TaskState.STOPPED})
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND))
+    runner.run()
+    runner.records.change(lambda record: record.with_run("b", "victim-b-0", TaskFacts(code="0")))
+    changed = make_runner(DIAMOND, world, facts_of(DIAMOND, b="2")).runs["b"].run
+    runner.records.change(lambda record: record.with_continued(changed, "victim-b-0"))
+    world._states["victim-b-0"] = state
+    lines: list[str] = []
+    runner = make_runner(DIAMOND, world, facts_of(DIAMOND, b="2"), lines)
+    with pytest.raises(Problem, match="nothing has changed"):
+        continue_run(runner, None, "b", dry_run=False)
+    assert runner.run()["b"].run.run == changed
+    assert not any("victim" in line for line in lines)

@@ -119,9 +119,13 @@ def test_what_is_complete_is_left_out_and_its_artifact_is_an_address():
     assert states["Wait for b"]["Parameters"]["Payload"]["onHold"] == "fail"
 
 
-def test_a_machine_that_step_functions_would_refuse_is_an_error():
+def test_a_machine_that_step_functions_would_refuse_or_fill_in_is_an_error():
     with pytest.raises(Problem, match="all of its tasks are complete"):
         make_state_machine("c", {}, function="f")
     task = ChainTask("a", Path("x"))
     with pytest.raises(Problem, match=r"1,\d{3},\d{3} bytes"):
         make_state_machine("c", {"a": MachineTask(task, "r", {"Environment": {"X": "x" * 1024 * 1024}})}, function="f")
+    for table in ("Environment", "HyperParameters"):
+        with pytest.raises(Problem, match="would be evaluated"):
+            request = {table: {"lr.$": "$$.Execution.Input"}}
+            make_state_machine("c", {"a": MachineTask(task, "r", request)}, function="f")
