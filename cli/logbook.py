@@ -62,12 +62,20 @@ class Logbook:
 
     def _streams(self, job: str) -> list[str]:
         """Those of every host, or of the first alone where there are many: reading them all would be throttled."""
-        try:
-            answer = self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
-        except self.logs.exceptions.ResourceNotFoundException:
-            return []  # no job of this account has printed anything yet
-        streams = sorted(row["logStreamName"] for row in answer["logStreams"])
-        own = [stream for stream in streams if stream.count("/") == 1]  # not those of a remote shell
+        from rerail.aws.logs import STREAM, STREAM_PAGES
+
+        asked, names = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/algo-"}, list[str]()
+        for _ in range(STREAM_PAGES):
+            try:
+                answer = self.logs.describe_log_streams(**asked)
+            except self.logs.exceptions.ResourceNotFoundException:
+                return []  # no job of this account has printed anything yet
+            names += [row["logStreamName"] for row in answer["logStreams"]]
+            if not answer.get("nextToken"):
+                break
+            asked["nextToken"] = answer["nextToken"]
+        # Neither those of a remote shell, nor what others have made.
+        own = sorted(name for name in names if STREAM.fullmatch(name.removeprefix(f"{job}/")))
         first = [stream for stream in own if stream.startswith(f"{job}/algo-1-")]
         return own if len(own) <= MOST_STREAMS else first
 

@@ -11,6 +11,8 @@ from local.deploy import QUALIFIER, DeployError, node_folder
 
 # npm's `latest` tag of aws-cdk is an older 3.x build that cannot read this assembly.
 CDK = "aws-cdk@2.1148.1"
+# A bootstrap takes a few minutes, and a download by npm one.
+BOOTSTRAP_S = 900.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -38,9 +40,15 @@ def bootstrap(account: str, region: str, *, profile: str = "", qualifier: str = 
     words = make_command("bootstrap", f"aws://{account}/{region}", "--no-notices")
     if qualifier != QUALIFIER:  # beside the usual one, which has another stack
         words += ["--qualifier", qualifier, "--toolkit-stack-name", f"CDKToolkit-{qualifier}"]
+    words += ["--profile", profile] if profile else []
     # Not in the checkout, whose cdk.json would have the app synthesized for nothing.
     with tempfile.TemporaryDirectory() as elsewhere:
-        run = subprocess.run(words + (["--profile", profile] if profile else []), cwd=elsewhere, env=make_environment())
+        try:
+            run = subprocess.run(words, cwd=elsewhere, env=make_environment(), timeout=BOOTSTRAP_S)
+        except subprocess.TimeoutExpired as error:
+            raise DeployError(
+                f"`cdk bootstrap` did not end within {BOOTSTRAP_S:g} s: look at the stack CDKToolkit and at npm"
+            ) from error
     if run.returncode:
         raise DeployError(f"`cdk bootstrap aws://{account}/{region}` ended with {run.returncode}; see above")
 

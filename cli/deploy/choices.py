@@ -21,6 +21,8 @@ SCOPE = {
     "trainingRoleArns": "Which roles may Rerail pass to jobs (ARNs, by commas)",
     "checkpointBuckets": "In which buckets may Rerail read checkpoints (names, by commas)",
 }
+# A job may name anything as its bucket, also a pattern for all.
+ROLE, BUCKET = re.compile(r"arn:[\w+=.@:/-]+"), re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;]+")
 
 
@@ -56,8 +58,8 @@ def find_scope(target: Target) -> dict[str, list[str]]:
     jobs = [result.get("TrainingJob", {}) for result in answer.get("Results", [])]
     uris = [read_checkpoint_uri(job) for job in jobs]
     return {
-        "trainingRoleArns": sorted({job["RoleArn"] for job in jobs if "RoleArn" in job}),
-        "checkpointBuckets": sorted({split_uri(uri)[0] for uri in uris if uri}),
+        "trainingRoleArns": sorted(filter(ROLE.fullmatch, {job.get("RoleArn", "") for job in jobs})),
+        "checkpointBuckets": sorted(filter(BUCKET.fullmatch, {split_uri(uri)[0] for uri in uris if uri})),
     }
 
 

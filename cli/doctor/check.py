@@ -58,10 +58,11 @@ def unknown(said: str, remedy: str) -> Check:
 
 def ask(about: str, questions: Sequence[Question[Subject]], subject: Subject) -> Iterator[Check]:
     """The answers in the order of the questions; None says that a question does not arise. What AWS refuses to answer
-    becomes `unknown`, with the permission that is lacking."""
+    becomes `unknown`, with the permission that is lacking. Whatever files are called, an answer is one line."""
     for question in questions:
         if answer := _answer(question, subject):
-            yield replace(answer, name=question.__name__.replace("_", " "), about=about)
+            said, remedy = (" ".join(text.split()) for text in (answer.said, answer.remedy))
+            yield replace(answer, said=said, remedy=remedy, name=question.__name__.replace("_", " "), about=about)
 
 
 def find_worst(checks: Sequence[Check]) -> CheckStatus:

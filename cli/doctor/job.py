@@ -6,7 +6,8 @@ from datetime import timedelta
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from cli.training_logs.expressions import REMEDY, find_flaw
+from cli.training_logs.expressions import REMEDY, find_flaw_in_time
+from rerail.messages.messages import JOB_NAME
 from rerail.model.errors import PolicyError
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import make_command_key
@@ -16,7 +17,6 @@ from rerail.model.run import make_run_id
 from rerail.requests.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, OURS, POLICY_TAG, RUN_TAG, TAG_LIMIT, find_refusal
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 FRESH = timedelta(minutes=5)
 # What a successor is told: its run, its number, and the orders.
 LONGEST_VALUE = 512
@@ -92,7 +92,7 @@ def metrics(subject: Subject) -> Check:
             return ok(f"{said}; its agent reports both")
         return warn(f"{said}: its loss and its pace are not watched", "add what `rerail metrics` prints")
     for metric in filter(None, (found.loss, found.grad_norm)):
-        if flaw := find_flaw(definitions[metric]):
+        if flaw := find_flaw_in_time(definitions[metric]):
             text = f"the expression of {metric} {flaw.text}"
             return broken(text, REMEDY) if flaw.is_certain else warn(text, REMEDY)
     lacking = [key for key in ("step", "loss", "nonfinite") if getattr(wanted, key) and not getattr(found, key)]

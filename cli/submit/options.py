@@ -12,7 +12,7 @@ from cli.submit.packing import COMMAND_SCRIPT, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.submit.settings import SubmitSettings
-from cli.training_logs.expressions import REMEDY, find_flaw
+from cli.training_logs.expressions import REMEDY, find_flaw_in_time
 
 LOCAL_IMAGE = "rerail-training:local"
 LOCAL_BUCKET = "sagemaker-local"
@@ -32,7 +32,7 @@ def make_name(script: Path, source: Source, project: str = "") -> str:
 
 def check_project(project: str) -> None:
     """Raise Problem if the project's name cannot begin a job's name."""
-    if project and not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,29}", project):
+    if project and not re.fullmatch(r"(?!.{31})[a-zA-Z0-9](-*[a-zA-Z0-9]){0,29}", project):
         raise Problem(
             f"project {project}: not a name that a job's name can begin with",
             "use 1-30 letters and digits, with single - between",
@@ -127,7 +127,7 @@ def find_metrics(source: Source, own: dict[str, str], screen: SubmitScreen) -> d
 def check_metrics(given: dict[str, str], screen: SubmitScreen) -> dict[str, str]:
     """Return the metric definitions; raise Problem for one that would misread the loss, and say what else is odd."""
     for name in sorted(given.keys() & {"loss", "grad_norm"}):
-        if flaw := find_flaw(given[name]):
+        if flaw := find_flaw_in_time(given[name]):
             if flaw.is_certain:
                 raise Problem(f"--metric {name}: the expression {flaw.text}", REMEDY)
             screen.say(f"--metric {name}: the expression {flaw.text}; {REMEDY}")

@@ -10,10 +10,10 @@ from typing import Any
 from cli.submit.channels import make_channels
 from cli.submit.problem import Problem
 from cli.submit.settings import SubmitSettings
+from rerail.messages.messages import JOB_NAME
 from rerail.model.errors import RequestRefused
 from rerail.requests.supervised import CHANNEL, supervised
 
-JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WARMEST_S = 21_600  # of the API; a quota may be smaller
 MOST_RETRIES = 30
 

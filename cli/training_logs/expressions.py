@@ -1,6 +1,8 @@
 """Find what a metric's regular expression makes of numbers and names as training scripts print them."""
 
 import re
+import signal
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from re import _constants, _parser  # type: ignore[attr-defined]
@@ -12,6 +14,8 @@ _ENDS = ("", " ", ",", "|")
 # The most characters of a repeated part: nested repetitions would multiply without a limit.
 LONGEST = 1_000
 _CHARACTERS = (_constants.LITERAL, _constants.RANGE)
+# How long an expression of others may take for all that is tried: one of 30 characters can take days.
+WITHIN_S = 5.0
 REMEDY = "`rerail metrics --log FILE` proposes expressions for your log"
 
 
@@ -37,6 +41,28 @@ def find_flaw(expression: str) -> Flaw | None:
     if other := _find_longer_name(expression):
         return Flaw(f"also reads {other!r}: begin it with (?:^|[^A-Za-z0-9_])", is_certain=False)
     return None
+
+
+def find_flaw_in_time(expression: str) -> Flaw | None:
+    """Return the flaw of an expression that others wrote; one that takes too long has that flaw.
+
+    Only a signal ends a match, and only in the main thread; on Windows, Ctrl-C does.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        return find_flaw(expression)
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, WITHIN_S)
+    try:
+        return find_flaw(expression)
+    except TimeoutError:
+        return Flaw(f"takes more than {WITHIN_S:g} s for one line", is_certain=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read(expression: str, number: str) -> str | None:

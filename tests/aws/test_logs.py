@@ -125,6 +125,18 @@ def test_a_stream_that_sagemaker_cannot_have_made_tells_nothing_about_a_failure(
     assert CloudWatchLogs().read_ends(replace(GPT, created_at=START + timedelta(hours=2))) == []
 
 
+@pytest.mark.threat("T7")
+def test_many_streams_of_others_hide_no_log():
+    """A page of DescribeLogStreams has 50, in the order of their names."""
+    write("gpt/algo-1-17", "the job")
+    write("gpt/algo-9-17", "host 9")
+    for number in range(60):
+        for host in (0, 100 + number):
+            client("logs").create_log_stream(logGroupName=GROUP, logStreamName=f"gpt/algo-{host}-{number}")
+    assert CloudWatchLogs().read_ends(GPT) == ["the job", "host 9"]
+    assert [line.text for line in CloudWatchLogs().tail("gpt", until=START, lines=9)] == ["the job"]
+
+
 def test_the_ends_are_the_last_lines_of_each_host_within_limits(monkeypatch):
     """Of the newest stream of each host; a long line is cut, and of many hosts the first are read."""
     monkeypatch.setattr(logs, "END_LINES", 2)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from cli.deploy.command import _Deployment, _Removal
 from cli.deploy.first import make_first_template, wait_for_sweep
 from cli.deploy.formation import Formation
 from cli.project import ROOT, read_choices
+from local.deploy import DeployError
 from tests.cli.cloud import Cloud, Deployed, refused
 
 CDK_JSON = """{
@@ -102,6 +104,14 @@ def test_a_bootstrap_with_a_qualifier_of_its_own_is_found_and_made(tmp_path, mon
             assert ":role/cdk-teamml-" in here.fill(role)
     cdk.bootstrap(here.account, here.region, qualifier=here.qualifier)
     assert ran[0][-4:] == ["--qualifier", "teamml", "--toolkit-stack-name", "CDKToolkit-teamml"]
+
+
+@pytest.mark.slow
+def test_a_bootstrap_that_does_not_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(cdk, "make_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(cdk, "BOOTSTRAP_S", 0.2)
+    with pytest.raises(DeployError, match="did not end within"):
+        cdk.bootstrap("123456789012", "eu-west-1")
 
 
 def test_a_change_set_names_the_tags_of_the_stack():
@@ -235,12 +245,13 @@ def test_destroy_lists_what_stays_with_an_old_bootstrap(capsys):
 
 
 class TaggedJobs:
-    """A target whose account has jobs with the tag, one of them with checkpoints."""
+    """A target whose account has jobs with the tag, one of them with checkpoints, and two that name all buckets."""
 
     account, is_local = "111122223333", False
     jobs = (
         {"RoleArn": "arn:aws:iam::111122223333:role/train", "CheckpointConfig": {"S3Uri": "s3://weights/gpt/"}},
-        {"RoleArn": "arn:aws:iam::111122223333:role/train"},
+        {"RoleArn": "arn:aws:iam::111122223333:role/train", "CheckpointConfig": {"S3Uri": "s3://a,*/gpt/"}},
+        {"RoleArn": "arn:aws:iam::*:role/*", "Environment": {"RERAIL_CHECKPOINTS": "s3://*/gpt/"}},
         {},
     )
 
@@ -272,6 +283,7 @@ def test_an_empty_choice_does_not_make_a_deployment_an_observer(unchosen, capsys
     assert "trainingRoleArns is not set" in capsys.readouterr().err
 
 
+@pytest.mark.threat("T21")
 def test_a_deployment_asks_for_roles_and_buckets_and_remembers_them(unchosen, monkeypatch):
     """The proposal is what jobs with the tag use; what is confirmed is written down."""
     deployment = _Deployment(TaggedJobs(), as_json=False, yes=False, plan=False)

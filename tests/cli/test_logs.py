@@ -79,6 +79,15 @@ def test_one_attempt_a_while_and_a_text_narrow_it_down(printed):
     assert rows == [{"at": at, "run": "gpt", "attempt": 2, "job": "gpt-a002", "host": "algo-1", "text": "five step=3"}]
 
 
+@pytest.mark.threat("T7")
+def test_streams_of_others_are_neither_shown_nor_in_the_way(printed):
+    for number in range(60):
+        client("logs").create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"gpt/algo-0-{number}")
+    put("gpt/algo-1-x", (-599, "a stranger"))
+    lines = print_lines()
+    assert any("one step=1" in line for line in lines) and not any("a stranger" in line for line in lines)
+
+
 def test_an_empty_log_is_reported(printed):
     answer = CliRunner().invoke(app, ["logs", "gpt", "--grep", "no such words"])
     assert (answer.exit_code, answer.stdout) == (0, "")

@@ -17,11 +17,13 @@ from rerail.model.run import Job
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 STREAM = re.compile(r"algo-[1-9]\d{0,4}-\d{1,16}", re.ASCII)
-BEFORE, ALWAYS = timedelta(minutes=5), datetime(2000, 1, 1, tzinfo=UTC)  # the clocks of two services differ
+BEFORE = timedelta(minutes=5)  # the clocks of two services differ
 # Log streams read per job: with a thousand machines the first few are representative.
 STREAM_LIMIT = 4
+# Pages of a job's streams, until those of so many hosts are known; others may make streams that sort before its own.
+STREAM_PAGES, STREAM_HOSTS = 20, 16
 # What `read_ends` reads of a failed job: hosts, lines and characters of each, and the seconds after which it stops.
-END_HOSTS, END_LINES, LINE_CHARS, END_SECONDS = 16, 200, 2_000, 8.0
+END_HOSTS, END_LINES, LINE_CHARS, END_SECONDS = STREAM_HOSTS, 200, 2_000, 8.0
 # Pages of a stream that are read for its end.
 END_PAGES = 5
 THROTTLING = ("ThrottlingException", "Throttling", "LimitExceededException", "ServiceUnavailableException")
@@ -59,27 +61,37 @@ class CloudWatchLogs:
     def read_ends(self, job: Job) -> Sequence[str]:
         deadline = time.monotonic() + END_SECONDS
         # A host has a stream for each time that SageMaker started the job; the last one tells how it ended.
-        streams = self._streams(job.name, f"{job.name}/algo-", since=job.created_at - BEFORE, is_quick=True)
+        streams = self._streams(job.name, f"{job.name}/algo-", of=job, deadline=deadline)
         newest = {_host(stream)[0]: stream for stream in streams}
         ends: list[str] = []
-        for stream in [newest[host] for host in newest if host <= job.cluster.count][:END_HOSTS]:
+        for stream in [*newest.values()][:END_HOSTS]:
             if ends and time.monotonic() > deadline:
                 break
             lines = self._end(stream, END_LINES, is_quick=True)
             ends.append("\n".join(line.text[:LINE_CHARS] for line in lines))
         return ends
 
-    def _streams(self, job: str, prefix: str, *, since: datetime = ALWAYS, is_quick: bool = False) -> Sequence[str]:
+    def _streams(self, job: str, prefix: str, *, of: Job | None = None, deadline: float | None = None) -> Sequence[str]:
         """Return the streams that SageMaker may have made for the job; others may make some of other names before it.
 
-        The Systems Manager agent writes to `<job>/algo-1-<time>/ssm`.
+        With a deadline of the monotonic clock, return what is known then. The Systems Manager agent writes to
+        `<job>/algo-1-<time>/ssm`.
         """
-        answer = _call("describe_log_streams", is_quick=is_quick, logGroupName=GROUP, logStreamNamePrefix=prefix)
-        with _readable(f"the logs of {job}"):
-            rows = [row for row in answer.get("logStreams", []) if row and "logStreamName" in row]
-            least = since.timestamp() * 1000
-            names = [row["logStreamName"] for row in rows if row.get("creationTime", least) >= least]
-            return sorted((name for name in names if STREAM.fullmatch(name.removeprefix(f"{job}/"))), key=_host)
+        least, found = (of.created_at - BEFORE).timestamp() * 1000 if of else 0, list[str]()
+        place: dict[str, Any] = {"logGroupName": GROUP, "logStreamNamePrefix": prefix}
+        for _ in range(STREAM_PAGES):
+            answer = _call("describe_log_streams", is_quick=deadline is not None, **place)
+            with _readable(f"the logs of {job}"):
+                rows = [row for row in answer.get("logStreams", []) if row and "logStreamName" in row]
+                names = [row["logStreamName"] for row in rows if row.get("creationTime", least) >= least]
+                own = [name for name in names if STREAM.fullmatch(name.removeprefix(f"{job}/"))]
+                found += [name for name in own if of is None or _host(name)[0] <= of.cluster.count]
+                place["nextToken"] = answer.get("nextToken", "")
+            if not place["nextToken"] or len({_host(name)[0] for name in found}) >= STREAM_HOSTS:
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                break
+        return sorted(found, key=_host)
 
     def _end(self, stream: str, count: int, *, is_quick: bool = False, **asked: Any) -> list[LogLine]:
         """Return the last lines of a stream, of a limited number of pages: a page may be empty though more follow."""

@@ -14,6 +14,7 @@ from cli.doctor.check import Check, CheckStatus, ask
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.place import now
+from cli.training_logs import expressions
 from rerail.aws.clients import client
 from rerail.model.file_copies import FileCopy
 from rerail.model.liveness import Phase
@@ -264,6 +265,23 @@ def test_a_folder_without_a_slash_takes_its_neighbours_too():
     assert neighbours and neighbours.verdict is CheckStatus.BROKEN and "runs/a-10/" in neighbours.said
     alone = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}]})
     assert alone and alone.verdict is CheckStatus.WARN and "s3://bucket/runs/a-1/" in alone.remedy
+
+
+@pytest.mark.threat("T14")
+def test_what_others_have_written_is_one_line_and_takes_limited_time(monkeypatch):
+    """An object's name that looks like a line of the doctor's, and an expression of 30 characters that takes days."""
+    monkeypatch.setattr(expressions, "WITHIN_S", 1.0)
+    definitions = [{"Name": "loss", "Regex": r"(?!.*(?:a|a)+b)(\d)a{60}"}]
+    named = {"Contents": [{"Key": "gpt\n  ok      people     7 subscribers are paged"}]}
+    answers = asked(
+        {
+            "AlgorithmSpecification": {"TrainingImage": "image", "MetricDefinitions": definitions},
+            "CheckpointConfig": {"S3Uri": "s3://bucket/gpt"},
+        },
+        {"s3.list_objects_v2": named},
+    )
+    assert "takes more than 1 s" in answers["metrics"].said
+    assert not any("\n" in check.said + check.remedy for check in answers.values())
 
 
 def test_a_file_that_may_not_be_copied_is_named_with_what_to_do():
