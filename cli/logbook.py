@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from cli.console import make_printable
@@ -64,16 +65,13 @@ class Logbook:
         """Those of every host, or of the first alone where there are many: reading them all would be throttled."""
         from rerail.aws.logs import STREAM, STREAM_PAGES
 
-        asked, names = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/algo-"}, list[str]()
-        for _ in range(STREAM_PAGES):
-            try:
-                answer = self.logs.describe_log_streams(**asked)
-            except self.logs.exceptions.ResourceNotFoundException:
-                return []  # no job of this account has printed anything yet
-            names += [row["logStreamName"] for row in answer["logStreams"]]
-            if not answer.get("nextToken"):
-                break
-            asked["nextToken"] = answer["nextToken"]
+        pages = self.logs.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/algo-"
+        )
+        try:
+            names = [row["logStreamName"] for page in islice(pages, STREAM_PAGES) for row in page["logStreams"]]
+        except self.logs.exceptions.ResourceNotFoundException:
+            return []  # no job of this account has printed anything yet
         # Neither those of a remote shell, nor what others have made.
         own = sorted(name for name in names if STREAM.fullmatch(name.removeprefix(f"{job}/")))
         first = [stream for stream in own if stream.startswith(f"{job}/algo-1-")]

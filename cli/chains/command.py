@@ -224,7 +224,7 @@ class ChainScreen:
         self._console.print(text, style="cyan")
 
     def show(self, task: str, text: str) -> None:
-        """Print a line about a task, on one line whatever the names in the job of a stranger."""
+        """Print one line about a task; names that others chose may contain line ends."""
         self._console.print(f"{task}: {' '.join(text.split())}")
 
     def show_plan(self, chain: Chain, plan: Mapping[str, TaskPlan]) -> None:

@@ -56,13 +56,13 @@ def read_facts(plain: Mapping[str, Any]) -> TaskFacts:
 def check_texts(*values: Any) -> None:
     """Raise TypeError unless all are text: others may write the record."""
     if wrong := [value for value in values if not isinstance(value, str)]:
-        raise TypeError(f"{wrong[0]!r:.100} is no text")
+        raise TypeError(f"{wrong[0]!r:.100} must be text")
 
 
 def check_counts(*values: Any) -> None:
     """Raise TypeError unless all are whole numbers."""
     if wrong := [value for value in values if type(value) is not int]:
-        raise TypeError(f"{wrong[0]!r:.100} is no whole number")
+        raise TypeError(f"{wrong[0]!r:.100} must be a whole number")
 
 
 def make_fingerprint(chain: str, task: str, facts: TaskFacts) -> str:

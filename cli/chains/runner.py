@@ -79,9 +79,9 @@ class ChainRunner:
                 self.sleep(self.pause_s)
 
     def find_earlier_run(self, task: str) -> str:
-        """Return the run that the task stood for last; "" if there is none, or if its name is not of this task's runs.
+        """Return the last recorded run of the task; "" for none, or for a name that a run of the task cannot have.
 
-        Who may write the record may name any run there.
+        Others may write the record, and name any run there.
         """
         run = self.records.record.runs.get(task, "")
         return run if is_run_name(self.chain.name, task, run) else ""

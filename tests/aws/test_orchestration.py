@@ -134,7 +134,7 @@ def test_only_a_refused_token_means_that_no_step_waits(sagemaker, code, message,
 
 @pytest.mark.threat("T36")
 def test_no_message_of_a_pipeline_makes_the_function_fail_each_minute(sagemaker, table):
-    """A token that can be nobody's is over; a step that did not declare its outputs fails, and its owner sees why."""
+    """A token that cannot be valid is over; a step that did not declare its outputs fails, and its owner sees why."""
     why = "OutputParameters: attempts is not declared by the step"
     sagemaker.add_client_error("send_pipeline_execution_step_success", "ValidationException", why)
     failed = {"CallbackToken": STEP.token, "FailureReason": f"Rerail.OutputRefused: {why}", "ClientRequestToken": ANY}

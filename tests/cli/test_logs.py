@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from moto import mock_aws
@@ -134,8 +135,8 @@ def test_an_empty_page_is_no_end():
     }
 
     class Logs:
-        def describe_log_streams(self, **_):
-            return {"logStreams": [{"logStreamName": "gpt/algo-1-17"}]}
+        def get_paginator(self, _):
+            return SimpleNamespace(paginate=lambda **_: [{"logStreams": [{"logStreamName": "gpt/algo-1-17"}]}])
 
         def get_log_events(self, *, nextToken=None, startTime, **_):
             assert startTime == int(NOW.timestamp() * 1000)

@@ -246,7 +246,7 @@ def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(wor
 
 
 def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
-    """Where nobody defined metrics the heartbeat is all there is; when it ceases, people are told, and no more."""
+    """Heartbeats are the only signs of a job without metric definitions: their end is reported, and stops nothing."""
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.sagemaker.defined_metrics = ()
     world.sagemaker.submit("plain")

@@ -107,7 +107,10 @@ def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
     assert (summary()["tone"], summary()["todo"][0][:11]) == ("recovering", "Nothing yet")
     last = train(world, 60, first=last)
     assert summary()["headline"] == "Training: nothing to do"
-    for kind, what in (("stall", "the job has made no step for longer than usual"), ("blind", "metrics are missing")):
+    for kind, what in (
+        ("stall", "the job has made no step for longer than usual"),
+        ("blind", "metrics or heartbeats are missing"),
+    ):
         silent = len(world.bus.notices)
         while len(world.bus.notices) == silent:
             world.minutes(1)

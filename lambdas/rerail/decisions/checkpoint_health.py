@@ -29,7 +29,7 @@ SAVED_AFTER = "saved after "
 # What is missing while a warning of the kind is open.
 MISSING = {
     Kind.STALL: "the job has made no step for longer than usual",
-    Kind.BLIND: "metrics are missing",
+    Kind.BLIND: "metrics or heartbeats are missing",
     Kind.STARTUP_STALL: "the job has made no first step",
     Kind.CHECKPOINT_STALL: "the next checkpoint is overdue",
 }

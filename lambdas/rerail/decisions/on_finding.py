@@ -142,13 +142,14 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     if not observed.witnessed:
         findings = [_check_against_checkpoints(finding, observed, policy) for finding in findings]
     paged = _list_paged_kinds(run)
+    reported = {*run.open_warnings, *paged}
     # The page of a stall whose metrics are missing says the same as the warning that they are.
     known = {Kind.BLIND} & paged
     return tuple(
         finding
         for finding in findings
-        if (finding.level in RESOLVED_LEVELS and finding.kind in {*run.open_warnings, *paged})
-        or (_make_key(run, finding) not in run.warnings and finding.kind not in known)
+        if (finding.level in RESOLVED_LEVELS and finding.kind in reported)
+        or (run.make_warning_key(finding) not in run.warnings and finding.kind not in known)
     )
 
 
@@ -209,7 +210,7 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
             Severity.INFORM,
             f"{finding.kind} ({state})",
             finding.evidence,
-            key=_make_key(run, finding),
+            key=run.make_warning_key(finding),
             runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
             did="nothing: it may well recover by itself" if state == "warning" else "nothing more",
             since=finding.onset_at or finding.at,
@@ -320,8 +321,8 @@ def _inform_of_alarm(intervention: Intervention, policy: Policy) -> Decision | N
         return None
     warning = replace(finding, level=Level.WARN, evidence=f"{finding.evidence}; no restart: {why}")
     # A later alarm of this attempt is decided on again.
-    run = replace(run, warnings=tuple(key for key in run.warnings if key != _make_key(run, finding)))
-    return Decision(run) if _make_key(run, warning) in run.warnings else _on_warning(run, (warning,))
+    run = replace(run, warnings=tuple(key for key in run.warnings if key != run.make_warning_key(finding)))
+    return Decision(run) if run.make_warning_key(warning) in run.warnings else _on_warning(run, (warning,))
 
 
 def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None:
@@ -335,7 +336,7 @@ def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None
         Severity.INFORM,
         f"{finding.kind}: observing only",
         what,
-        key=_make_key(run, finding),
+        key=run.make_warning_key(finding),
         runbook=Runbook.OBSERVING,
         did=did,
         since=finding.onset_at or finding.at,
@@ -400,7 +401,7 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         before_step=onset_step,
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
-    title, key = f"{finding.kind}: relaunching", _make_key(run, finding)
+    title, key = f"{finding.kind}: relaunching", run.make_warning_key(finding)
     notice = make_notice(
         run, Severity.INFORM, title, intervention.what, key=key, did=intervention.plan_text, since=intervention.began
     )
@@ -527,11 +528,4 @@ def _with_finding(decision: Decision, finding: Finding) -> Decision:
 
 def _with_notified(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
     """Return the run with these findings recorded as reported."""
-    return with_warnings(run, *(_make_key(run, finding) for finding in findings))
-
-
-def _make_key(run: Run, finding: Finding) -> str:
-    """Return the key of a finding's notice: one per kind, level, onset and start of the processes."""
-    attempt, restart = run.current.number, run.current.restart
-    where = f"{attempt}.{restart}" if restart else str(attempt)
-    return f"{finding.kind}-{finding.level}-{where}-{finding.onset_step}"
+    return with_warnings(run, *(run.make_warning_key(finding) for finding in findings))

@@ -7,8 +7,8 @@ from rerail.model.liveness import Liveness, Phase
 from rerail.model.thresholds import Thresholds
 
 
-def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """Return a warning if no metrics arrive while steps are due; that alone is not a reason to stop a job."""
+def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds, *, what: str = "metrics") -> Finding | None:
+    """Return a warning if no metrics, or no `what`, arrive while steps are due; that alone stops no job."""
     if liveness.phase is Phase.CAPACITY or liveness.since is None:
         return None
     last_received = max(liveness.received_at, liveness.since) if liveness.received_at else liveness.since
@@ -16,5 +16,5 @@ def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Fi
     limit = detection.startup_limit if liveness.phase is Phase.STARTUP else detection.blind_after
     if now - last_received <= limit:
         return None
-    text = f"no metrics for {(now - last_received).total_seconds():.0f} s while the job is training"
+    text = f"no {what} for {(now - last_received).total_seconds():.0f} s while the job is training"
     return Finding(Kind.BLIND, Level.WARN, liveness.step, liveness.step, text, now, last_received)

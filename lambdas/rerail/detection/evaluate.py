@@ -244,22 +244,24 @@ def evaluate_load(
     detection, liveness = monitored.policy.detection, memory.detectors.liveness
     started = replace(liveness, started_at=run.current.training_started_at)
     findings = _find_missing_checkpoint(monitored._replace(saved_at=saves), started, at)
-    if run.current.agent and liveness.received_at and (silent := blind.find_overdue(liveness, at, detection)):
-        findings += (replace(silent, evidence=silent.evidence.replace("no metrics", "no heartbeat")),)
+    silent = blind.find_overdue(liveness, at, detection, what="heartbeat")
+    if run.current.agent and liveness.received_at and silent:
+        findings += (silent,)
     if idle := find_idle(hosts, saves, at=at, detection=detection):
         findings += (idle,)
     # Without values nothing is known of the machines, so that an open page stays open.
     compute = bool(hosts) and not any(host.idle_since for host in hosts.values())
-    is_over = {
-        Kind.CHECKPOINT_STALL: True,
+    again = {
         Kind.STALL: compute and any(host.has_resumed for host in hosts.values()),
         # A page about an agent that fell silent is not over because the machines are busy.
         Kind.BLIND: compute and not run.current.agent,
     }
-    over = [finding for finding in find_resolved(monitored, findings, at) if is_over.get(finding.kind)]
-    texts = {Kind.STALL: "the machines compute again", Kind.BLIND: "the machines compute again"}
-    over = [replace(finding, evidence=texts.get(finding.kind, finding.evidence)) for finding in over]
-    return Evaluation(memory, (*findings, *over))
+    for over in find_resolved(monitored, findings, at):
+        if over.kind is Kind.CHECKPOINT_STALL:
+            findings += (over,)
+        elif again.get(over.kind):
+            findings += (replace(over, evidence="the machines compute again"),)
+    return Evaluation(memory, findings)
 
 
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, policy: Policy, *, at: datetime) -> RunDetection:
@@ -327,8 +329,9 @@ def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: date
         return ()
     due_now = {finding.kind for finding in findings}
     paged = [page.notice.about for page in monitored.run.pages if page.notice.until is ClearedBy.RECOVERED]
-    reported = {*monitored.run.open_warnings, *paged}
-    if not monitored.saved_at and monitored.run.open_warnings.get(Kind.CHECKPOINT_STALL) == str(None):
+    warnings = monitored.run.open_warnings
+    reported = {*warnings, *paged}
+    if not monitored.saved_at and warnings.get(Kind.CHECKPOINT_STALL, 0) is None:
         reported.remove(Kind.CHECKPOINT_STALL)
     over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in reported and not due_now & blocking]
     return tuple(Finding(kind, Level.RECOVERED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)

@@ -29,13 +29,13 @@ READ_EVERY = 5
 
 
 class HostHistory(NamedTuple):
-    """The usual load of a machine, since when it is idle, its longest earlier pause, and whether it has resumed."""
+    """The usual load of a machine, since when it is idle, and its longest earlier pause."""
 
     gpu: float
     cpu: float
     idle_since: datetime | None
     longest: timedelta
-    # Of a machine that is idle for longer than values are read, all look usual.
+    # It was idle and computed again. While values are read only of idle time, they look like the usual load.
     has_resumed: bool
 
 
@@ -105,7 +105,8 @@ def _describe(values: Sequence[HostLoad], at: datetime, period: timedelta) -> Ho
             idle_since = idle_since or value.at - period
             continue
         if idle_since is not None:
-            longest, has_resumed = max(longest, value.at - idle_since if busy else longest), True
+            has_resumed = True
+            longest = max(longest, value.at - idle_since) if busy else longest
         idle_since, busy = None, busy + 1
     return HostHistory(gpu, cpu, idle_since, longest, has_resumed) if busy >= ENOUGH else None
 

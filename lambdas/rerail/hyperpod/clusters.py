@@ -20,10 +20,9 @@ from rerail.ports import Bus, Policies, Runs
 
 TRIES = 8
 # The limit on notices counts those of the last hour; the condition of a part is dropped after a month.
-# The most parts that are recorded of a cluster: DynamoDB takes 400 KB.
-MOST_PARTS = 1_000
 WINDOW, KEPT_FOR = timedelta(hours=1), timedelta(days=30)
-CLOCKS_DIFFER = timedelta(minutes=10)
+MOST_PARTS = 1_000  # of a cluster's record: DynamoDB takes 400 KB
+CLOCKS_DIFFER = timedelta(minutes=10)  # at most
 NAMED_RUNS = 10
 NOTHING_MORE = "Nothing more: this page is over"
 LEFT_ALONE = "nothing but this notice: HyperPod's nodes are left to HyperPod"

@@ -613,12 +613,22 @@ class Run(Record):
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
 
     @property
-    def open_warnings(self) -> dict[str, str]:
-        """Return the kinds of the current processes' findings that were told and are not over, with their onsets."""
-        start = f"{self.current.number}.{self.current.restart}".removesuffix(".0")
+    def _start(self) -> str:
+        """Return the number of the attempt, and of its in-place restart if there was one."""
+        attempt, restart = self.current.number, self.current.restart
+        return f"{attempt}.{restart}" if restart else str(attempt)
+
+    def make_warning_key(self, finding: Finding) -> str:
+        """Return the key of a finding's notice: one per kind, level, onset and start of the processes."""
+        return f"{finding.kind}-{finding.level}-{self._start}-{finding.onset_step}"
+
+    @property
+    def open_warnings(self) -> dict[str, int | None]:
+        """Return the kinds of open findings of the current processes, each with the step at which it began or None."""
         reported = (key.split("-", 3) for key in self.warnings)
-        newest = {words[0]: words for words in reported if len(words) == 4 and words[2] == start}
-        return {kind: key[3] for kind, key in newest.items() if key[1] in (Level.WARN, Level.INTERVENE)}
+        newest = {words[0]: words for words in reported if len(words) == 4 and words[2] == self._start}
+        is_open = (Level.WARN, Level.INTERVENE)
+        return {kind: int(at) if at.isdecimal() else None for kind, level, _, at in newest.values() if level in is_open}
 
     def find_start(self, attempt: Attempt) -> int | None:
         """Return the step that an attempt resumed from, 0 for none, even if another one was ordered.

@@ -61,7 +61,7 @@ class Orchestrator:
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
             return
         known = (one for one in self.waits.list_waits() if not isinstance(one, BadRecord))
-        # A pipeline's token cannot be verified: invented ones take no room of state machines.
+        # A pipeline's token cannot be verified: invented ones do not count against state machines.
         others = [one for one in known if one.token != wait.token and one.caller is wait.caller]
         if len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB:
             cause = (

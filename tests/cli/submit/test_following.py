@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 from botocore.exceptions import ClientError
 
@@ -37,6 +38,9 @@ class World:
     def describe_training_job(self, *, TrainingJobName: str) -> dict[str, str]:
         status, secondary, reason = self.jobs[TrainingJobName]
         return {"TrainingJobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
+
+    def get_paginator(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(paginate=lambda **asked: (call(**asked) for call in [getattr(self, name)]))
 
     def describe_log_streams(self, *, logGroupName: str, logStreamNamePrefix: str) -> dict:
         assert logGroupName == LOG_GROUP
