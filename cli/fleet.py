@@ -15,6 +15,7 @@ from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
 from rerail.decisions.decision import find_manifest_key, format_next_command, select_known
+from rerail.decisions.shared_errors import find_evidence
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
@@ -70,6 +71,16 @@ class FleetStatus:
         """How many runs there are in each state, in the order of a run's life."""
         counted = Counter(row.run.state for row in self.rows)
         return {state.value: counted[state] for state in RunState if counted[state]}
+
+    @property
+    def shared_errors(self) -> Mapping[str, list[str]]:
+        """Return the runs that are held or wait after the same error, by that error; for two runs or more."""
+        found: dict[str, tuple[str, list[str]]] = {}
+        for run in (row.run for row in self.rows if row.run.state in (RunState.HELD, RunState.WAITING)):
+            failed = run.current if run.state is RunState.HELD else run.attempts[-2:][0]
+            if error := find_evidence(run, failed):
+                found.setdefault(failed.fingerprint, (error, []))[1].append(run.id)
+        return {error: sorted(ids) for error, ids in found.values() if len(ids) > 1}
 
 
 @dataclass

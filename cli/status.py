@@ -151,6 +151,9 @@ def make_head(fleet: FleetStatus) -> RenderableType:
     words = Text.assemble(PAUSES[fleet.paused], "   supervisor ", _health(fleet))
     lines = [first, counts, words] if fleet.counts else [first, words]
     lines += [Text.assemble(("  alarm  ", "bold red"), said) for said in fleet.alarms or ()]
+    for error, runs in fleet.shared_errors.items():
+        some = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+        lines.append(Text.assemble(("  error  ", "bold red"), f"{error}: {some}"))
     if fleet.unread:
         said = f"written by another version than this: {', '.join(fleet.unread)}. To do: use that one, or deploy it"
         lines.append(Text.assemble(("  unread ", "bold red"), said))
@@ -252,6 +255,7 @@ def make_plain_fleet(fleet: FleetStatus, rows: Sequence[FleetRow]) -> dict[str, 
         "paused": fleet.paused,
         "supervisor": {"alarms": None if fleet.alarms is None else list(fleet.alarms)},
         "counts": dict(fleet.counts),
+        "shared_errors": fleet.shared_errors,
         "unread": list(fleet.unread),
         "runs": [_plain(row) for row in rows],
     }

@@ -63,7 +63,7 @@ from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Notices, Policy
-from rerail.model.rate_limit import Admission, Launches, admit
+from rerail.model.rate_limit import Admission, Launches, Request, admit, claim_page
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.run_event import RunEvent
 from rerail.model.signals import OperatorVerb
@@ -530,10 +530,15 @@ class FakeRateLimit:
 
     record: str = field(default_factory=lambda: dumps(Launches()))
 
-    def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        after, admission = admit(loads(Launches, self.record), job_name, at=at, limit=limit, window=window)
+    def admit(self, request: Request, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        after, admission = admit(loads(Launches, self.record), request, at=at, limit=limit, window=window)
         self.record = dumps(after)
         return admission
+
+    def claim_page(self, run: str, error: str, *, at: datetime) -> str:
+        after, paged_by = claim_page(loads(Launches, self.record), run, error, at=at)
+        self.record = dumps(after)
+        return paged_by
 
 
 @dataclass

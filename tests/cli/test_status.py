@@ -153,6 +153,18 @@ def test_the_head_has_counts_pause_and_health(where):
     assert "no sweep for 5 minutes." in said
 
 
+def test_an_error_that_several_runs_failed_with_is_named_once(where):
+    error = "ModuleNotFoundError: No module named 'flash_attn'"
+    for name in ("a", "b", "c", "d"):
+        run = held(name)
+        attempt = replace(run.current, cause=Cause.USER_CODE, fingerprint="f1")
+        incident = replace(run.incidents[0], cause=Cause.USER_CODE, evidence=error)
+        keep(where, replace(run, attempts=(run.attempts[0], attempt), incidents=(incident,)))
+    keep(where, held("e"), held("f"))
+    assert f"error  {error}: a, b, c and 1 more\n" in print_status()
+    assert json.loads(print_status("--json"))["shared_errors"] == {error: ["a", "b", "c", "d"]}
+
+
 @pytest.mark.parametrize(
     ("text", "paused", "said"),
     [("on", False, "active "), ("off", True, "PAUSED: no job"), ("maybe", None, "pause unknown ")],

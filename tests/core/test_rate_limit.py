@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.model.codec import dumps, loads
-from rerail.model.rate_limit import Launches, admit
+from rerail.model.rate_limit import Launches, Request, admit
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 def asked(launches: Launches, name: str, minute: float, *, limit: int = 2):
-    return admit(launches, name, at=NOON + minute * MINUTE, limit=limit, window=HOUR)
+    return admit(launches, Request(name), at=NOON + minute * MINUTE, limit=limit, window=HOUR)
 
 
 @given(
@@ -26,7 +26,7 @@ def test_in_no_window_are_there_more_than_the_limit(asking, limit, window):
     launches, made, at = Launches(), {}, NOON
     for name, minutes in asking:
         at += minutes * MINUTE
-        launches, answer = admit(launches, name, at=at, limit=limit, window=window)
+        launches, answer = admit(launches, Request(name), at=at, limit=limit, window=window)
         launches = loads(Launches, dumps(launches))
         if answer.granted:
             made[name] = at

@@ -2,9 +2,11 @@
 
 Key: `account` with sort key `launches`. Jobs are stored as digests of their names, so that an hour fits one item."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
@@ -12,10 +14,12 @@ from rerail.aws.clients import client
 from rerail.aws.validation import validate
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
-from rerail.model.rate_limit import Admission, Launches, admit
+from rerail.model.rate_limit import Admission, Launches, Request, admit, claim_page
 
 KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
 TRY_LIMIT = 8
+
+Answer = TypeVar("Answer")
 
 
 class DynamoRateLimit:
@@ -24,13 +28,21 @@ class DynamoRateLimit:
     def __init__(self, table: str) -> None:
         self._table = table
 
-    def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        digest = sha256(job_name.encode()).hexdigest()[:12]
+    def admit(self, request: Request, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        digest = sha256(request.job_name.encode()).hexdigest()[:12]
+        request = replace(request, job_name=digest)
+        return self._update(lambda launches: admit(launches, request, at=at, limit=limit, window=window))
+
+    def claim_page(self, run: str, error: str, *, at: datetime) -> str:
+        return self._update(lambda launches: claim_page(launches, run, error, at=at))
+
+    def _update(self, change: Callable[[Launches], tuple[Launches, Answer]]) -> Answer:
+        """Store the changed launches and return the answer; raises Throttled after several conflicts in a row."""
         for _ in range(TRY_LIMIT):
             version, launches = self._load()
-            after, admission = admit(launches, digest, at=at, limit=limit, window=window)
+            after, answer = change(launches)
             if after == launches or self._keep(after, version):
-                return admission
+                return answer
         raise Throttled("the count of relaunches changed concurrently at every try; try again later")
 
     def _load(self) -> tuple[int, Launches]:

@@ -79,20 +79,28 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
     retry_at = refused.until or refused.at
     run = replace(run, state=RunState.WAITING, wake_at=retry_at, blocked_by=LaunchCheck.RATE_LIMIT, ledger=ledger)
     reason = f"{run.current.job_name} waits {format_duration(retry_at - refused.at)}: {refused.message}"
+    if refused.shared_by and (incident := run.open_incident) and refused.message not in incident.reason:
+        extended = replace(incident, reason=f"{incident.reason}\nits relaunch waits: {refused.message}")
+        run = replace(run, incidents=(*run.incidents[:-1], extended))
     if refused.paged_at is None:
         return Decision(run, reason=reason, finding=RATE_LIMITED)
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
     if key in run.warnings:
         return Decision(run, reason=reason, finding=RATE_LIMITED)
     run = with_warnings(run, key)
+    title = "relaunches are rate-limited: many runs fail at once"
+    todo = "See what all of them have in common: a release, a quota, a file system"
+    if refused.shared_by:
+        title = "relaunches wait: many runs fail with one error"
+        todo = "Fix what they have in common, such as the image; then release a held one of them, and the others follow"
     notice = Notify(
         severity=Severity.PAGE,
-        title="relaunches are rate-limited: many runs fail at once",
+        title=title,
         body=reason,
         key=key,
         runbook=Runbook.RELAUNCH_RATE_LIMIT,
         did=f"{run.current.job_name} and those after it wait; each tries again by itself",
-        todo="See what all of them have in common: a release, a quota, a file system\nTo list the runs: rerail status",
+        todo=f"{todo}\nTo list the runs: rerail status",
         since=refused.at,
         until=ClearedBy.LAUNCHED,
     )

@@ -179,6 +179,8 @@ class CreateRefused:
     until: datetime | None = None
     # Rate limit only: set if on-call has to be paged.
     paged_at: datetime | None = None
+    # Rate limit only: the relaunched runs that failed with the same error, where it waits for one of them.
+    shared_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, assert_never
 
 from rerail.accounting.save_interval import estimate_mtbf
@@ -27,6 +28,7 @@ from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
+from rerail.decisions.shared_errors import find_evidence, has_recovered, make_error_key
 from rerail.diagnosis.classify import diagnose_report, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
@@ -51,6 +53,7 @@ from rerail.model.actions import (
     PostCommand,
     QuarantineCheckpoints,
     ReleaseWarmPool,
+    Severity,
     StopJob,
 )
 from rerail.model.checkpoints import Checkpoint
@@ -78,8 +81,20 @@ from rerail.model.machines import read_cluster
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
+from rerail.model.rate_limit import Request
 from rerail.model.redaction import find_secrets
-from rerail.model.run import Job, JobStatus, Run, RunState, StateChange, TimelineEntry, make_run_id, make_state_change
+from rerail.model.run import (
+    Attempt,
+    Job,
+    JobStatus,
+    Run,
+    RunState,
+    StateChange,
+    TimelineEntry,
+    make_run_id,
+    make_state_change,
+)
+from rerail.model.runbooks import Runbook
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
@@ -647,7 +662,7 @@ class Supervisor:
             case PostCommand():
                 self.mailbox.post(action.command, run.signing_key)
             case Notify():
-                self.bus.publish(self._make_notice(run, action))
+                self.bus.publish(self._make_notice(run, self._without_repeated_page(run, action)))
             case _ as unreachable:
                 assert_never(unreachable)
         return None
@@ -659,6 +674,24 @@ class Supervisor:
                 if self.jobs.describe(action.job_name)[0].status in (JobStatus.STOPPING, JobStatus.STOPPED):
                     raise Throttled(f"{action.job_name} is being stopped, and not by Rerail")
         self.jobs.stop(action.job_name)
+
+    def _without_repeated_page(self, run: Run, notice: Notify) -> Notify:
+        """Return the notice; one that only informs if another run has paged on-call about the same error."""
+        is_about_error = run.state is RunState.HELD and notice.runbook in (Runbook.BUDGET_SPENT, Runbook.SAME_ERROR)
+        is_shared = is_about_error and find_evidence(run, run.current)
+        if notice.severity is not Severity.PAGE or not is_shared:
+            return notice
+        if not policy_of(run, self.policies).limits.account_relaunches:
+            return notice
+        paged_by = self.rate_limit.claim_page(run.id, self._make_error_key(run, run.current), at=self.clock())
+        if paged_by == run.id:
+            return notice
+        did = f"{notice.did}; on-call was paged about this error of run {paged_by}"
+        return replace(notice, severity=Severity.INFORM, did=did)
+
+    def _make_error_key(self, run: Run, attempt: Attempt) -> str:
+        image = (self._read_request(run.id).get("AlgorithmSpecification") or {}).get("TrainingImage", "")
+        return make_error_key(attempt, image)
 
     def _make_notice(self, run: Run, notice: Notify) -> Notice:
         """Return the notice for people."""
@@ -749,13 +782,26 @@ class Supervisor:
     def _check_rate_limit(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Request one launch from the account's rate limit; a repeated request counts once."""
         limits, at = policy_of(run, self.policies).limits, self.clock()
-        window = limits.account_window
-        admission = self.rate_limit.admit(action.job_name, at=at, limit=limits.account_relaunches, window=window)
+        failed = run.attempts[-2] if len(run.attempts) > 1 else run.current
+        evidence = find_evidence(run, failed)
+        error = self._make_error_key(run, failed) if evidence else ""
+        request = Request(
+            action.job_name, run.id, error, failed_at=failed.ended_at, is_approved=bool(run.current.approved_by)
+        )
+        admit = partial(self.rate_limit.admit, at=at, limit=limits.account_relaunches, window=limits.account_window)
+        admission = admit(request)
+        others = {name: self.runs.load(name) for name in admission.tries}
+        if any(other and has_recovered(other, admission.tries[name], at) for name, other in others.items()):
+            admission = admit(replace(request, is_solved=True))
         if admission.granted:
             return None
-        limit = limits.account_relaunches
-        why = f"{admission.count} relaunches over all runs within {format_duration(window)}, of at most {limit}"
-        return CreateRefused(at, action, Refusal.RATE_LIMIT, why, admission.until, admission.paged_at)
+        window, limit = format_duration(limits.account_window), limits.account_relaunches
+        why = f"{admission.count} relaunches over all runs within {window}, of at most {limit}"
+        if admission.tries:
+            names = ", ".join(sorted(admission.tries))
+            why = f"{names} failed with the same error and have not recovered since their relaunch: {evidence}"
+        shared_by = tuple(sorted(admission.tries))
+        return CreateRefused(at, action, Refusal.RATE_LIMIT, why, admission.until, admission.paged_at, shared_by)
 
     def _find_deferral(self, run: Run) -> tuple[bool, bool]:
         """Return whether stops and launches of the run wait, and whether a pause is the reason.

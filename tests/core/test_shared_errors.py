@@ -1,0 +1,122 @@
+"""Errors that several runs share, such as those of a broken image: few relaunches, one page, and an end for all."""
+
+from datetime import timedelta
+
+import pytest
+
+from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.model.actions import Severity
+from rerail.model.policy import Limits, Policy
+from rerail.model.run import RunState
+from rerail.model.signals import OperatorVerb
+from tests.fakes import World
+
+NAMES = [f"run-{number:02}" for number in range(50)]
+BROKEN = "AlgorithmError: ValueError: the tokenizer has 32000 entries but the model 32064, exit code: 1"
+MISSING = "AlgorithmError: ModuleNotFoundError: No module named 'flash_attn', exit code: 1"
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for name in NAMES:
+        world.sagemaker.submit(name, uri=f"s3://bucket/{name}/")
+        world.supervisor().handle(JobStateChanged(name))
+    return world
+
+
+def fail(world: World, names: list[str], reason: str) -> None:
+    """Fail each run's live job, one a second."""
+    for job in world.sagemaker.live():
+        if job[:6] in names:
+            world.sagemaker.fail(job, reason)
+            world.supervisor().handle(JobStateChanged(job))
+            world.clock.pass_by(timedelta(seconds=1))
+
+
+def relaunched(world: World) -> list[str]:
+    return [name for name in NAMES if len(world.run(name).attempts) > 1 and world.run(name).current.exists]
+
+
+def pages(world: World) -> list[str]:
+    return [notice.title for notice in world.bus.notices if notice.severity is Severity.PAGE]
+
+
+def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent(world):
+    fail(world, NAMES, BROKEN)
+    world.minutes(5)
+    tried = relaunched(world)
+    assert len(tried) == 5
+    world.minutes(3)
+    fail(world, tried, BROKEN)
+    world.minutes(120)
+    assert relaunched(world) == tried
+    assert len(pages(world)) == 1
+    assert {world.run(name).state for name in tried} == {RunState.HELD}
+    waiting = world.run(next(name for name in NAMES if name not in tried))
+    assert waiting.state is RunState.WAITING
+    assert all(name in waiting.open_incident.reason for name in tried)
+
+
+@pytest.mark.threat("T38")
+@pytest.mark.parametrize("reason", [MISSING, BROKEN], ids=["held at once", "after a relaunch"])
+def test_a_page_about_the_error_stands_for_all(world, reason):
+    fail(world, NAMES[:3], reason)
+    world.minutes(5)
+    fail(world, NAMES[:3], reason)
+    world.minutes(5)
+    assert [world.run(name).state for name in NAMES[:3]] == [RunState.HELD] * 3
+    assert len(pages(world)) == 1
+    others = [notice for notice in world.bus.notices if "on-call was paged about this error of run" in notice.did]
+    assert len(others) == 2
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_all_go_on_once_one_has_recovered(world, is_released):
+    """It recovers by its relaunch, or once an operator has fixed the image and releases it."""
+    fail(world, NAMES, BROKEN)
+    world.minutes(5)
+    tried = relaunched(world)
+    if is_released:
+        fail(world, tried, BROKEN)
+        world.minutes(5)
+        world.supervisor().handle(CommandReceived("1", tried[0], OperatorVerb.RELEASE, "ann", "a new image"))
+        world.minutes(5)
+        assert relaunched(world) == tried
+    else:
+        world.checkpoints.save(step=900, uri=f"s3://bucket/{tried[0]}/")
+        fail(world, tried[1:], BROKEN)
+    world.minutes(40)
+    assert relaunched(world) == NAMES
+    assert len(pages(world)) == 1
+
+
+@pytest.mark.threat("T38")
+@pytest.mark.parametrize(
+    ("make_reason", "has_own_image"),
+    [
+        (lambda number: f"AlgorithmError: KeyError: 'column {chr(97 + number % 26)}{'x' * (number // 26)}'", False),
+        (lambda number: "AlgorithmError: AssertionError: , exit code: 1", False),
+        (lambda number: "InternalServerError: We encountered an internal error.  Please try again.", False),
+        (lambda number: BROKEN, True),
+    ],
+    ids=["errors of their own", "a bare class", "platform", "images of their own"],
+)
+def test_other_failures_wait_for_nothing(world, make_reason, has_own_image):
+    for number, name in enumerate(NAMES):
+        if has_own_image:
+            image = {"AlgorithmSpecification": {"TrainingImage": f"{name}:1"}}
+            world.runs.requests[name] = {**world.runs.requests[name], **image}
+        fail(world, [name], make_reason(number))
+    world.minutes(10)
+    assert relaunched(world) == NAMES
+
+
+def test_without_a_rate_limit_every_run_is_relaunched_and_pages(world):
+    world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=0))
+    fail(world, NAMES[:7], BROKEN)
+    world.minutes(5)
+    assert relaunched(world) == NAMES[:7]
+    fail(world, NAMES[:7], BROKEN)
+    world.minutes(5)
+    assert len(pages(world)) == 7
