@@ -20,7 +20,7 @@ from cli.fleet import FleetReader, FleetRow
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place, now
 from cli.utilization import read_utilization
-from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
+from rerail.accounting.costs import find_run_cap, find_runtime_left, find_unpriced_type, sum_run_dollars
 from rerail.accounting.goodput import RECENT, Account, find_incident_dollars, find_recent_share, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
@@ -308,7 +308,7 @@ def describe_utilization(where: Place, run: Run) -> Iterator[str]:
 
 def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
     """Yield what the run has cost, its cap, and the runtime that is left."""
-    spent, cap = make_account(run, now(), policy).dollars, policy.limits.run_dollars
+    spent, (cap, _) = make_account(run, now(), policy).dollars, find_run_cap(policy)
     if spent is None:
         yield f"cost so far: not known, the policy has no price for {find_unpriced_type(run, policy.prices)}"
     elif spent:

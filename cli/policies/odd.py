@@ -50,6 +50,11 @@ def check_dollar_limits(policy: Policy) -> str:
             f"limits.incident_dollars ({limits.incident_dollars:g}) is above limits.run_dollars "
             f"({limits.run_dollars:g}): it is never reached"
         )
+    if 0 < limits.stop_dollars < limits.run_dollars:
+        return (
+            f"limits.run_dollars ({limits.run_dollars:g}) is above limits.stop_dollars "
+            f"({limits.stop_dollars:g}): it is never reached"
+        )
     return ""
 
 

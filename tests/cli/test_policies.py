@@ -83,6 +83,7 @@ ODD = (
     ("check_start_limit", "[limits]\nstarts = 0"),
     ("check_start_limit", "[limits]\nattempts = 3\nstarts = 9"),
     ("check_dollar_limits", "[limits]\nrun_dollars = 10\nincident_dollars = 20"),
+    ("check_dollar_limits", "[limits]\nrun_dollars = 20\nstop_dollars = 10"),
     ("check_backoff", '[backoff]\nbase = "20m"\ncap = "1m"'),
     ("check_fallback_delay", '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]\nfallback_after = "13h"'),
     ("check_save_answer", '[save]\nanswer = "20m"'),

@@ -205,6 +205,38 @@ def test_a_cap_counts_billed_time_and_the_policys_prices(world, facts, prices):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
+def test_a_running_job_is_saved_and_stopped_at_its_cap(world):
+    """People are informed at four fifths of it. A held run goes on for as much again once it is released."""
+    under(world, limits=Limits(stop_dollars=4 * P5_HOUR))
+    world.minutes(100)
+    (forecast,) = [notice for notice in world.bus.notices if notice.title == "gpt: its cost nears the cap"]
+    assert "on 2026-01-31 at 02:00 UTC" in forecast.body and forecast.severity is Severity.INFORM
+    assert world.sagemaker.live() == ["gpt"]
+    world.minutes(21)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=900)
+    world.minutes(2)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.HELD, [])
+    assert "(limits.stop_dollars)" in world.run().hold_reason
+    assert world.run().ledger.charges == {}
+    world.send_command(OperatorVerb.RELEASE)
+    world.minutes(115)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    world.minutes(30)
+    assert world.sagemaker.live() == []
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE])
+def test_a_job_that_may_not_be_stopped_at_its_cap_pages_once(world, mode):
+    under(world, mode=mode, limits=Limits(stop_dollars=4 * P5_HOUR))
+    world.minutes(180)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.notice_titles(Severity.PAGE) == ["gpt: its cost has reached the cap"]
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert len(world.notice_titles(Severity.CLEAR)) == 1
+
+
 def test_an_unknown_price_is_reported_once(world):
     """No cap can be kept then, and the run is not stopped for that."""
     under(world, limits=Limits(run_dollars=1, starts=50, attempts_without_progress=50))

@@ -45,6 +45,12 @@ def sum_run_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> floa
     )
 
 
+def find_run_cap(policy: Policy) -> tuple[float, str]:
+    """Return the dollars that a run may have cost before its next launch, and the field; 0 if there is no cap."""
+    caps = {"limits.run_dollars": policy.limits.run_dollars, "limits.stop_dollars": policy.limits.stop_dollars}
+    return min(((cap, field) for field, cap in caps.items() if cap), default=(0.0, ""))
+
+
 def sum_incident_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the attempts since the open incident began; 0 without one, None if a price is unknown."""
     incident = run.open_incident

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.accounting.costs import find_unpriced_type
 from rerail.decisions import warm_pools
 from rerail.decisions.approvals import is_still_valid, needs_a_proposal, propose_launch
+from rerail.decisions.cost_cap import find_missing_price
 from rerail.decisions.decision import (
     Decision,
     format_instruction,
@@ -203,16 +203,9 @@ def _without_stale_deferrals(run: Run) -> Run:
 
 def _with_price_check(decision: Decision, policy: Policy) -> Decision:
     """Report once that a cost cap cannot be enforced because the machines' price is unknown."""
-    run = decision.run
-    capped = policy.limits.run_dollars or policy.limits.incident_dollars
-    if not capped or not any(isinstance(action, CreateJob) for action in decision.actions):
+    is_launching = any(isinstance(action, CreateJob) for action in decision.actions)
+    unpriced = find_missing_price(decision.run, policy) if is_launching else None
+    if unpriced is None:
         return decision
-    instance_type = find_unpriced_type(run, policy.prices)
-    key = f"unpriced-{instance_type}"
-    if not instance_type or key in run.warnings:
-        return decision
-    why = f"the price of a machine {instance_type} is not known: the caps on money cannot be kept"
-    todo = "Name it in the policy's [prices]"
-    notice = make_notice(run, Severity.INFORM, "no cap on money", why, key=key, runbook=Runbook.MONEY_SPENT, todo=todo)
-    run = with_warnings(run, key)
-    return replace(decision, run=run, actions=(*decision.actions, notice), reason=f"{decision.reason}; {why}")
+    actions, reason = (*decision.actions, *unpriced.actions), f"{decision.reason}; {unpriced.reason}"
+    return replace(decision, run=unpriced.run, actions=actions, reason=reason)

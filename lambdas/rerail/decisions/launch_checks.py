@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.accounting.costs import find_runtime_left, sum_incident_dollars, sum_run_dollars
+from rerail.accounting.costs import find_run_cap, find_runtime_left, sum_incident_dollars, sum_run_dollars
 from rerail.decisions.decision import may_act
 from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
@@ -83,10 +83,10 @@ def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """A run's cost is capped if the policy sets a cap and the price is known."""
-    cap = policy.limits.run_dollars
+    cap, field = find_run_cap(policy)
     spent = sum_run_dollars(run, at, policy.prices) if cap else None
     advice = "see what it has reached, then release the run to grant it as much again"
-    return _check_budget(LaunchCheck.RUN_COST, spent, cap, "the run has cost", "limits.run_dollars", advice)
+    return _check_budget(LaunchCheck.RUN_COST, spent, cap, "the run has cost", field, advice)
 
 
 def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:

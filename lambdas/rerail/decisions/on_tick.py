@@ -5,6 +5,7 @@ from datetime import datetime
 
 from rerail.decisions import warm_pools
 from rerail.decisions.approvals import on_expired
+from rerail.decisions.cost_cap import on_cost
 from rerail.decisions.decision import Decision, format_start, stop_now
 from rerail.decisions.deferrals import is_deferred_stop_due
 from rerail.decisions.emergency_checkpoint import on_save_deadline
@@ -35,7 +36,7 @@ def on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
         return on_save_deadline(run, run.stop, tick.at)
     if run.state is RunState.RESTARTING:
         return on_restart_due(run, tick.at, policy)
-    return on_unwatched(run, tick.at, policy)
+    return on_cost(run, tick.at, policy) or on_unwatched(run, tick.at, policy)
 
 
 def _without_expired_releases(run: Run, at: datetime) -> Run:

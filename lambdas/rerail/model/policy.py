@@ -137,6 +137,8 @@ class Limits:
     # The cost of all attempts of a run, and of the attempts since an incident began.
     run_dollars: float = 0.0
     incident_dollars: float = 0.0
+    # The cost of all attempts of a run at which its running job is saved and stopped too.
+    stop_dollars: float = 0.0
     # Relaunches of all runs of the account within `account_window`.
     account_relaunches: int = 100
     account_window: timedelta = timedelta(hours=1)
