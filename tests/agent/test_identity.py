@@ -79,10 +79,10 @@ def test_settings_have_defaults_and_can_be_overridden():
         RERAIL_POLL_SECONDS="0.5",
         RERAIL_HANG_SECONDS="30",
         RERAIL_SAVE_ON_WARNING="off",
-        RERAIL_DETECTION='{"patience_rows": 8, "spike_gate": 0.5, "startup_limit": 60, "plateau": true}',
+        RERAIL_DETECTION='{"patience_rows": 8, "spike_sure": 0.5, "startup_limit": 60, "plateau": true}',
     )
     assert (found.poll_s, found.hang_s, found.save_on_warning, logged) == (0.5, 30, False, [])
-    assert (found.detection.patience_rows, found.detection.spike_gate) == (8, 0.5)
+    assert (found.detection.patience_rows, found.detection.spike_sure) == (8, 0.5)
     assert (found.detection.startup_limit, found.detection.plateau) == (timedelta(minutes=1), True)
 
 
@@ -96,11 +96,11 @@ def test_settings_have_defaults_and_can_be_overridden():
         ('{"patience_rows": 8.5}', "field 'patience_rows'"),
         ('{"patience_rows": -1}', "field 'patience_rows'"),
         ('{"patience_rows": true}', "field 'patience_rows'"),
-        ('{"spike_gate": NaN}', "field 'spike_gate'"),
+        ('{"spike_sure": NaN}', "field 'spike_sure'"),
         ('{"planned": [20000]}', "field 'planned'"),
         ('{"startup_limit": 1e300}', "too large to convert"),
         ('{"startup_limit": 0}', "field 'startup_limit' is 0; it must be above 0"),
-        (f'{{"spike_gate": 1{"0" * 400}}}', "too large to convert"),
+        (f'{{"spike_sure": 1{"0" * 400}}}', "too large to convert"),
     ],
 )
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):

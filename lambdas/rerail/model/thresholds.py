@@ -34,8 +34,8 @@ class Thresholds:
 
     # Loss spike: one row above the noise, a relevant effect, and about twice the run's normal deviations up and down.
     # The gate on the effect brings the largest single gain on the corpus (false alarms by five at equal recall).
-    spike_noise: float = 5.5
-    spike_gate: float = 0.093
+    spike_noise: ClassVar[float] = 5.5
+    spike_gate: ClassVar[float] = 0.093
     # Small jumps must be more certain: effect squared over noise, so that 15 % needs thirteen standard deviations.
     spike_sure: float = 1.8
     # The quantiles of the last 512 rows that count as normal, upwards (frequent outliers, two modes, saw-teeth) and
@@ -58,7 +58,7 @@ class Thresholds:
     spike_cap_rows: ClassVar[int] = 64
 
     # Divergence: the median of 8 rows against the best level of the last 200.
-    rise_gate: float = 0.095
+    rise_gate: ClassVar[float] = 0.095
     rise_noise: ClassVar[float] = 3.7
     rise_tail: ClassVar[float] = 0.61  # of the 90th percentile: the standard deviation of a normal distribution
     rise_history: ClassVar[float] = 4.6
@@ -75,8 +75,8 @@ class Thresholds:
     patience: timedelta = timedelta(0)
 
     # Frozen: this many repetitions of a value, or of exactly 0.0, and a multiple of the longest repetition before.
-    frozen_rows: int = 50
-    frozen_zero_rows: int = 20
+    frozen_rows: ClassVar[int] = 50
+    frozen_zero_rows: ClassVar[int] = 20
     frozen_factor: ClassVar[int] = 3
     frozen_patience: ClassVar[int] = 2
 
