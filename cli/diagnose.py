@@ -14,8 +14,11 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
+from cli.names import complete_policies
+from cli.project import read_policy
 from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
+from rerail.diagnosis.classify import with_named_cause
 from rerail.model.causes import RETRY, Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.flight_recorder import BYTES_LIMIT, RankDump, describe_unfinished, find_culprits, read_dump
@@ -53,15 +56,24 @@ def diagnose(
             "--file", help="JSON lines with `text` and `id`; - reads stdin. `class` adds an accuracy summary."
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="The policy whose [causes] apply: its name, or a TOML file.",
+            autocompletion=complete_policies,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Say what killed a training job, and whether the same job may get further when relaunched."""
     if (text is None) == (file is None):
         problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
         place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
+    causes = read_policy(policy).causes if policy else {}
     if file is not None:
         rows = list(_rows(file))
-        diagnoses = [diagnose_text(row["text"]) for row in rows]
+        diagnoses = [with_named_cause(diagnose_text(row["text"]), (row["text"],), causes) for row in rows]
         _print_json(rows, diagnoses) if as_json else _print_tables(rows, diagnoses)
         return
     if dumps := _read_dumps(text or ""):
@@ -69,7 +81,8 @@ def diagnose(
         only = next(iter(culprits)) if len(culprits) == 1 else None
         found = Diagnosis(Cause.HANG, _format_culprits(culprits, dumps), "flight-recorder", "", rank=only)
     else:
-        culprits, found = {}, diagnose_text(_read_text(text or ""))
+        content = _read_text(text or "")
+        culprits, found = {}, with_named_cause(diagnose_text(content), (content,), causes)
     _print_json([{"id": None}], [found], culprits) if as_json else _print_words(found)
 
 

@@ -7,7 +7,10 @@ what came with the package.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rerail.model.policy import Policy
 
 # The code and the files that came with it.
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +56,22 @@ def find_policies() -> Path:
 def find_policy_file(name: str) -> Path:
     """Return the file of a policy, given by its name or by its path."""
     return Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
+
+
+def read_policy(name: str) -> "Policy":
+    """Return the policy of this name, or of this TOML file; exit with an error if it cannot be read."""
+    from cli import place
+    from cli.names import list_policy_names
+    from rerail.model.errors import PolicyError
+    from rerail.model.policy import parse_policy
+
+    file = find_policy_file(name)
+    try:
+        return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
+    except (OSError, UnicodeDecodeError):
+        place.fail(f"there is no policy {name!r}", f"give one of {', '.join(list_policy_names())}, or a TOML file")
+    except PolicyError as error:
+        place.fail(str(error), f"correct {file.name}")
 
 
 def write_own_files() -> list[Path]:

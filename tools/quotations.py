@@ -97,7 +97,8 @@ def policy_fields() -> str:
     """Every field of a policy: what it takes, its default, and why it is so."""
     written, hints = default_policy(), get_type_hints(Policy)
     plain = [f.name for f in fields(Policy) if f.name != "name" and not is_dataclass(hints[f.name])]
-    plain.remove("prices")
+    examples = {"prices": '"ml.p5.48xlarge" = 40.0', "causes": '"fabric manager: lane lost" = "hardware"'}
+    plain = [name for name in plain if name not in examples]
     parts = ["### At the top", _table_of(Policy, written[""], plain)]
     for field in fields(Policy):
         kind = hints[field.name]
@@ -106,9 +107,9 @@ def policy_fields() -> str:
             names = [f.name for f in fields(kind)]
             said = _sentence(inspect.getdoc(kind) or "") if isinstance(kind, type) else ""
             parts += [f"### [{field.name}]", "\n".join(filter(None, (said, ""))), _table_of(kind, section, names)]
-    prices = written["prices"].comment
-    parts += ["### [prices]", _sentence(prices[:1].upper() + prices[1:].split(":")[0])]
-    parts += ['```toml\n[prices]\n"ml.p5.48xlarge" = 40.0\n```']
+    for name, example in examples.items():
+        said = written[name].comment.split(":")[0]
+        parts += [f"### [{name}]", _sentence(said[:1].upper() + said[1:]), f"```toml\n[{name}]\n{example}\n```"]
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
 

@@ -16,12 +16,9 @@ from cli.backtest import plots, report, sources, text
 from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import complete_policies, list_policy_names
+from cli.names import complete_policies
 from cli.place import Local
-from cli.project import find_policy_file
-from rerail.model.errors import PolicyError
-from rerail.model.policy import parse_policy
-from rerail.model.thresholds import Thresholds
+from cli.project import read_policy
 
 NARROWEST = 120
 Item = TypeVar("Item")
@@ -68,7 +65,7 @@ def backtest(
     try:
         if plot:
             plots.check()
-        detection = replace(_detection(policy), plateau=plateau)
+        detection = replace(read_policy(policy).detection, plateau=plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()), loss=loss)
         judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))
@@ -86,19 +83,6 @@ def backtest(
             console.print(f"{len(drawn)} picture(s) in {plot}", highlight=False)
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
-
-
-def _detection(name: str) -> Thresholds:
-    file = find_policy_file(name)
-    known = ", ".join(list_policy_names())
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"there is no policy {name!r}", f"give one of {known}, or a TOML file") from error
-    try:
-        return parse_policy(text, name=file.stem).detection
-    except PolicyError as error:
-        raise BadInput(str(error), f"correct {file.name}") from error
 
 
 def _shown(results: Iterator[Item], total: int, what: str, console: Console) -> Iterable[Item]:

@@ -68,7 +68,7 @@ def _problems(text: str, name: str) -> Iterator[str]:
 
 def _too_long(policy: Policy) -> Iterator[str]:
     if (size := len(to_toml(policy).encode())) > LIMIT_BYTES:
-        yield f"it is {size} bytes with all its values, at most {LIMIT_BYTES} can be deployed; shorten [prices]"
+        yield f"it is {size} bytes with all its values, at most {LIMIT_BYTES} fit: shorten [prices], [causes]"
 
 
 def _without(text: str, problem: str) -> str | None:

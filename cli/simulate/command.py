@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cli import place
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import complete_policies, list_policy_names
+from cli.names import complete_policies
 from cli.parallel import spread
-from cli.project import find_policy_file
+from cli.project import read_policy
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.measured import read_measurements, replace_assumptions
@@ -23,8 +23,7 @@ from cli.simulate.months import SimulationResult, SimulationTask, simulate
 from cli.simulate.report import ReportRow
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import WAYS
-from rerail.model.errors import PolicyError
-from rerail.model.policy import Policy, parse_policy
+from rerail.model.policy import Policy
 
 WIDTH = 150
 MOST_GPUS, MOST_DAYS, MOST_SEEDS, MOST_FACTOR = 100_000.0, 366.0, 1000.0, 20.0
@@ -63,7 +62,7 @@ def run_simulations(
             usual, found = replace_assumptions(usual, read_measurements(measured))
             sources |= found
         own, sweeps = assume or [], sweep or []
-        assumed, rules = _assumed(own, usual), _policy(policy)
+        assumed, rules = _assumed(own, usual), read_policy(policy)
         sources |= {text.partition("=")[0]: "--assume" for text in own}
         sizes = _checked(gpus or [16_384], days, seeds, failures)
         _known("way", way or [], list(WAYS))
@@ -170,17 +169,6 @@ def _assumed(given: list[str], assumed: Assumptions) -> Assumptions:
         kind = type(getattr(assumed, name))
         assumed = replace(assumed, **{name: kind(number)})
     return assumed
-
-
-def _policy(name: str) -> Policy:
-    file = find_policy_file(name)
-    known = ", ".join(list_policy_names())
-    try:
-        return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"there is no policy {name!r}", f"give one of {known}, or a TOML file") from error
-    except PolicyError as error:
-        raise BadInput(str(error), f"correct {file.name}") from error
 
 
 def _show(

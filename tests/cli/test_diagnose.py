@@ -58,6 +58,15 @@ def test_a_text_is_explained() -> None:
     assert "CUDA out of memory" in result.stdout
 
 
+def test_a_policy_names_the_cause_of_a_text(tmp_path: Path) -> None:
+    policy = tmp_path / "team.toml"
+    policy.write_text('[causes]\n"exit code: 42" = "infrastructure"\n')
+    result = run("AlgorithmError: , exit code: 42", "--policy", str(policy))
+    assert "the machines or services around the job failed" in result.stdout and "Rule      policy" in result.stdout
+    policy.write_text('[causes]\n"exit code: 42" = "magic"\n')
+    assert "it must be one of infrastructure" in run("x", "--policy", str(policy)).output
+
+
 def test_a_dash_reads_stdin() -> None:
     """As one text, or with --file as lines."""
     assert json.loads(run("-", "--json", stdin=OOM).stdout)["cause"] == "oom"

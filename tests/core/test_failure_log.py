@@ -3,7 +3,9 @@
 import pytest
 
 from rerail.messages.messages import JobStateChanged
+from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from tests.fakes import World
 
@@ -43,6 +45,26 @@ def test_a_bare_reason_is_completed_from_the_logs_of_all_hosts(
     assert (incident.cause, world.logs.read) == (cause, ["gpt"])
     assert evidence in incident.evidence
     assert "could be read" not in incident.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "log", "cause", "evidence"),
+    [
+        (BARE, STEPS + "fabric: lane 3 lost\n" + TRACE + "KeyError: 'eos'", "hardware", "fabric: lane 3 lost"),
+        ("AlgorithmError: KeyError: 'x', exit code: 1", "fabric: lane 3 lost", "hardware", "fabric: lane 3 lost"),
+        ("AlgorithmError: , exit code: 42", "", "infrastructure", "AlgorithmError: , exit code: 42"),
+        ("AlgorithmError: , exit code: 421", STEPS, "user_code", "AlgorithmError: , exit code: 421"),
+        ("AlgorithmError: KeyError: 'x', exit code: 1", STEPS, "user_code", "KeyError: 'x', exit code: 1"),
+    ],
+)
+def test_a_cause_that_the_policy_names_overrides_the_diagnosis(
+    reason: str, log: str, cause: str, evidence: str
+) -> None:
+    world = World()
+    causes = {"lane 3 lost": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE}
+    world.policies.by_name["default"] = Policy(causes=causes)
+    (incident,) = fail(world, reason, log).incidents
+    assert (incident.cause, incident.evidence) == (cause, evidence)
 
 
 @pytest.mark.parametrize("reason", ["AlgorithmError: KeyError: 'x', exit code: 1", '{"rerail": 1, "cause": "hang"}'])

@@ -188,6 +188,29 @@ def test_a_price_belongs_to_an_instance_type(text, complaint):
     assert complaint in refusal(text)
 
 
+def test_a_policy_may_name_causes():
+    text = """[causes]
+"fabric 'A' \\"lost\\"" = "hardware"
+"exit code: 42" = "infrastructure"
+"""
+    policy = parse_policy(text, name="night")
+    assert policy.causes == {"fabric 'A' \"lost\"": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE}
+    assert parse_policy(to_toml(policy), name="night") == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("causes = 3", "field 'causes' must be a table, written [causes]"),
+        ('[causes]\n"err" = "data"', "field 'causes' names 'err'; it must be a text of 4 to 100 characters"),
+        ('[causes]\n"lost fabric" = "diverged"', "the cause 'diverged'; it must be one of infrastructure, hardware"),
+        ('[causes]\n"lost fabric" = ["data"]', "the cause ['data']; it must be one of"),
+    ],
+)
+def test_a_cause_is_named_by_a_text(text, complaint):
+    assert complaint in refusal(text)
+
+
 def test_each_cause_but_two_has_a_budget():
     """What cannot be named is bounded by progress, and capacity by time: neither has a count of its own."""
     assert {cause for cause in Cause if Policy().retries.of(cause) is None} == {Cause.UNKNOWN, Cause.CAPACITY}

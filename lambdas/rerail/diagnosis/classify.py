@@ -38,6 +38,7 @@ from rerail.model.mailbox import Report
 from rerail.model.redaction import redact_secrets
 from rerail.model.run import Job
 
+NAMED_RULE = "policy"  # the rule of causes that a policy names
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a large log
 # A text with more lines that name no error is a log, in which ordinary words are no evidence.
 MAX_NOTE_LINES = 6
@@ -215,6 +216,21 @@ def diagnose_job(job: Job) -> Diagnosis:
 def diagnose_report(report: Report) -> Diagnosis:
     """Return the diagnosis of a crash that the container's init has reported."""
     return diagnose(report.evidence or report.reason)
+
+
+def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str, Cause]) -> Diagnosis:
+    """Return the diagnosis with the cause of the first text of the policy that the reason or a log contains.
+
+    A text is found between word boundaries: "exit code: 4" is not in "exit code: 42".
+    """
+    lines = [line for text in texts for line in (text[:HEAD] + text[HEAD:][-TAIL:]).splitlines()]
+    for text, cause in causes.items():
+        for line in lines:
+            if match := re.search(rf"(?<!\w){re.escape(text)}(?!\w)", line):
+                first = max(0, match.end() - EVIDENCE)
+                named = _make_diagnosis(cause, NAMED_RULE, line[first:].strip(), found.step, found.exit_code, root=text)
+                return replace(named, rank=found.rank, limitation=found.limitation)
+    return found
 
 
 def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:

@@ -37,6 +37,9 @@ RETIRED_FIELDS = frozenset(
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 PRICES_LIMIT = 20
+CAUSES_LIMIT = 20
+# The causes that a policy may give to a text: the others come with facts that a text lacks, such as a checkpoint.
+NAMED_CAUSES = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.USER_CODE, Cause.DATA, Cause.OOM)
 NAMES_LIMIT = 10
 COPIES_LIMIT = 20
 
@@ -320,6 +323,8 @@ class Policy:
     detection: Thresholds = field(default_factory=Thresholds)
     # Dollars per machine-hour by instance type; they override prices.py.
     prices: Mapping[str, float] = field(default_factory=dict)
+    # Causes of failures by a text of the failure reason or the log; they override the diagnosis.
+    causes: Mapping[str, Cause] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "Policy":
         """Return a copy with every duration divided by `factor`, for a clock that runs that much faster."""
@@ -362,7 +367,7 @@ def to_toml(policy: Policy) -> str:
             rows = "".join(f"{g.name} = {_format_literal(getattr(value, g.name))}\n" for g in fields(value))
             sections.append(f"\n[{f.name}]\n{rows}")
         elif isinstance(value, Mapping):
-            rows = "".join(f"{json.dumps(key)} = {item!r}\n" for key, item in value.items())
+            rows = "".join(f"{_format_literal(key)} = {_format_literal(item)}\n" for key, item in value.items())
             sections.append(f"\n[{f.name}]\n{rows}" if rows else "")
         elif f.name != "name":
             plain.append(f"{f.name} = {_format_literal(value)}\n")
@@ -419,6 +424,8 @@ def _read_value(kind: Any, value: Any, *, where: str, path: str) -> Any:
         return _read_planned(value, where=where, path=path)
     if kind == Mapping[str, float]:
         return _read_prices(value, where=where, path=path)
+    if kind == Mapping[str, Cause]:
+        return _read_causes(value, where=where, path=path)
     if kind in (bool, str):
         if not isinstance(value, kind):
             raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be {TYPE_DESCRIPTIONS[kind]}")
@@ -471,6 +478,21 @@ def _read_prices(value: Any, *, where: str, path: str) -> dict[str, float]:
             remedy = 'it must be an instance type, written "ml.p5.48xlarge" = 63.30'
             raise PolicyError(f"{where}: field '{path}' names {key!r:.100}; {remedy}")
     return {key: _read_value(float, price, where=where, path=f"{path}.{key}") for key, price in value.items()}
+
+
+def _read_causes(value: Any, *, where: str, path: str) -> dict[str, Cause]:
+    example = 'written "NCCL WARN Call to bind failed" = "infrastructure"'
+    if not isinstance(value, Mapping) or len(value) > CAUSES_LIMIT:
+        limit = f"of at most {CAUSES_LIMIT} texts"
+        raise PolicyError(f"{where}: field '{path}' must be a table, written [{path}], {limit}")
+    for text, cause in value.items():
+        if not 4 <= len(text.strip()) <= 100 or not text.isprintable():
+            what = f"it must be a text of 4 to 100 characters on one line, {example}"
+            raise PolicyError(f"{where}: field '{path}' names {text!r:.110}; {what}")
+        if cause not in NAMED_CAUSES:
+            what = f"it must be one of {', '.join(NAMED_CAUSES)}"
+            raise PolicyError(f"{where}: field '{path}' gives {text!r:.110} the cause {cause!r:.50}; {what}")
+    return {text.strip(): Cause(cause) for text, cause in value.items()}
 
 
 def _read_duration(value: Any, *, where: str, path: str) -> timedelta:

@@ -1,6 +1,6 @@
 """Observe one run: read its job and its checkpoints from AWS, as signals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -9,13 +9,14 @@ from rerail.decisions.decision import find_manifest_key
 from rerail.decisions.on_job import TIMEOUT_STATUSES
 from rerail.decisions.on_policy import is_page_due
 from rerail.messages.messages import QueueMessage
+from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
 from rerail.ports import Checkpoints, FailureLogs, Jobs, Policies
 from rerail.requests.relaunch import is_handed
-from rerail.supervisor.failure_log import with_log_read
+from rerail.supervisor.failure_log import NO_CAUSES, with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
@@ -33,11 +34,13 @@ def observe(
     known: Job | None = None,
     lists: bool = False,
     logs: FailureLogs | None = None,
+    causes: Mapping[str, Cause] = NO_CAUSES,
 ) -> tuple[Signal, ...]:
     """Return the current job as it is now, and the time, as signals.
 
     `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
-    completes the diagnosis of a job that failed; without it, a training plan's end is not read either.
+    and the policy's `causes` complete the diagnosis of a job that failed; without `logs`, a training plan's end is not
+    read either.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -55,7 +58,7 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and description:
-        job = _with_plan_read(with_log_read(job, description, logs), jobs)
+        job = _with_plan_read(with_log_read(job, description, logs, causes), jobs)
     return _observe_job(run, job, checkpoints, at=at, lists=lists)
 
 

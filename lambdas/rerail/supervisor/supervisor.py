@@ -29,7 +29,7 @@ from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
 from rerail.decisions.shared_errors import find_evidence, has_recovered, make_error_key
-from rerail.diagnosis.classify import diagnose_report, with_redaction
+from rerail.diagnosis.classify import diagnose_report, with_named_cause, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
     JOB_NAME,
@@ -250,7 +250,8 @@ class Supervisor:
             run = self._handle_signals(run, *self._act(run, found=run))
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
-        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs)
+        causes = policy_of(run, self.policies).causes
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs, causes=causes)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:
@@ -367,7 +368,8 @@ class Supervisor:
         if report.reason or report.evidence or report.findings:
             secrets = find_secrets(self.runs.request(run.id))
             if report.kind is ReportKind.CRASHED:
-                diagnosis = with_redaction(diagnose_report(report), secrets)
+                causes, texts = policy_of(run, self.policies).causes, (report.reason, report.evidence)
+                diagnosis = with_redaction(with_named_cause(diagnose_report(report), texts, causes), secrets)
             report = redact_report(report, secrets)
 
         def make_reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
