@@ -71,3 +71,67 @@ def test_a_limit_of_zero_admits_every_launch():
     for number in range(50):
         launches, answer = asked(launches, f"job-{number}", 0, limit=0)
         assert answer.granted
+
+
+def shared(launches: Launches, run: str, minute: float, *, limit: int = 100, **facts):
+    """Request a relaunch of a run that failed a minute before with the error that all runs here share."""
+    failed_at = NOON + (minute - 1) * MINUTE
+    request = Request(f"{run}-a002", run, "error", **{"failed_at": failed_at, **facts})
+    return admit(launches, request, at=NOON + minute * MINUTE, limit=limit, window=HOUR)
+
+
+def spent() -> Launches:
+    launches = Launches()
+    for run in "abcde":
+        launches, answer = shared(launches, run, 0)
+        assert answer.granted
+    return launches
+
+
+def test_the_sixth_run_with_an_error_waits_and_the_first_five_do_not():
+    launches, sixth = shared(spent(), "f", 1)
+    assert (sixth.granted, sixth.until, set(sixth.tries)) == (False, NOON + 11 * MINUTE, set("abcde"))
+    assert shared(launches, "a", 2)[1].granted, "its own second relaunch"
+    assert asked(launches, "g", 2, limit=100)[1].granted, "without that error"
+    assert shared(launches, "f", 2, limit=0)[1].granted, "without a limit"
+
+
+def test_an_operators_launch_goes_ahead_and_counts_as_a_try():
+    launches, approved = shared(spent(), "f", 1, is_approved=True)
+    assert approved.granted
+    assert set(shared(launches, "g", 2)[1].tries) == set("abcdef")
+
+
+def test_runs_that_failed_before_the_error_was_solved_wait_no_more():
+    """Those that fail with it afterwards count anew."""
+    launches, answer = shared(spent(), "f", 10, is_solved=True)
+    assert answer.granted
+    for run in "ghijklm":
+        launches, answer = shared(launches, run, 20, failed_at=NOON + 10 * MINUTE)
+        assert answer.granted
+    for run in "nopqr":
+        launches, answer = shared(launches, run, 21)
+        assert answer.granted
+    assert set(shared(launches, "s", 22)[1].tries) == set("nopqr")
+
+
+def test_an_error_is_forgotten_an_hour_after_it_was_last_met():
+    launches = spent()
+    for minute in (0, 59, 118):
+        launches, answer = shared(launches, "f", minute)
+        assert not answer.granted
+    assert shared(launches, "f", 178)[1].granted
+
+
+def test_a_launch_that_the_rate_postpones_is_no_try_and_one_without_an_error_is_not_kept():
+    launches, _ = asked(Launches(), "x", 0, limit=1)
+    launches, answer = shared(launches, "a", 1, limit=1)
+    assert (answer.granted, launches.errors) == (False, {})
+
+
+def test_twenty_errors_are_kept():
+    launches = Launches()
+    for number in range(25):
+        request = Request(f"r{number}-a002", f"r{number}", f"error {number}")
+        launches, _ = admit(launches, request, at=NOON + number * MINUTE, limit=100, window=HOUR)
+    assert set(launches.errors) == {f"error {number}" for number in range(5, 25)}
