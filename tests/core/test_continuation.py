@@ -95,6 +95,9 @@ def test_a_run_with_a_live_job_or_a_completed_one_is_refused(world, status, word
         ({"Environment": {"RERAIL_SEAL_KEY": "x"}}, "the variable RERAIL_SEAL_KEY may not change"),
         ({"Environment": {"RERAIL_CHECKPOINTS": "s3://others/"}}, "the variable RERAIL_CHECKPOINTS may not change"),
         ({"Environment": []}, "member Environment is not valid"),
+        ({"InputDataConfig": [{}]}, "member InputDataConfig is not a list of named channels"),
+        ({"InputDataConfig": ["training"]}, "member InputDataConfig is not a list of named channels"),
+        ({"InputDataConfig": ["ChannelName"]}, "member InputDataConfig is not a list of named channels"),
         ([], "not an object of request members"),
     ],
 )
