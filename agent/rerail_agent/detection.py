@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from rerail.detection.detectors import Detectors, DetectorState, evaluate_sample
-from rerail.detection.onsets import Onsets, with_onsets
+from rerail.detection.onsets import OF_THE_LOSS, Onsets, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.model import codec
 from rerail.model.finding import Finding, Kind, Level
@@ -35,12 +35,16 @@ class StepDetection:
 
     @property
     def health(self) -> str:
-        return SUSPECT if self._open_findings or not self._finite else CLEAN
+        return SUSPECT if self._loss_findings or not self._finite else CLEAN
 
     @property
     def onset(self) -> int | None:
         """Return the first step of the problems with the loss that are open; None if none has a known one."""
-        return min((trouble.onset for trouble in self._open_findings if trouble.onset is not None), default=None)
+        return min((trouble.onset for trouble in self._loss_findings if trouble.onset is not None), default=None)
+
+    @property
+    def _loss_findings(self) -> list[OpenFinding]:
+        return [finding for finding in self._open_findings if finding.kind in OF_THE_LOSS]
 
     def evaluate(self, sample: Sample) -> list[Finding]:
         """Return the new findings of one step.

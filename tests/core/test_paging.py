@@ -157,6 +157,18 @@ def test_a_finding_that_is_over_ends_its_page(world):
     assert notices_of(world, Severity.CLEAR)[-1].title == "gpt: all clear: blind is over"
 
 
+def test_a_level_that_is_accepted_is_not_said_to_be_over(world):
+    """The page of an unanswered proposal ends with it, and its warning too; the loss has not recovered."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
+    report_finding(world, Kind.DIVERGENCE)
+    world.minutes(40)
+    for kind in (Kind.LOSS_SPIKE, Kind.DIVERGENCE):
+        report_finding(world, kind, Level.ACCEPTED)
+    titles = [notice.title for notice in world.bus.notices][-2:]
+    assert titles == ["gpt: loss_spike (accepted as normal)", "gpt: all clear: divergence is accepted as normal"]
+
+
 def test_metrics_that_return_clear_the_page():
     """The job saves on and prints nothing: a page. The sweep asks of every page that stands whether it still has a
     reason, and ends it when the metrics are back."""

@@ -1,9 +1,11 @@
 """Errors that several runs share, such as those of a broken image: few relaunches, one page, and an end for all."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from rerail.decisions.shared_errors import has_recovered
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.policy import Limits, Policy
@@ -89,6 +91,28 @@ def test_all_go_on_once_one_has_recovered(world, is_released):
     world.minutes(40)
     assert relaunched(world) == NAMES
     assert len(pages(world)) == 1
+
+
+def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains(world):
+    fail(world, NAMES[:1], BROKEN)
+    failed_at = world.clock()
+    world.minutes(5)
+    run = world.run(NAMES[0])
+    (incident,) = run.incidents
+    later, soon = failed_at + timedelta(hours=9), world.clock()
+    waits = replace(run, state=RunState.WAITING)
+    for changed, at, expected in (
+        (run, soon, False),
+        (run, later, True),
+        (waits, later, False),
+        (replace(waits, attempts=run.attempts[:1]), later, False),
+        (replace(run, state=RunState.COMPLETED), soon, True),
+        (replace(waits, incidents=(replace(incident, recovered=True, closed_at=soon),)), soon, True),
+        (replace(waits, incidents=(replace(incident, closed_at=soon),)), soon, False),
+        (replace(waits, incidents=(replace(incident, passed_at=soon),)), soon, True),
+        (replace(waits, incidents=(replace(incident, passed_at=failed_at),)), soon, False),
+    ):
+        assert has_recovered(changed, failed_at, at) is expected
 
 
 @pytest.mark.threat("T38")

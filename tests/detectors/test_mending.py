@@ -11,6 +11,7 @@ from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
+from rerail_agent.detection import CLEAN, StepDetection
 
 
 def losses(count: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
@@ -49,6 +50,18 @@ def test_a_loss_that_is_finite_again_has_recovered():
 def test_a_frozen_loss_that_moves_again_has_recovered():
     over = ends([*losses(50), *[2.0] * 60, *losses(10, seed=2)])
     assert (Kind.FROZEN_LOSS, Level.RECOVERED, 51, 111) in over
+
+
+@pytest.mark.parametrize(("slow", "level"), [(150, Level.RECOVERED), (3000, Level.ACCEPTED)])
+def test_slow_steps_end_when_they_are_fast_again_or_their_pace_is_accepted(slow, level):
+    """They end no trust in checkpoints: those are still clean."""
+    detection, said = StepDetection(Thresholds()), []
+    for row in range(300 + slow + 200):
+        seconds = 1.0 if 300 <= row < 300 + slow else 0.5
+        said += detection.evaluate(Sample(step=row + 1, loss=2.0 + row % 7 / 100, step_time_s=seconds))
+        assert detection.health == CLEAN
+    drops = [finding for finding in said if finding.kind is Kind.THROUGHPUT_DROP]
+    assert (drops[0].level, drops[-1].level) == (Level.WARN, level)
 
 
 def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():

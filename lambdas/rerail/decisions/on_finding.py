@@ -76,6 +76,8 @@ OVERDUE_INTERVALS = 1.5
 # With fewer than two checkpoints the interval is unknown: then after this many times the policy's shortest stall.
 OVERDUE_STALL_FLOORS = 6
 LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
+# What has become of a resolved finding, in notices.
+RESOLVED = {Level.RECOVERED: "over", Level.ACCEPTED: "accepted as normal"}
 # SageMaker's own namespace of training jobs.
 ALARM_NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
@@ -201,9 +203,11 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
     reasons = [f"warning: {finding.kind}: {finding.evidence}" for finding in warnings]
     reasons += [f"{finding.kind} {finding.level}: {finding.evidence}" for finding in resolved]
     findings = (*warnings, *resolved)
-    why = "; ".join(finding.evidence for finding in resolved)
     paged = _list_paged_kinds(run)
-    run, clears = clear_pages(run, {finding.kind for finding in resolved}, why)
+    clears: list[Notify] = []
+    for finding in resolved:
+        run, cleared_pages = clear_pages(run, [finding.kind], finding.evidence, end=f"is {RESOLVED[finding.level]}")
+        clears += cleared_pages
     notices = tuple(
         make_notice(
             run,
@@ -215,9 +219,9 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
             did="nothing: it may well recover by itself" if state == "warning" else "nothing more",
             since=finding.onset_at or finding.at,
         )
-        for findings, state in ((warnings, "warning"), (resolved, "over"))
         for finding in findings
-        if not (state == "over" and finding.kind in paged)  # the page's all-clear reports it
+        for state in [RESOLVED.get(finding.level, "warning")]
+        if not (finding in resolved and finding.kind in paged)  # the page's all-clear reports it
     )
     run = _with_notified(run, findings)
     # A warning that recurs after an all-clear is reported again, as is one whose key names no step.

@@ -67,13 +67,13 @@ def _with_pages_repeated(decision: Decision, at: datetime, policy: Policy) -> De
     )
 
 
-def clear_pages(run: Run, kinds: Iterable[str], why: str) -> tuple[Run, tuple[Notify, ...]]:
+def clear_pages(run: Run, kinds: Iterable[str], why: str, *, end: str = "is over") -> tuple[Run, tuple[Notify, ...]]:
     """Return the run without pages about findings of these kinds, and their all-clears."""
     closed = [
         page for page in run.pages if page.notice.until is ClearedBy.RECOVERED and page.notice.about in set(kinds)
     ]
     run = replace(run, pages=tuple(page for page in run.pages if page not in closed))
-    return run, tuple(make_all_clear(run, page, f"{page.notice.about} is over", why) for page in closed)
+    return run, tuple(make_all_clear(run, page, f"{page.notice.about} {end}", why) for page in closed)
 
 
 def make_all_clear(run: Run, page: OpenPage, end: str, why: str) -> Notify:

@@ -1,4 +1,4 @@
-"""Detect the end of a problem with the loss: it recovered, or its new level is the normal one now."""
+"""Detect the end of a problem with the loss or the step time: it recovered, or its new level is the normal one now."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +9,12 @@ from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 
+FOLLOWED = OF_THE_LOSS | {Kind.THROUGHPUT_DROP}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenFinding:
-    """A problem with the loss that was reported and is not over."""
+    """A problem with the loss or the step time that was reported and is not over."""
 
     kind: Kind
     # The step at which it began; None: unknown.
@@ -27,7 +29,7 @@ def follow_findings(
     """Return the problems still open after one more row with these findings, and a finding for each that ended."""
     open_ = {trouble.kind: trouble for trouble in troubles}
     for finding in findings:
-        if finding.kind in OF_THE_LOSS:
+        if finding.kind in FOLLOWED:
             known = open_.get(finding.kind, OpenFinding(finding.kind, finding.onset_step))
             onset = min((step for step in (known.onset, finding.onset_step) if step is not None), default=None)
             open_[finding.kind] = OpenFinding(finding.kind, onset)
@@ -58,8 +60,12 @@ def find_ending(detectors: Detectors, kind: Kind) -> Level | None:
         case Kind.DIVERGENCE:
             rising = detectors.divergence
             return None if rising.rise else Level.RECOVERED if rising.recovered_row == rising.rows else Level.ACCEPTED
+        case Kind.THROUGHPUT_DROP:
+            # As above: a level that is accepted, or another launch, clears the earlier step times.
+            drop = detectors.throughput_drop
+            return None if drop.slow else Level.RECOVERED if len(drop.before) > 1 else Level.ACCEPTED
         case _:
-            raise AssertionError(f"{kind} is not a problem with the loss")
+            raise AssertionError(f"the end of {kind} is not followed")
 
 
 def _finding(kind: Kind, level: Level, onset: int | None, sample: Sample) -> Finding:
@@ -67,6 +73,8 @@ def _finding(kind: Kind, level: Level, onset: int | None, sample: Sample) -> Fin
     match level:
         case Level.RECOVERED:
             text = f"the problem{since} is resolved"
+        case Level.ACCEPTED if kind is Kind.THROUGHPUT_DROP:
+            text = f"the slow steps{since} are no longer compared with the faster ones before"
         case Level.ACCEPTED:
             text = f"the loss has not recovered from the problem{since}: this counts as its normal level now"
         case Level.WARN | Level.INTERVENE:
