@@ -232,6 +232,8 @@ def test_a_job_that_may_not_be_stopped_at_its_cap_pages_once(world, mode):
     world.minutes(180)
     assert world.sagemaker.live() == ["gpt"]
     assert world.notice_titles(Severity.PAGE) == ["gpt: its cost has reached the cap"]
+    (forecast,) = [notice for notice in world.bus.notices if notice.title == "gpt: its cost nears the cap"]
+    assert "at the cap on-call is paged, and the job goes on" in forecast.did
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     assert len(world.notice_titles(Severity.CLEAR)) == 1

@@ -26,10 +26,11 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
     spent, hourly = sum_run_dollars(run, at, policy.prices), find_dollars_per_hour(run, policy.prices)
     if not spent or not hourly:
         return find_missing_price(run, policy)
+    stops = may_act(run, policy) and policy.mode is Mode.ACT
     if spent < cap:
-        return _forecast(run, at, spent, hourly, cap) if spent >= FORECAST_SHARE * cap else None
+        return _forecast(run, at, spent, hourly, cap, stops=stops) if spent >= FORECAST_SHARE * cap else None
     reason = f"the run has cost {format_dollars(spent)}, of at most {format_dollars(cap)} (limits.stop_dollars)"
-    if may_act(run, policy) and policy.mode is Mode.ACT:
+    if stops:
         stop = PlannedStop(AfterStop.RELAUNCH, reason, asked_at=at, deadline=at + policy.save.deadline)
         return checkpoint_then_stop(run, stop, policy, reason)
     key = f"cost-cap-{run.ledger.forgiven}"
@@ -42,14 +43,14 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
         reason,
         key=key,
         runbook=Runbook.MONEY_SPENT,
-        did=f"nothing: Rerail may not stop it by itself (mode '{policy.mode}'), and it goes on",
+        did="nothing: Rerail observes, is paused, or asks before it acts; the job goes on",
         todo=f"To save and stop it: rerail stop {run.id}\nTo let it go on: raise limits.stop_dollars",
         until=ClearedBy.RECOVERED,
     )
     return Decision(with_warnings(run, key), (notice,), f"{reason}; the job goes on", finding="cost_cap")
 
 
-def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float) -> Decision | None:
+def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float, *, stops: bool) -> Decision | None:
     """Inform people once when the cap will be reached."""
     key = f"cost-forecast-{run.ledger.forgiven}"
     if key in run.warnings:
@@ -59,7 +60,8 @@ def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float) -
         f"the run has cost {format_dollars(spent)}; at {format_dollars(hourly)} an hour it reaches its cap of "
         f"{format_dollars(cap)} (limits.stop_dollars) on {reached_at:%Y-%m-%d at %H:%M} UTC"
     )
-    did, todo = "nothing yet: at the cap the job is saved and stopped, and the run held", "To change it: raise the cap"
+    then = "the job is saved and stopped, and the run held" if stops else "on-call is paged, and the job goes on"
+    did, todo = f"nothing yet: at the cap {then}", "To have it train for longer: raise the cap"
     notice = make_notice(
         run, Severity.INFORM, "its cost nears the cap", reason, key=key, runbook=Runbook.MONEY_SPENT, did=did, todo=todo
     )
