@@ -15,7 +15,7 @@ from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
 from rerail.decisions.decision import find_manifest_key, format_next_command, select_known
-from rerail.decisions.shared_errors import find_evidence
+from rerail.decisions.shared_errors import find_shareable_error
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
@@ -78,7 +78,7 @@ class FleetStatus:
         found: dict[str, tuple[str, list[str]]] = {}
         for run in (row.run for row in self.rows if row.run.state in (RunState.HELD, RunState.WAITING)):
             failed = run.current if run.state is RunState.HELD else run.attempts[-2:][0]
-            if error := find_evidence(run, failed):
+            if error := find_shareable_error(run, failed):
                 found.setdefault(failed.fingerprint, (error, []))[1].append(run.id)
         return {error: sorted(ids) for error, ids in found.values() if len(ids) > 1}
 

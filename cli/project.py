@@ -58,20 +58,32 @@ def find_policy_file(name: str) -> Path:
     return Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
 
 
-def read_policy(name: str) -> "Policy":
-    """Return the policy of this name, or of this TOML file; exit with an error if it cannot be read."""
+def read_policy_text(name: str) -> tuple[str, str]:
+    """Return the text and the path of the policy of this name, or of this TOML file; exit with an error otherwise."""
     from cli import place
-    from cli.names import list_policy_names
-    from rerail.model.errors import PolicyError
-    from rerail.model.policy import parse_policy
+    from cli.names import find_near, list_policy_names
 
     file = find_policy_file(name)
     try:
-        return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
+        return file.read_text(encoding="utf-8"), str(file)
     except (OSError, UnicodeDecodeError):
-        place.fail(f"there is no policy {name!r}", f"give one of {', '.join(list_policy_names())}, or a TOML file")
+        known = list_policy_names()
+        nearest = find_near(name, known)
+        meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+        place.fail(f"no policy {name!r} can be read", f"{meant}give one of {', '.join(known)}, or a TOML file")
+
+
+def read_policy(name: str) -> "Policy":
+    """Return the policy of this name, or of this TOML file; exit with an error if it is missing or invalid."""
+    from cli import place
+    from rerail.model.errors import PolicyError
+    from rerail.model.policy import parse_policy
+
+    text, source = read_policy_text(name)
+    try:
+        return parse_policy(text, name=Path(source).stem)
     except PolicyError as error:
-        place.fail(str(error), f"correct {file.name}")
+        place.fail(str(error), f"correct {source}")
 
 
 def write_own_files() -> list[Path]:

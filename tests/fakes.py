@@ -63,7 +63,7 @@ from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Notices, Policy
-from rerail.model.rate_limit import Admission, Launches, Request, admit, claim_page
+from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_page
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.run_event import RunEvent
 from rerail.model.signals import OperatorVerb
@@ -530,7 +530,7 @@ class FakeRateLimit:
 
     record: str = field(default_factory=lambda: dumps(Launches()))
 
-    def admit(self, request: Request, *, at: datetime, limit: int, window: timedelta) -> Admission:
+    def admit(self, request: LaunchRequest, *, at: datetime, limit: int, window: timedelta) -> Admission:
         after, admission = admit(loads(Launches, self.record), request, at=at, limit=limit, window=window)
         self.record = dumps(after)
         return admission

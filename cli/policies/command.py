@@ -13,12 +13,12 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.lean_values import LeanCommand
-from cli.names import complete_policies, find_near, list_policy_names
+from cli.names import complete_policies
 from cli.place import AsJson, Local
 from cli.policies.check import check_file
 from cli.policies.deployed import Stands, compare_policies, read_deployed_texts
 from cli.policies.words import list_rows
-from cli.project import find_policy_file
+from cli.project import read_policy_text
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -81,7 +81,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Every value that is in force under a policy, and which of them are not the default's."""
-    text, source = _deployed(name, local=local) if deployed or local else _filed(name)
+    text, source = _deployed(name, local=local) if deployed or local else read_policy_text(name)
     try:
         policy = parse_policy(text, name=Path(name).stem)
     except PolicyError as error:
@@ -108,18 +108,6 @@ def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str
     console.print(table)
     count = sum(value != usual[key] for key, value in values.items())
     console.print(f"* {count} of {len(values)} values are not the default's", highlight=False)
-
-
-def _filed(name: str) -> tuple[str, str]:
-    file = find_policy_file(name)
-    try:
-        return file.read_text(encoding="utf-8"), str(file)
-    except (OSError, UnicodeDecodeError):
-        nearest = find_near(name, list_policy_names())
-        meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        place.fail(
-            f"there is no policy {name!r}", f"{meant}give one of {', '.join(list_policy_names())}, or a TOML file"
-        )
 
 
 def _deployed(name: str, *, local: bool) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from rerail.model.mailbox import Command, Heartbeat, Report
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Mode, Policy
-from rerail.model.rate_limit import Admission, Request
+from rerail.model.rate_limit import Admission, LaunchRequest
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.run_event import RunEvent
 
@@ -165,7 +165,7 @@ class Pause(Protocol):
 class RateLimit(Protocol):
     """The rate limit on relaunches of the account."""
 
-    def admit(self, request: Request, *, at: datetime, limit: int, window: timedelta) -> Admission:
+    def admit(self, request: LaunchRequest, *, at: datetime, limit: int, window: timedelta) -> Admission:
         """Count one launch or postpone it; see `rerail.model.rate_limit`. Raise Throttled."""
 
     def claim_page(self, run: str, error: str, *, at: datetime) -> str:

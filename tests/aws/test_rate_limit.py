@@ -8,14 +8,14 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.model.errors import Throttled
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
 def ask(table: str, name: str, limit: int = 2):
-    return DynamoRateLimit(table).admit(Request(name), at=NOON, limit=limit, window=HOUR)
+    return DynamoRateLimit(table).admit(LaunchRequest(name), at=NOON, limit=limit, window=HOUR)
 
 
 def test_launches_are_counted_over_all_functions(table):
@@ -32,7 +32,7 @@ def test_launches_are_counted_over_all_functions(table):
 def test_an_error_is_shared_over_all_functions(table):
     """Five runs that failed with it are relaunched; the sixth waits, and the first that pages does so for all."""
     for number in range(6):
-        request = Request(f"run{number}-a002", f"run{number}", "error")
+        request = LaunchRequest(f"run{number}-a002", f"run{number}", "error")
         answer = DynamoRateLimit(table).admit(request, at=NOON, limit=9, window=HOUR)
     assert (answer.granted, sorted(answer.tries), answer.paged_at) == (False, [f"run{n}" for n in range(5)], NOON)
     for minutes, paged_by in ((1, "run5"), (59, "run5"), (120, "run0")):
@@ -51,7 +51,7 @@ def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
         return before
 
     monkeypatch.setattr(DynamoRateLimit, "_load", late)
-    answer = rate_limit.admit(Request("gpt-a002"), at=NOON, limit=1, window=HOUR)
+    answer = rate_limit.admit(LaunchRequest("gpt-a002"), at=NOON, limit=1, window=HOUR)
     assert (answer.granted, answer.count) == (False, 1)
 
 
@@ -75,6 +75,6 @@ def test_an_hour_of_relaunches_fits_into_one_item(table):
     """As many as CreateTrainingJob takes in an hour at two a second would be three times this: 400 KB is the limit."""
     rate_limit = DynamoRateLimit(table)
     for number in range(150):
-        rate_limit.admit(Request(f"{'x' * 55}-a{number:05d}"), at=NOON, limit=1000, window=HOUR)
+        rate_limit.admit(LaunchRequest(f"{'x' * 55}-a{number:05d}"), at=NOON, limit=1000, window=HOUR)
     (item,) = client("dynamodb").scan(TableName=table)["Items"]
     assert len(item["doc"]["S"]) / 150 * 7200 < 400_000

@@ -16,7 +16,7 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus, LaunchCheck, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
@@ -332,7 +332,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
 def test_a_launch_that_is_kept_back_is_no_start(world):
     """Else an hour of waiting would read as a restart storm."""
     under(world, limits=Limits(account_relaunches=1, starts=3))
-    world.rate_limit.admit(Request("another"), at=world.clock(), limit=1, window=timedelta(hours=1))
+    world.rate_limit.admit(LaunchRequest("another"), at=world.clock(), limit=1, window=timedelta(hours=1))
     before = world.run().ledger.starts
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)

@@ -17,7 +17,7 @@ from rerail.model.errors import (
     StateUnknown,
     Throttled,
 )
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
@@ -90,7 +90,7 @@ def test_the_rate_limit_does_not_hide_a_job(monkeypatch):
     while not world.sagemaker.live():
         pass_minutes(world, 1)
     for other in ("a-a002", "b-a002"):
-        world.rate_limit.admit(Request(other), at=world.clock(), limit=2, window=limits.account_window)
+        world.rate_limit.admit(LaunchRequest(other), at=world.clock(), limit=2, window=limits.account_window)
     pass_minutes(world, 1)
     world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)
     pass_minutes(world, 30)

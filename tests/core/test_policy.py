@@ -182,9 +182,13 @@ def test_a_policy_may_set_prices():
         ("prices = 3", "field 'prices' must be a table, written [prices]"),
         ('[prices]\n"p5.48xlarge" = 3', "field 'prices' names 'p5.48xlarge'; it must be an instance type"),
         ('[prices]\n"ml.p5.48xlarge" = "dear"', "field 'prices.ml.p5.48xlarge' is 'dear'; it must be a number"),
+        ("causes = 3", "field 'causes' must be a table, written [causes]"),
+        ('[causes]\n"err" = "data"', "field 'causes' names 'err'; it must be a text of 4 to 100 characters"),
+        ('[causes]\n"lost fabric" = "diverged"', "the cause 'diverged'; it must be one of infrastructure, hardware"),
+        ('[causes]\n"lost fabric" = ["data"]', "the cause ['data']; it must be one of"),
     ],
 )
-def test_a_price_belongs_to_an_instance_type(text, complaint):
+def test_prices_and_causes_name_what_is_wrong(text, complaint):
     assert complaint in refusal(text)
 
 
@@ -196,19 +200,6 @@ def test_a_policy_may_name_causes():
     policy = parse_policy(text, name="night")
     assert policy.causes == {"fabric 'A' \"lost\"": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE}
     assert parse_policy(to_toml(policy), name="night") == policy
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("causes = 3", "field 'causes' must be a table, written [causes]"),
-        ('[causes]\n"err" = "data"', "field 'causes' names 'err'; it must be a text of 4 to 100 characters"),
-        ('[causes]\n"lost fabric" = "diverged"', "the cause 'diverged'; it must be one of infrastructure, hardware"),
-        ('[causes]\n"lost fabric" = ["data"]', "the cause ['data']; it must be one of"),
-    ],
-)
-def test_a_cause_is_named_by_a_text(text, complaint):
-    assert complaint in refusal(text)
 
 
 def test_each_cause_but_two_has_a_budget():

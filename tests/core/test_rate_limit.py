@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.model.codec import dumps, loads
-from rerail.model.rate_limit import Launches, Request, admit
+from rerail.model.rate_limit import Launches, LaunchRequest, admit
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 def asked(launches: Launches, name: str, minute: float, *, limit: int = 2):
-    return admit(launches, Request(name), at=NOON + minute * MINUTE, limit=limit, window=HOUR)
+    return admit(launches, LaunchRequest(name), at=NOON + minute * MINUTE, limit=limit, window=HOUR)
 
 
 @given(
@@ -26,7 +26,7 @@ def test_in_no_window_are_there_more_than_the_limit(asking, limit, window):
     launches, made, at = Launches(), {}, NOON
     for name, minutes in asking:
         at += minutes * MINUTE
-        launches, answer = admit(launches, Request(name), at=at, limit=limit, window=window)
+        launches, answer = admit(launches, LaunchRequest(name), at=at, limit=limit, window=window)
         launches = loads(Launches, dumps(launches))
         if answer.granted:
             made[name] = at
@@ -76,7 +76,7 @@ def test_a_limit_of_zero_admits_every_launch():
 def shared(launches: Launches, run: str, minute: float, *, limit: int = 100, **facts):
     """Request a relaunch of a run that failed a minute before with the error that all runs here share."""
     failed_at = NOON + (minute - 1) * MINUTE
-    request = Request(f"{run}-a002", run, "error", **{"failed_at": failed_at, **facts})
+    request = LaunchRequest(f"{run}-a002", run, "error", **{"failed_at": failed_at, **facts})
     return admit(launches, request, at=NOON + minute * MINUTE, limit=limit, window=HOUR)
 
 
@@ -132,6 +132,6 @@ def test_a_launch_that_the_rate_postpones_is_no_try_and_one_without_an_error_is_
 def test_twenty_errors_are_kept():
     launches = Launches()
     for number in range(25):
-        request = Request(f"r{number}-a002", f"r{number}", f"error {number}")
+        request = LaunchRequest(f"r{number}-a002", f"r{number}", f"error {number}")
         launches, _ = admit(launches, request, at=NOON + number * MINUTE, limit=100, window=HOUR)
     assert set(launches.errors) == {f"error {number}" for number in range(5, 25)}

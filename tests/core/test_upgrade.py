@@ -23,7 +23,7 @@ from rerail.model.checkpoints import read_manifest
 from rerail.model.codec import SCHEMA, BadRecord, dumps, loads
 from rerail.model.former_names import translate
 from rerail.model.policy import Policy, parse_policy
-from rerail.model.rate_limit import Launches, Request, admit
+from rerail.model.rate_limit import Launches, LaunchRequest, admit
 from rerail.model.run import Job, JobStatus, LaunchCheck, Run, RunState, TimelineEntry
 from tests.fakes import World
 
@@ -181,7 +181,7 @@ def test_a_job_that_dies_after_an_upgrade_is_answered(line: str) -> None:
 def test_the_rate_limit_keeps_its_count(line: str) -> None:
     launches = loads(Launches, line)
     at = max(launches.at.values())
-    after, admission = admit(launches, Request("another"), at=at, limit=100_000, window=timedelta(hours=1))
+    after, admission = admit(launches, LaunchRequest("another"), at=at, limit=100_000, window=timedelta(hours=1))
     assert admission.granted
     assert set(after.at) >= {name for name, then in launches.at.items() if at - then < timedelta(hours=1)}
 

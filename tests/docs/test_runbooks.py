@@ -16,7 +16,7 @@ from rerail.model.errors import BoundsExceeded
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Capacity, Limits, Mode, Notices, Policy, Retries
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
@@ -93,7 +93,7 @@ def spend_time() -> World:
 
 def exceed_rate() -> World:
     world = make_world(Policy(limits=Limits(account_relaunches=1)))
-    world.rate_limit.admit(Request("another-a002"), at=world.clock(), limit=1, window=timedelta(hours=1))
+    world.rate_limit.admit(LaunchRequest("another-a002"), at=world.clock(), limit=1, window=timedelta(hours=1))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     return world

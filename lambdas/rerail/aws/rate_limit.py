@@ -14,7 +14,7 @@ from rerail.aws.clients import client
 from rerail.aws.validation import validate
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
-from rerail.model.rate_limit import Admission, Launches, Request, admit, claim_page
+from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_page
 
 KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
 TRY_LIMIT = 8
@@ -28,7 +28,7 @@ class DynamoRateLimit:
     def __init__(self, table: str) -> None:
         self._table = table
 
-    def admit(self, request: Request, *, at: datetime, limit: int, window: timedelta) -> Admission:
+    def admit(self, request: LaunchRequest, *, at: datetime, limit: int, window: timedelta) -> Admission:
         digest = sha256(request.job_name.encode()).hexdigest()[:12]
         request = replace(request, job_name=digest)
         return self._update(lambda launches: admit(launches, request, at=at, limit=limit, window=window))

@@ -26,11 +26,11 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
     spent, hourly = sum_run_dollars(run, at, policy.prices), find_dollars_per_hour(run, policy.prices)
     if not spent or not hourly:
         return find_missing_price(run, policy)
-    stops = may_act(run, policy) and policy.mode is Mode.ACT
+    may_stop = may_act(run, policy) and policy.mode is Mode.ACT
     if spent < cap:
-        return _forecast(run, at, spent, hourly, cap, stops=stops) if spent >= FORECAST_SHARE * cap else None
+        return _forecast(run, at, spent, hourly, cap, may_stop=may_stop) if spent >= FORECAST_SHARE * cap else None
     reason = f"the run has cost {format_dollars(spent)}, of at most {format_dollars(cap)} (limits.stop_dollars)"
-    if stops:
+    if may_stop:
         stop = PlannedStop(AfterStop.RELAUNCH, reason, asked_at=at, deadline=at + policy.save.deadline)
         return checkpoint_then_stop(run, stop, policy, reason)
     key = f"cost-cap-{run.ledger.forgiven}"
@@ -50,7 +50,7 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
     return Decision(with_warnings(run, key), (notice,), f"{reason}; the job goes on", finding="cost_cap")
 
 
-def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float, *, stops: bool) -> Decision | None:
+def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float, *, may_stop: bool) -> Decision | None:
     """Inform people once when the cap will be reached."""
     key = f"cost-forecast-{run.ledger.forgiven}"
     if key in run.warnings:
@@ -60,7 +60,7 @@ def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float, *
         f"the run has cost {format_dollars(spent)}; at {format_dollars(hourly)} an hour it reaches its cap of "
         f"{format_dollars(cap)} (limits.stop_dollars) on {reached_at:%Y-%m-%d at %H:%M} UTC"
     )
-    then = "the job is saved and stopped, and the run held" if stops else "on-call is paged, and the job goes on"
+    then = "the job is saved and stopped, and the run held" if may_stop else "on-call is paged, and the job goes on"
     did, todo = f"nothing yet: at the cap {then}", "To have it train for longer: raise the cap"
     notice = make_notice(
         run, Severity.INFORM, "its cost nears the cap", reason, key=key, runbook=Runbook.MONEY_SPENT, did=did, todo=todo

@@ -13,7 +13,7 @@ SHARED_CAUSES = (Cause.USER_CODE, Cause.DATA)
 MARGIN, NO_TIME = timedelta(minutes=10), timedelta()
 
 
-def find_evidence(run: Run, attempt: Attempt) -> str:
+def find_shareable_error(run: Run, attempt: Attempt) -> str:
     """Return the error that the attempt failed with, if other runs may have failed with it for the same reason, or "".
 
     A bare "AssertionError" says too little to be the same error in another run.

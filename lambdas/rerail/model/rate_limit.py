@@ -34,7 +34,7 @@ class Launches:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """A request for one relaunch."""
 
     job_name: str
@@ -59,7 +59,7 @@ class Admission:
 
 
 def admit(
-    launches: Launches, request: Request, *, at: datetime, limit: int, window: timedelta
+    launches: Launches, request: LaunchRequest, *, at: datetime, limit: int, window: timedelta
 ) -> tuple[Launches, Admission]:
     """Return the account's launches after one more request, and the answer; a limit of 0 is none.
 

@@ -28,7 +28,7 @@ from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
-from rerail.decisions.shared_errors import find_evidence, has_recovered, make_error_key
+from rerail.decisions.shared_errors import find_shareable_error, has_recovered, make_error_key
 from rerail.diagnosis.classify import diagnose_report, with_named_cause, with_redaction
 from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
@@ -81,7 +81,7 @@ from rerail.model.machines import read_cluster
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.redaction import find_secrets
 from rerail.model.run import (
     Attempt,
@@ -679,11 +679,11 @@ class Supervisor:
 
     def _without_repeated_page(self, run: Run, notice: Notify) -> Notify:
         """Return the notice; one that only informs if another run has paged on-call about the same error."""
-        is_about_error = run.state is RunState.HELD and notice.runbook in (Runbook.BUDGET_SPENT, Runbook.SAME_ERROR)
-        is_shared = is_about_error and find_evidence(run, run.current)
-        if notice.severity is not Severity.PAGE or not is_shared:
+        is_hold = run.state is RunState.HELD and notice.severity is Severity.PAGE
+        if not is_hold or notice.runbook not in (Runbook.BUDGET_SPENT, Runbook.SAME_ERROR):
             return notice
-        if not policy_of(run, self.policies).limits.account_relaunches:
+        is_limited = policy_of(run, self.policies).limits.account_relaunches
+        if not is_limited or not find_shareable_error(run, run.current):
             return notice
         paged_by = self.rate_limit.claim_page(run.id, self._make_error_key(run, run.current), at=self.clock())
         if paged_by == run.id:
@@ -692,6 +692,7 @@ class Supervisor:
         return replace(notice, severity=Severity.INFORM, did=did)
 
     def _make_error_key(self, run: Run, attempt: Attempt) -> str:
+        """Return the key of the error that the attempt failed with, from its diagnosis and the run's image."""
         image = (self._read_request(run.id).get("AlgorithmSpecification") or {}).get("TrainingImage", "")
         return make_error_key(attempt, image)
 
@@ -785,9 +786,9 @@ class Supervisor:
         """Request one launch from the account's rate limit; a repeated request counts once."""
         limits, at = policy_of(run, self.policies).limits, self.clock()
         failed = run.attempts[-2] if len(run.attempts) > 1 else run.current
-        evidence = find_evidence(run, failed)
+        evidence = find_shareable_error(run, failed)
         error = self._make_error_key(run, failed) if evidence else ""
-        request = Request(
+        request = LaunchRequest(
             action.job_name, run.id, error, failed_at=failed.ended_at, is_approved=bool(run.current.approved_by)
         )
         admit = partial(self.rate_limit.admit, at=at, limit=limits.account_relaunches, window=limits.account_window)

@@ -39,7 +39,7 @@ from rerail.model.actions import QuarantineCheckpoints, Severity
 from rerail.model.errors import RerailError
 from rerail.model.metrics import MetricNames, make_queries
 from rerail.model.notice import Notice
-from rerail.model.rate_limit import Request
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus
 from rerail.notices.notifiers.links import Links
 from rerail.supervisor.supervisor import Supervisor
@@ -305,7 +305,7 @@ def remembered(data: bytes) -> None:
     clearly(lambda: DynamoDetections("Runs").recall(["gpt", "bert"]))
     clearly(lambda: list(DynamoClusters("Runs").waiting()))
     clearly(lambda: DynamoClusters("Runs").recall("cluster"))
-    clearly(lambda: DynamoRateLimit("Runs").admit(Request("gpt"), at=NOON, limit=3, window=timedelta(hours=1)))
+    clearly(lambda: DynamoRateLimit("Runs").admit(LaunchRequest("gpt"), at=NOON, limit=3, window=timedelta(hours=1)))
     _swept(_copy(), memories=DynamoDetections("Runs"), strict=WIRE.status == 200)
 
 
