@@ -64,6 +64,9 @@ def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(wor
     assert world.run().current.resumed_from_step == 300
     world.checkpoints.save(step=400, attempt=3)
     world.minutes(3)
+    assert world.run().open_incident is not None, "the first attempt seemed healthy there too: it was found at step 480"
+    world.checkpoints.save(step=500, attempt=3)
+    world.minutes(3)
     assert world.run().open_incident is None
 
 

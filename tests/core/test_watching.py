@@ -44,7 +44,7 @@ def train(world: World, minutes: int, *, job: str = "gpt", first: int = 0, loss=
             row |= {"loss": value}
         world.series.print(job, begun, **row)
         if step % 100 == 0:
-            world.checkpoints.save(step=step)
+            world.checkpoints.save(step=step, attempt=world.run().current.number)
         world.minutes(1)
     return step
 
@@ -169,6 +169,35 @@ def test_after_a_rollback_the_same_steps_are_judged_again(world):
     train(world, 10, job="gpt-a002", first=last, nonfinite=1.0)
     world.minutes(5)
     assert world.run().current.number == 3 or world.run().state is RunState.HELD
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.2])
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_divergence_that_returns_soon_after_a_near_rollback_is_found(world, noise, returns):
+    """The new attempt has too few rows before it to learn the normal level from: it knows that of the last attempt."""
+    world.policies.by_name["default"] = replace(world.policies.by_name["default"], ladder=Policy().ladder)
+
+    def decay(step):
+        return 2 + 3 * math.exp(-step / 2000) + noise * math.sin(step)
+
+    def diverge(step):
+        return decay(step) + (1 + (step - 900) / 200) * (step > 900)
+
+    last = train(world, 90, loss=diverge)
+    for _ in range(60):
+        if world.sagemaker.live() == ["gpt"]:
+            last = train(world, 1, first=last, loss=diverge)
+    world.minutes(2)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    resumed = world.run().current.resumed_from_step
+    assert 600 <= resumed < 900
+    train(world, 100, job="gpt-a002", first=resumed, loss=diverge if returns else decay)
+    run = world.run()
+    if returns:
+        assert run.state is RunState.HELD and "went wrong again" in run.hold_reason
+        assert "recovered" not in "".join(notice.title for notice in world.bus.notices)
+    else:
+        assert (run.state, run.open_warnings, run.open_incident) == (RunState.WATCHING, {}, None)
 
 
 def test_after_a_lost_node_replayed_steps_are_not_judged_twice(world):
@@ -363,7 +392,7 @@ def test_missing_saves_confirm_a_stall_only_when_a_save_is_due(world, silent, at
             row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2.0 + 3.0 * math.exp(-step / 500)}
             world.series.print("gpt", world.clock(), **row)
         if minute % 30 == 10 and (minute < 120 or attempts == 1):
-            world.checkpoints.save(step=step)
+            world.checkpoints.save(step=step, attempt=world.run().current.number)
         world.minutes(1)
     assert world.run().current.number == attempts
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 import pytest
 
 from rerail.detection.detectors import Detectors
+from rerail.detection.divergence import Divergence, EarlierLevel
+from rerail.detection.row import RowReader
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
@@ -41,6 +43,35 @@ def test_two_early_spikes_are_no_habit() -> None:
     flat = [2.0 * math.exp(random.Random(row).gauss(0, 0.01)) for row in range(60)]
     twice = lifted(lifted(flat, 34, 34, times=1.8), 45, 45, times=1.8)
     assert [row for row, _ in said(samples(twice), *LOSS)] == [34, 45]
+
+
+@pytest.mark.parametrize("offset", [0.0, -9.0], ids=["positive", "below zero"])
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([4.0] * 2 + [5.2] * 98, [(Level.WARN, 101), (Level.INTERVENE, 101)]),
+        ([5.2] * 30 + [4.0] * 70, []),
+        ([4.0] * 10 + [5.2] * 12 + [4.0] * 30, [(Level.WARN, 101)]),
+        ([4.0] * 32 + [5.2] * 14 + [4.0] * 10, [(Level.WARN, 129)]),
+        ([4.0] * 2 + [5.2] * 180 + [4.0] * 20 + [5.2] * 12, [(Level.WARN, 101), (Level.INTERVENE, 101)]),
+    ],
+    ids=["returns", "not there yet", "recovers", "begins later", "becomes normal"],
+)
+def test_after_a_rollback_the_loss_is_compared_with_the_level_before_the_problem(offset, rows, found):
+    """The problem began at step 101; the new attempt has too few rows to learn a level of its own from."""
+    rng, first = random.Random(1), 101 if found else 71
+    before, after = (
+        [Sample(step=start + row, loss=loss + offset + 0.01 * rng.gauss(0, 1)) for row, loss in enumerate(losses)]
+        for start, losses in ((1, [6.0 - row / 50 for row in range(100)]), (first, rows))
+    )
+    reader = RowReader()
+    for sample in before:
+        reader.read(sample)
+    level, limit = reader.scale.place(4.0 + offset), reader.scale.place(4.5 + offset)
+    earlier = EarlierLevel(101, level, limit - level)
+    detectors = Detectors(RowReader(scale=reader.scale), divergence=Divergence(earlier=earlier))
+    findings = [finding for sample in after for finding in detectors.run(sample, DETECTION)]
+    assert [(f.level, f.onset_step) for f in findings if f.kind is Kind.DIVERGENCE] == found
 
 
 @pytest.mark.parametrize("offset", [0.0, -9.0], ids=["positive", "below zero"])

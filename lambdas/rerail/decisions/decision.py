@@ -344,10 +344,12 @@ def with_attempt_number(run: Run, checkpoint: Checkpoint) -> Checkpoint:
 def find_proving_step(run: Run, incident: Incident) -> int:
     """Return the step beyond which a clean checkpoint proves that an incident is over.
 
-    It is beyond both the step that the run resumed from and the onset of the trouble with the loss.
+    It is beyond both the step that the run resumed from and the onset of the trouble with the loss. Without an agent,
+    which evaluates each step, trouble that returns is known only after some minutes: about when it was found before.
     """
     steps = [incident.resume_step or 0, incident.onset_step or 0]
     if incident.onset_step is not None:
+        steps += [] if has_agent(run) else [incident.step or 0]
         steps += [rung.onset_step for rung in run.rungs_taken if rung.attempt >= incident.attempt]
     return max(steps)
 

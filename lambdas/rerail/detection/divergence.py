@@ -1,6 +1,6 @@
 """Detect a loss that has risen above an earlier level and stays there."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rerail.detection.lowest import RunningMinimum
 from rerail.detection.rise import LossRise
@@ -34,6 +34,16 @@ RECOVERY_HALF_LIFE_ROWS = 512
 CONFIRMING_HALF_LIFE_ROWS = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierLevel:
+    """The level before the problem for which a run was rolled back, and the step from which on it is compared."""
+
+    step: int
+    level: float
+    # The largest normal rise above it.
+    allowed: float
+
+
 @dataclass(slots=True)
 class Divergence:
     """The current and the best level of the loss, the normal rises of the run, and the rise in progress."""
@@ -57,6 +67,10 @@ class Divergence:
     acted_from: float | None = None
     # The first rows are over, or a rise in them was reported.
     is_early_over: bool = False
+    # The level before a rollback, and the rows seen from its step on: a problem that returns soon leaves no rows to
+    # learn the normal level from.
+    earlier: EarlierLevel | None = None
+    earlier_rows: int = 0
 
     def __post_init__(self) -> None:
         self.best, self.lagged, self.printed = self.best.copy(), list(self.lagged), list(self.printed)
@@ -70,6 +84,8 @@ class Divergence:
         if row.is_new_series:
             self._forget()
             self.acted_from, self.is_early_over = None, False
+        if row.is_new_launch or row.scale.is_new:
+            self.earlier = None
         if row.scale.factor != 1:
             self._scale(row.scale.factor)
         if row.value is None:
@@ -90,8 +106,20 @@ class Divergence:
         if self.rows == NOW_ROWS:
             self.start = self.recent.median()
 
+    def find_earlier_level(self, step: int | None) -> EarlierLevel | None:
+        """Return the level before the rise in progress, or the one acted on; else the one known from before.
+
+        The rise began at the given step, unless it is known.
+        """
+        level = self.acted_from if self.acted_from is not None else self.rise.base if self.rise else None
+        onset = self.rise.onset if self.rise and self.rise.onset is not None else step
+        if level is None or onset is None:
+            return self.earlier
+        return EarlierLevel(onset, level, self.rise.allowed if self.rise else Thresholds.rise_gate)
+
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
-        if len(self.rises) < HISTORY_NEEDS and self._start_early_rise(now, row):
+        is_new = len(self.rises) < HISTORY_NEEDS
+        if self._is_above_earlier(now, row, detection) or (is_new and self._start_early_rise(now, row)):
             assert self.rise is not None
             return self._finding(Level.WARN, row, self.rise.peak)
         if len(self.level) >= LEVEL_NEEDS:
@@ -126,6 +154,24 @@ class Divergence:
         onset = None if sample.step is None else max(0, sample.step - (NOW_ROWS - 1) * row.spacing)
         self.rise = LossRise(usual, allowed, peak=rise, trough=rise, onset=onset, since=sample.at, rows=NOW_ROWS)
         self.rise.is_reported = self.is_early_over = True
+        return True
+
+    def _is_above_earlier(self, now: float, row: Row, detection: Thresholds) -> bool:
+        """Follow a rise above the level before a rollback, until there are enough rows to learn the level from."""
+        known, step = self.earlier, row.sample.step
+        if known is None or step is None or step < known.step or row.is_recovered:
+            return False
+        self.earlier_rows += 1
+        rise, allowed = now - known.level, max(known.allowed, self._find_rise_to_act_on(detection))
+        if self.earlier_rows < NOW_ROWS:
+            return False
+        if rise <= allowed:
+            self.earlier = None if len(self.rises) >= HISTORY_NEEDS else known
+            return False
+        # Within the first rows there was hardly a good level in between: it is the same problem at the same step.
+        onset = known.step if self.earlier_rows < 2 * NOW_ROWS else step - (NOW_ROWS - 1) * row.spacing
+        self.rise = LossRise(known.level, allowed, peak=rise, trough=rise, onset=onset, since=row.sample.at)
+        self.rise.rows = NOW_ROWS
         return True
 
     def _is_new(self, rise: float, detection: Thresholds, *, half_life: int) -> bool:
@@ -180,7 +226,7 @@ class Divergence:
             return self._finding(Level.INTERVENE if is_first else Level.WARN, row, rise)
         if going.rows > detection.rise_cap_rows * (1 if going.is_reported else UNREPORTED_CAP):
             self._forget()
-            self.is_early_over = True  # these are not the first rows
+            self.earlier, self.is_early_over = None, True  # these are not the first rows
         return None
 
     def _scale(self, factor: float) -> None:
@@ -189,6 +235,8 @@ class Divergence:
             window.scale(factor)
         self.start, self.recovered_level = self.start * factor, self.recovered_level * factor
         self.acted_from = None if self.acted_from is None else self.acted_from * factor
+        if known := self.earlier:
+            self.earlier = replace(known, level=known.level * factor, allowed=known.allowed * factor)
         self.lagged = [value * factor for value in self.lagged]
         if self.rise:
             self.rise.scale(factor)

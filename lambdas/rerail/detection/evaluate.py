@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 from rerail.detection import blind, checkpoint_stall, stall
 from rerail.detection.clock_skew import find_silence_start, with_silence_excused
-from rerail.detection.detectors import DetectorState, evaluate_sample, find_overdue
+from rerail.detection.detectors import Detectors, DetectorState, evaluate_sample, find_overdue
+from rerail.detection.divergence import Divergence
 from rerail.detection.heartbeats import (
     LastHeartbeat,
     is_credible,
@@ -19,6 +20,7 @@ from rerail.detection.heartbeats import (
 from rerail.detection.idle import IDLE_BELOW, describe_hosts, find_idle, is_load_due
 from rerail.detection.onsets import OF_THE_LOSS, with_onsets
 from rerail.detection.recovery import OpenFinding, follow_findings
+from rerail.detection.row import RowReader
 from rerail.detection.throughput_drop import ThroughputDrop
 from rerail.detection.throughput_rise import ThroughputRise
 from rerail.model.actions import ClearedBy
@@ -482,7 +484,8 @@ def _with_in_place_restart(
     read_to = (order.restarted_at or at) + monitored.policy.metrics.period
     cursor = replace(with_next_attempt(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
     if judged_to is not None:
-        return RunDetection(memory.run, cursor, DetectorState(liveness=liveness), restart=order.number)
+        state = DetectorState(_make_detectors_after_rollback(memory), liveness)
+        return RunDetection(memory.run, cursor, state, restart=order.number)
     watch = replace(memory.detectors, liveness=liveness)
     return replace(memory, cursor=cursor, detectors=watch, restart=order.number)
 
@@ -490,13 +493,19 @@ def _with_in_place_restart(
 def _with_next_job(memory: RunDetection, run: Run, attempt: Attempt, at: datetime) -> RunDetection:
     liveness = with_relaunch(memory.detectors.liveness, at)
     if _is_rollback(run, attempt):
-        # What the detectors learnt after the onset is not reliable, so they start with a fresh state.
         cursor = with_next_attempt(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
-        return RunDetection(run.id, cursor, DetectorState(liveness=liveness))
+        return RunDetection(run.id, cursor, DetectorState(_make_detectors_after_rollback(memory), liveness))
     # Step times of other machines are not comparable.
     detectors = replace(memory.detectors.detectors, throughput_drop=ThroughputDrop(), throughput_rise=ThroughputRise())
     watch = replace(memory.detectors, detectors=detectors, liveness=liveness)
     return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), detectors=watch, restart=0)
+
+
+def _make_detectors_after_rollback(memory: RunDetection) -> Detectors:
+    """Return fresh detectors: what they learnt after the onset is not reliable. They know the level before it."""
+    learnt = memory.detectors.detectors
+    earlier = learnt.divergence.find_earlier_level(memory.step)
+    return Detectors(rows=RowReader(scale=learnt.rows.scale.copy()), divergence=Divergence(earlier=earlier))
 
 
 def _is_rollback(run: Run, attempt: Attempt) -> bool:
