@@ -33,6 +33,17 @@ def test_a_rise_in_the_first_rows_is_told_once_and_not_acted_on():
         assert said(samples(healthy), Kind.DIVERGENCE) == []
 
 
+@pytest.mark.parametrize(("fall", "least"), [(1.5, Level.WARN), (3.0, Level.INTERVENE)])
+def test_a_slow_rise_early_in_a_run_is_told_and_after_a_real_fall_acted_on(fall, least):
+    """Some healthy objectives grow after they fell a little."""
+    losses = [8 - fall + fall * math.exp(-row / 30) + 0.04 * max(0, row - 90) for row in range(250)]
+    noisy = [loss * math.exp(random.Random(row).gauss(0, 0.005)) for row, loss in enumerate(losses)]
+    found = said(samples(noisy, every=10), Kind.DIVERGENCE)
+    assert max(levels(found), key=[Level.WARN, Level.INTERVENE].index) is least
+    assert found[0][0] < 120
+    assert said(samples(noisy[90:91] * 20 + noisy[90:], every=10), Kind.DIVERGENCE) == []
+
+
 def test_a_spike_early_in_a_steep_fall_is_seen() -> None:
     """The loss need not have settled: row 60 of a run that still falls is judged against its slope."""
     assert said(samples(lifted(falling(120), 60, 64, times=1.4)), Kind.LOSS_SPIKE)[0][0] == 60

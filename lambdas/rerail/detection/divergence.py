@@ -136,6 +136,9 @@ class Divergence:
             self.best.value(), allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at
         )
         self.rise.printed = row.sample.loss if row.is_recovered else None
+        # After so small a fall a healthy objective may grow: a rise that only shows against it is told, not acted on.
+        has_learnt = self.start - self.best.value() > LEARNT
+        self.rise.is_reported = not has_learnt and rise <= self._allowed(detection, least_fall=LEARNT)
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, row, rise) if is_new else None
@@ -191,12 +194,15 @@ class Divergence:
         printed, loss = self.rise.printed, row.sample.loss
         return unusual and (printed is None or (loss is not None and loss > printed))
 
-    def _allowed(self, detection: Thresholds) -> float:
+    def _allowed(self, detection: Thresholds, *, least_fall: float = 0.0) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.rise_tail * self.strays.quantile(0.9))
         within_noise = detection.rise_noise * max(noise, detection.noise_floor)
         # Before the loss has ever fallen, rises are normal: some objectives grow from the start, such as the value loss
         # of reinforcement learning. After that, a slow rise must not become normal while it goes on.
-        learnt, is_full = self.start - self.best.value() > max(LEARNT, within_noise), len(self.rises) == HISTORY_ROWS
+        learnt, is_full = (
+            self.start - self.best.value() > max(least_fall, within_noise),
+            len(self.rises) == HISTORY_ROWS,
+        )
         known = self.rises
         if learnt and not is_full:
             known = Window(HISTORY_ROWS, known.values[: max(HISTORY_NEEDS, len(known) - NEW_ROWS)])
