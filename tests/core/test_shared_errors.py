@@ -121,10 +121,16 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
     [
         (lambda number: f"AlgorithmError: KeyError: 'column {chr(97 + number % 26)}{'x' * (number // 26)}'", False),
         (lambda number: "AlgorithmError: AssertionError: , exit code: 1", False),
+        (lambda number: "AlgorithmError: torch._C._LinAlgError: 5, exit code: 1", False),
+        (lambda number: 'AlgorithmError: ExecuteUserScriptError: ExitCode 1 ErrorMessage ""', False),
+        (
+            lambda number: "AlgorithmError: CalledProcessError: 'train.py' returned non-zero exit status 1",
+            False,
+        ),
         (lambda number: "InternalServerError: We encountered an internal error.  Please try again.", False),
         (lambda number: BROKEN, True),
     ],
-    ids=["errors of their own", "a bare class", "platform", "images of their own"],
+    ids=["errors of their own", "a bare class", "a number", "a script", "a command", "platform", "images of their own"],
 )
 def test_other_failures_wait_for_nothing(world, make_reason, has_own_image):
     for number, name in enumerate(NAMES):

@@ -4,6 +4,7 @@ import re
 from datetime import datetime, timedelta
 from hashlib import sha256
 
+from rerail.diagnosis.classify import names_error
 from rerail.model.causes import Cause
 from rerail.model.run import Attempt, Run, RunState
 
@@ -16,15 +17,16 @@ MARGIN, NO_TIME = timedelta(minutes=10), timedelta()
 def find_shareable_error(run: Run, attempt: Attempt) -> str:
     """Return the error that the attempt failed with, if other runs may have failed with it for the same reason, or "".
 
-    A bare "AssertionError" says too little to be the same error in another run.
+    A bare "AssertionError" says too little to be the same error in another run, as does that a script has failed.
     """
     incident = run.incidents[-1] if run.incidents else None
     if incident is None or not attempt.fingerprint or attempt.cause not in SHARED_CAUSES:
         return ""
     # The incident keeps the error of its first failure only.
     first = next((known.fingerprint for known in run.attempts if known.number == incident.attempt), "")
-    words = re.findall(r"\w+", re.sub(r"exit code: -?\d+", "", incident.evidence))
-    return incident.evidence if first == attempt.fingerprint and len(words) > 1 else ""
+    words = re.findall(r"[^\W\d][\w.]*", re.sub(r"exit code: -?\d+", "", incident.evidence))
+    is_telling = len(words) > 1 and names_error(incident.evidence)
+    return incident.evidence if first == attempt.fingerprint and is_telling else ""
 
 
 def make_error_key(attempt: Attempt, image: str) -> str:

@@ -205,7 +205,12 @@ def needs_log(reason: str, *, secondary_status: str = "") -> bool:
         return False
     if find_failure_lines(reason).is_cut:
         return True
-    return diagnose(reason).rule not in NAMED_RULES
+    return not names_error(reason)
+
+
+def names_error(text: str) -> bool:
+    """Return whether the text names an error, not only that there was one."""
+    return diagnose(text).rule in NAMED_RULES
 
 
 def diagnose_job(job: Job) -> Diagnosis:
