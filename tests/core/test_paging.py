@@ -13,6 +13,7 @@ from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
+from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus, OpenPage, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb, Tick
@@ -219,7 +220,7 @@ def test_never_an_all_clear_for_what_was_never_paged(world):
 
 
 def test_the_rate_limit_is_over_when_the_launch_that_paged_goes_ahead(world):
-    """While it only asks again, it is not."""
+    """While it only asks again, it is not, and the page stands."""
     world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")
     world.supervisor().handle(JobStateChanged("bert"))
@@ -229,7 +230,9 @@ def test_the_rate_limit_is_over_when_the_launch_that_paged_goes_ahead(world):
     world.minutes(30)
     (paged,) = pages(world)
     assert paged.startswith("rerail/brake-")
-    assert cleared(world) == []
+    world.rate_limit.admit(LaunchRequest("moe-a002"), at=world.clock(), limit=9, window=timedelta(hours=1))
+    world.minutes(45)
+    assert (pages(world), cleared(world)) == ([paged], [])
     world.minutes(60)
     assert cleared(world) == [paged]
 

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,6 +122,44 @@ def test_an_error_is_forgotten_an_hour_after_it_was_last_met():
         launches, answer = shared(launches, "f", minute)
         assert not answer.granted
     assert shared(launches, "f", 178)[1].granted
+
+
+@pytest.mark.threat("T38")
+def test_a_run_waits_for_others_for_four_hours_at_most():
+    """Even if they are relaunched and fail again and again meanwhile."""
+    launches = spent()
+    for minute in (100, 150, 200, 235, 239, 240):
+        for run in "abcde":
+            launches, _ = shared(launches, run, minute)
+        launches, answer = shared(launches, "f", minute, failed_at=NOON)
+        assert answer.granted is (minute == 240)
+        assert answer.until == NOON + min(minute + 10 * (minute < 240), 240) * MINUTE
+    assert shared(launches, "g", 241)[1].granted is False
+
+
+def test_relaunches_of_four_hours_ago_no_longer_count():
+    launches = spent()
+    for minute in range(1, 240, 58):
+        launches, answer = shared(launches, f"r{minute}", minute)
+        assert not answer.granted
+    assert shared(launches, "f", 240)[1].granted
+
+
+def test_twenty_tries_of_an_error_are_kept():
+    launches = Launches()
+    for number in range(30):
+        launches, _ = shared(launches, f"r{number}", number, limit=0)
+    (error,) = shared(launches, "last", 30)[0].errors.values()
+    assert set(error.tries) == {f"r{number}" for number in range(10, 30)}
+
+
+def test_a_clock_that_was_a_day_ahead_blocks_nothing():
+    launches = Launches()
+    for run in "abcde":
+        launches, _ = shared(launches, run, 1440, limit=5)
+    launches, ahead = shared(launches, "f", 1440, limit=5)
+    launches, answer = shared(launches, "g", 0, limit=5)
+    assert (ahead.granted, answer.granted, answer.count) == (False, True, 1)
 
 
 def test_a_launch_that_the_rate_postpones_is_no_try_and_one_without_an_error_is_not_kept():

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.shared_errors import has_recovered
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.policy import Limits, Policy
 from rerail.model.run import RunState
@@ -58,6 +58,9 @@ def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent(w
     waiting = world.run(next(name for name in NAMES if name not in tried))
     assert waiting.state is RunState.WAITING
     assert all(name in waiting.open_incident.reason for name in tried)
+    assert waiting.open_incident.reason.count("its relaunch waits") == 1
+    world.minutes(120)
+    assert relaunched(world) == NAMES
 
 
 @pytest.mark.threat("T38")
@@ -140,6 +143,16 @@ def test_other_failures_wait_for_nothing(world, make_reason, has_own_image):
         fail(world, [name], make_reason(number))
     world.minutes(10)
     assert relaunched(world) == NAMES
+
+
+def test_a_run_waits_beside_a_record_that_cannot_be_read(world):
+    fail(world, NAMES[:6], BROKEN)
+    world.minutes(5)
+    (waiting,) = set(NAMES[:6]) - set(tried := relaunched(world))
+    world.runs.records |= dict.fromkeys(tried, "of another version")
+    world.clock.pass_by(timedelta(minutes=10))
+    world.supervisor().handle(RunDue(waiting))
+    assert world.run(waiting).state is RunState.WAITING
 
 
 def test_without_a_rate_limit_every_run_is_relaunched_and_pages(world):

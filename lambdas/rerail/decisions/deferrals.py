@@ -28,6 +28,7 @@ from rerail.model.signals import CreateRefused, Paused, Signal
 
 # The finding of decisions that defer a launch.
 RATE_LIMITED = "rate_limited"
+ITS_WAIT = "\nits relaunch waits: "
 
 
 def with_deferrals(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
@@ -79,14 +80,15 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
     retry_at = refused.until or refused.at
     run = replace(run, state=RunState.WAITING, wake_at=retry_at, blocked_by=LaunchCheck.RATE_LIMIT, ledger=ledger)
     reason = f"{run.current.job_name} waits {format_duration(retry_at - refused.at)}: {refused.message}"
-    if refused.shared_by and (incident := run.open_incident) and refused.message not in incident.reason:
-        extended = replace(incident, reason=f"{incident.reason}\nits relaunch waits: {refused.message}")
+    if refused.shared_by and (incident := run.open_incident):
+        happened = incident.reason.partition(ITS_WAIT)[0]  # without the wait for other runs
+        extended = replace(incident, reason=f"{happened}{ITS_WAIT}{refused.message}")
         run = replace(run, incidents=(*run.incidents[:-1], extended))
     if refused.paged_at is None:
         return Decision(run, reason=reason, finding=RATE_LIMITED)
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
-    if key in run.warnings:
-        return Decision(run, reason=reason, finding=RATE_LIMITED)
+    if key in run.warnings or any(page.notice.until is ClearedBy.LAUNCHED for page in run.pages):
+        return Decision(run, reason=reason, finding=RATE_LIMITED)  # an open page is repeated by itself
     run = with_warnings(run, key)
     title = "relaunches are rate-limited: many runs fail at once"
     todo = "See what all of them have in common: a release, a quota, a file system"

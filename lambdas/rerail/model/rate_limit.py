@@ -8,8 +8,8 @@ MIN_RETENTION = timedelta(hours=1)
 # After this many relaunches of runs that failed with one error, further runs with it wait for one of them to recover.
 SHARED_ERROR_TRIES = 5
 SHARED_ERROR_INTERVAL = timedelta(minutes=10)  # between two looks at whether one has
-SHARED_ERROR_PAGES = timedelta(hours=4)  # between two pages
-MAX_SHARED_ERRORS = 20
+SHARED_ERROR_PERIOD = timedelta(hours=4)  # between two pages; the longest wait, and how long a relaunch counts
+MAX_SHARED_ERRORS, MAX_TRIES = 20, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,14 @@ def admit(
     if request.is_solved:
         shared = SharedError(at, solved_at=at)
     is_solved = shared.solved_at and request.failed_at and request.failed_at <= shared.solved_at
-    is_free = not limit or not request.error or request.is_approved or is_solved
+    wait_ends = (request.failed_at or at) + SHARED_ERROR_PERIOD
+    is_free = not limit or not request.error or request.is_approved or is_solved or at >= wait_ends
     others = {run: tried_at for run, tried_at in shared.tries.items() if run != request.run}
     if not is_free and len(others) >= SHARED_ERROR_TRIES:
         shared = _with_page(shared, request.run, at)
         paged_at = shared.paged_at if shared.paged_by == request.run else None
         updated = _with_shared_error(launches, request.error, shared)
-        return updated, Admission(False, len(others), at + SHARED_ERROR_INTERVAL, paged_at, others)
+        return updated, Admission(False, len(others), min(at + SHARED_ERROR_INTERVAL, wait_ends), paged_at, others)
     launches, admission = _admit_by_rate(launches, request.job_name, at=at, limit=limit, window=window)
     if admission.granted and request.error:
         tries = shared.tries if is_solved else {**others, request.run: at}
@@ -90,14 +91,17 @@ def claim_page(launches: Launches, run: str, error: str, *, at: datetime) -> tup
 
 
 def _find_shared_error(launches: Launches, error: str, at: datetime) -> SharedError:
-    """Return the error as it was met within the last hour, or a new one."""
+    """Return the error as it was met within the last hour, with its recent tries, or a new one."""
     known = launches.errors.get(error)
-    return known if known and at - known.met_at < MIN_RETENTION else SharedError(at)
+    if known is None or abs(at - known.met_at) >= MIN_RETENTION:
+        return SharedError(at)
+    newest = sorted(known.tries.items(), key=lambda item: item[1])[-MAX_TRIES:]
+    return replace(known, tries={run: time for run, time in newest if abs(at - time) < SHARED_ERROR_PERIOD})
 
 
 def _with_page(shared: SharedError, run: str, at: datetime) -> SharedError:
     """Return the error paged by this run, unless another run's page stands."""
-    is_open = shared.paged_at is not None and at - shared.paged_at < SHARED_ERROR_PAGES
+    is_open = shared.paged_at is not None and abs(at - shared.paged_at) < SHARED_ERROR_PERIOD
     return shared if is_open else replace(shared, paged_by=run, paged_at=at)
 
 
@@ -115,7 +119,7 @@ def _admit_by_rate(
     recent = {
         name: requested_at
         for name, requested_at in launches.at.items()
-        if at - requested_at < max(window, MIN_RETENTION)
+        if abs(at - requested_at) < max(window, MIN_RETENTION)
     }
     others = sorted(
         requested_at for name, requested_at in recent.items() if name != job_name and at - requested_at < window
@@ -123,7 +127,7 @@ def _admit_by_rate(
     if not limit or len(others) < limit:
         return replace(launches, at={**recent, job_name: at}), Admission(True, len(others) + 1, at)
     updated = replace(launches, at=recent)
-    if launches.paged_at is None or at - launches.paged_at >= window:
+    if launches.paged_at is None or abs(at - launches.paged_at) >= window:
         updated = replace(updated, paged_by=job_name, paged_at=at)
     paged_at = updated.paged_at if updated.paged_by == job_name else None
     return updated, Admission(False, len(others), others[-limit] + window, paged_at)

@@ -682,7 +682,7 @@ class Supervisor:
         is_hold = run.state is RunState.HELD and notice.severity is Severity.PAGE
         if not is_hold or notice.runbook not in (Runbook.BUDGET_SPENT, Runbook.SAME_ERROR):
             return notice
-        is_limited = policy_of(run, self.policies).limits.account_relaunches
+        is_limited = self._read_policy(run).limits.account_relaunches
         if not is_limited or not find_shareable_error(run, run.current):
             return notice
         paged_by = self.rate_limit.claim_page(run.id, self._make_error_key(run, run.current), at=self.clock())
@@ -701,7 +701,7 @@ class Supervisor:
         return make_run_notice(notice, run, at=self.clock(), policy=self._read_policy(run))
 
     def _read_policy(self, run: Run) -> Policy:
-        """Return the run's policy for its prices; the default one if it cannot be read."""
+        """Return the run's policy for a notice; the default one if it cannot be read."""
         try:
             return policy_of(run, self.policies)
         except RerailError:
@@ -793,8 +793,7 @@ class Supervisor:
         )
         admit = partial(self.rate_limit.admit, at=at, limit=limits.account_relaunches, window=limits.account_window)
         admission = admit(request)
-        others = {name: self.runs.load(name) for name in admission.tries}
-        if any(other and has_recovered(other, admission.tries[name], at) for name, other in others.items()):
+        if any(self._has_recovered(name, tried_at, at) for name, tried_at in admission.tries.items()):
             admission = admit(replace(request, is_solved=True))
         if admission.granted:
             return None
@@ -805,6 +804,14 @@ class Supervisor:
             why = f"{names} failed with the same error and have not recovered since their relaunch: {evidence}"
         shared_by = tuple(sorted(admission.tries))
         return CreateRefused(at, action, Refusal.RATE_LIMIT, why, admission.until, admission.paged_at, shared_by)
+
+    def _has_recovered(self, run_id: str, since: datetime, at: datetime) -> bool:
+        """Return whether another run has recovered; not one whose record is missing or cannot be read."""
+        try:
+            other = self.runs.load(run_id)
+        except RerailError:
+            return False
+        return other is not None and has_recovered(other, since, at)
 
     def _find_deferral(self, run: Run) -> tuple[bool, bool]:
         """Return whether stops and launches of the run wait, and whether a pause is the reason.
