@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import rerail
+from rerail.accounting.costs import sum_run_dollars
 from rerail.decisions.launch import choose_resume_step_again
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
 from rerail.messages.messages import FindingsReceived, JobStateChanged, RunDue
@@ -226,9 +227,13 @@ def test_a_running_job_is_saved_and_stopped_at_its_cap(world):
     assert world.sagemaker.live() == []
 
 
-@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE])
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE, Mode.PAUSE])
 def test_a_job_that_may_not_be_stopped_at_its_cap_pages_once(world, mode):
+    """A proposal that waits meanwhile changes nothing."""
     under(world, mode=mode, limits=Limits(stop_dollars=4 * P5_HOUR))
+    if mode is Mode.PAUSE:
+        report_finding(world, Kind.LOSS_SPIKE)
+        assert world.run().proposal
     world.minutes(180)
     assert world.sagemaker.live() == ["gpt"]
     assert world.notice_titles(Severity.PAGE) == ["gpt: its cost has reached the cap"]
@@ -237,6 +242,28 @@ def test_a_job_that_may_not_be_stopped_at_its_cap_pages_once(world, mode):
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     assert len(world.notice_titles(Severity.CLEAR)) == 1
+
+
+@pytest.mark.parametrize("cap", [8 * P5_HOUR, 0])
+def test_a_page_about_a_cap_is_over_once_the_cap_is_another(world, cap):
+    """The new cap is told of like the first."""
+    under(world, mode=Mode.OBSERVE, limits=Limits(stop_dollars=4 * P5_HOUR))
+    world.minutes(130)
+    under(world, limits=Limits(stop_dollars=cap))
+    world.minutes(2)
+    assert world.notice_titles(Severity.CLEAR) == ["gpt: all clear: the cap of $253 is over"]
+    world.minutes(130)
+    titles = ["gpt: its cost nears the cap", "gpt: its cost has reached the cap"] * (2 if cap else 1)
+    assert [title for title in world.notice_titles() if "its cost" in title] == titles
+
+
+@pytest.mark.parametrize(("spot", "share"), [(True, 0.3), (False, 1)])
+def test_a_running_spot_job_is_priced_as_those_before_it_were_billed(world, spot, share):
+    run, at, hour = world.run(), world.clock(), timedelta(hours=1)
+    ended = replace(run.current, training_started_at=at, ended_at=at + hour, billable_s=1080)
+    running = replace(run.current, number=2, training_started_at=at + hour)
+    run = replace(run, attempts=(ended, running), cluster=replace(run.cluster, spot=spot))
+    assert sum_run_dollars(run, at + 2 * hour, {}) == pytest.approx(2 * P5_HOUR * (0.3 + share))
 
 
 def test_an_unknown_price_is_reported_once(world):

@@ -40,9 +40,17 @@ def sum_attempt_dollars(attempt: Attempt, at: datetime, prices: Mapping[str, flo
 
 def sum_run_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the run since an operator last reset it by a release; None if a price is unknown."""
-    return _sum(
-        sum_attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > run.ledger.forgiven
-    )
+    counted = [attempt for attempt in run.attempts if attempt.number > run.ledger.forgiven]
+    ended = _sum(sum_attempt_dollars(attempt, at, prices) for attempt in counted if attempt.ended_at)
+    running = _sum(sum_attempt_dollars(attempt, at, prices) for attempt in counted if not attempt.ended_at)
+    return None if ended is None or running is None else ended + running * find_billed_share(run, at)
+
+
+def find_billed_share(run: Run, at: datetime) -> float:
+    """Return the share of its time that a running job is billed for: as the run's spot jobs before it, else 1."""
+    ended = [attempt for attempt in run.attempts if attempt.ended_at and attempt.billable_s] if run.cluster.spot else []
+    trained = sum(count_training_seconds(attempt, at) for attempt in ended)
+    return min(1.0, sum(attempt.billable_s or 0 for attempt in ended) / trained) if trained else 1.0
 
 
 def find_run_cap(policy: Policy) -> tuple[float, str]:

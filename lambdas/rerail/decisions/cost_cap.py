@@ -2,9 +2,16 @@
 
 from datetime import datetime, timedelta
 
-from rerail.accounting.costs import HOUR_S, find_dollars_per_hour, find_unpriced_type, sum_run_dollars
+from rerail.accounting.costs import (
+    HOUR_S,
+    find_billed_share,
+    find_dollars_per_hour,
+    find_unpriced_type,
+    sum_run_dollars,
+)
 from rerail.decisions.decision import Decision, make_notice, may_act, with_warnings
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.open_pages import clear_pages
 from rerail.model.actions import ClearedBy, Severity
 from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
@@ -21,19 +28,26 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
     While Rerail may not stop it by itself, on-call is paged instead, and the job goes on.
     """
     cap = policy.limits.stop_dollars
-    if not cap or run.state is not RunState.WATCHING or not run.current.may_be_live or run.proposal:
+    if run.state is not RunState.WATCHING or not run.current.may_be_live:
         return None
+    subject = f"the cap of {format_dollars(cap)}"
+    paged = {page.notice.about for page in run.pages if page.notice.runbook is Runbook.MONEY_SPENT}
+    run, all_clears = clear_pages(run, paged - {subject, ""}, "limits.stop_dollars is another now")
+    if all_clears or not cap:
+        return Decision(run, all_clears, "limits.stop_dollars was changed") if all_clears else None
     spent, hourly = sum_run_dollars(run, at, policy.prices), find_dollars_per_hour(run, policy.prices)
     if not spent or not hourly:
         return find_missing_price(run, policy)
     may_stop = may_act(run, policy) and policy.mode is Mode.ACT
     if spent < cap:
+        hourly *= find_billed_share(run, at)
         return _forecast(run, at, spent, hourly, cap, may_stop=may_stop) if spent >= FORECAST_SHARE * cap else None
-    reason = f"the run has cost {format_dollars(spent)}, of at most {format_dollars(cap)} (limits.stop_dollars)"
+    up_to = "up to " if run.cluster.spot else ""  # what a spot job is billed for is known once it has ended
+    reason = f"the run has cost {up_to}{format_dollars(spent)}, of at most {format_dollars(cap)} (limits.stop_dollars)"
     if may_stop:
         stop = PlannedStop(AfterStop.RELAUNCH, reason, asked_at=at, deadline=at + policy.save.deadline)
         return checkpoint_then_stop(run, stop, policy, reason)
-    key = f"cost-cap-{run.ledger.forgiven}"
+    key = f"cost-cap-{run.ledger.forgiven}-{cap:g}"
     if key in run.warnings:
         return None
     notice = make_notice(
@@ -46,13 +60,14 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
         did="nothing: Rerail observes, is paused, or asks before it acts; the job goes on",
         todo=f"To save and stop it: rerail stop {run.id}\nTo let it go on: raise limits.stop_dollars",
         until=ClearedBy.RECOVERED,
+        about=subject,
     )
     return Decision(with_warnings(run, key), (notice,), f"{reason}; the job goes on", finding="cost_cap")
 
 
 def _forecast(run: Run, at: datetime, spent: float, hourly: float, cap: float, *, may_stop: bool) -> Decision | None:
     """Inform people once when the cap will be reached."""
-    key = f"cost-forecast-{run.ledger.forgiven}"
+    key = f"cost-forecast-{run.ledger.forgiven}-{cap:g}"
     if key in run.warnings:
         return None
     reached_at = at + timedelta(seconds=(cap - spent) / hourly * HOUR_S)
