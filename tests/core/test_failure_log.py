@@ -53,18 +53,34 @@ def test_a_bare_reason_is_completed_from_the_logs_of_all_hosts(
         (BARE, STEPS + "fabric: lane 3 lost\n" + TRACE + "KeyError: 'eos'", "hardware", "fabric: lane 3 lost"),
         ("AlgorithmError: KeyError: 'x', exit code: 1", "fabric: lane 3 lost", "hardware", "fabric: lane 3 lost"),
         ("AlgorithmError: , exit code: 42", "", "infrastructure", "AlgorithmError: , exit code: 42"),
+        (BARE, "\x1b[31mlane  3\tlost\x1b[0m", "hardware", "lane 3 lost"),
+        ("AlgorithmError: KeyError: 'shard_7'", STEPS, "data", "AlgorithmError: KeyError: 'shard_7'"),
+        ('{"rerail": 1, "cause": "hang", "error": "the \\"Gr\\u00f6\\u00dfe\\" is 0"}', "", "oom", 'the "Größe" is 0'),
+        (BARE, "エラー容量がないです", "oom", "エラー容量がないです"),
         ("AlgorithmError: , exit code: 421", STEPS, "user_code", "AlgorithmError: , exit code: 421"),
-        ("AlgorithmError: KeyError: 'x', exit code: 1", STEPS, "user_code", "KeyError: 'x', exit code: 1"),
+        ("AlgorithmError: KeyError: 0, exit code: 1", STEPS, "user_code", "KeyError: 0, exit code: 1"),
     ],
 )
 def test_a_cause_that_the_policy_names_overrides_the_diagnosis(
     reason: str, log: str, cause: str, evidence: str
 ) -> None:
     world = World()
-    causes = {"lane 3 lost": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE}
+    causes = {"lane 3 lost": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE, "KeyError: '": Cause.DATA}
+    causes |= {'the "Größe"': Cause.OOM, "容量がない": Cause.OOM}
     world.policies.by_name["default"] = Policy(causes=causes)
     (incident,) = fail(world, reason, log).incidents
     assert (incident.cause, incident.evidence) == (cause, evidence)
+
+
+@pytest.mark.threat("T17")
+@pytest.mark.parametrize("error", ["lane 3 lost", "KeyError: 'x'"], ids=["of the policy", "of a rule"])
+def test_no_part_of_a_secret_is_left_where_a_line_is_cut(error: str) -> None:
+    for length in range(0, 200, 7):
+        world = World()
+        world.policies.by_name["default"] = Policy(causes={"lane 3 lost": Cause.HARDWARE})
+        line = f"{'before ' * 30}api_key = sk_{'r7' * 10} {'x' * length} {error} {'after ' * 30}"
+        evidence = fail(world, BARE, f"{line}\n").incidents[0].evidence
+        assert error in evidence and "r7r7" not in evidence
 
 
 @pytest.mark.parametrize("reason", ["AlgorithmError: KeyError: 'x', exit code: 1", '{"rerail": 1, "cause": "hang"}'])

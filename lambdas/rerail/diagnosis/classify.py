@@ -35,7 +35,7 @@ from rerail.model.causes import Cause
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.lazy_pattern import LazyPattern
 from rerail.model.mailbox import Report
-from rerail.model.redaction import redact_secrets
+from rerail.model.redaction import redact_patterns, redact_secrets
 from rerail.model.run import Job
 
 NAMED_RULE = "policy"  # the rule of causes that a policy names
@@ -124,6 +124,10 @@ _SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illega
 # The exit codes that say little: the script's 1, and the SIGTERM that a launcher sends to the other ranks.
 _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
+
+_COLOR = LazyPattern(r"\x1b\[[\d;]{0,20}m")
+# Not between two letters or digits; many languages have no spaces between words.
+_WORD_EDGE = r"(?a:(?<!\w)|(?!\w))"
 
 _STRUCTURED = LazyPattern(r'\{\s{0,3}"rerail"')
 # Characters of the evidence by which it is found in the error that a report names.
@@ -226,16 +230,24 @@ def diagnose_report(report: Report) -> Diagnosis:
 def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str, Cause]) -> Diagnosis:
     """Return the diagnosis with the cause of the first text of the policy that the reason or a log contains.
 
-    A text is found between word boundaries: "exit code: 4" is not in "exit code: 42".
+    A text does not begin or end within a word: "exit code: 4" is not in "exit code: 42". Spaces match any number.
     """
-    lines = [line for text in texts for line in (text[:HEAD] + text[HEAD:][-TAIL:]).splitlines()]
+    logs = [_COLOR.sub("", f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{_find_reported_error(text)}") for text in texts]
     for text, cause in causes.items():
-        for line in lines:
-            if match := re.search(rf"(?<!\w){re.escape(text)}(?!\w)", line):
-                first = max(0, match.end() - EVIDENCE)
-                named = _make_diagnosis(cause, NAMED_RULE, line[first:].strip(), found.step, found.exit_code, root=text)
+        pattern = re.compile(_WORD_EDGE + r"[ \t]{1,9}".join(map(re.escape, text.split())) + _WORD_EDGE)
+        for log in logs:
+            if match := pattern.search(log):
+                before = log[: match.end()].splitlines()[-1].removesuffix(match[0])
+                after = (log[match.end() :] or "\n").splitlines()[0]
+                evidence = _cut_before(before, EVIDENCE - len(match[0])) + match[0] + after
+                named = _make_diagnosis(cause, NAMED_RULE, evidence, found.step, found.exit_code, root=text)
                 return replace(named, rank=found.rank, limitation=found.limitation)
     return found
+
+
+def _find_reported_error(text: str) -> str:
+    """Return the error of the failure file inside a FailureReason, where JSON has escaped it, or ""."""
+    return str((_find_report(text[:HEAD]) or {}).get("error") or "")
 
 
 def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
@@ -498,9 +510,15 @@ def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> _Match | N
         match = rule.search(joined)
         if match is not None:
             begin, end = _line_around(lines, match.start())
-            first = begin if match.end() - begin <= EVIDENCE else max(begin, match.start() - 40)
-            return rule, joined[first : max(end, match.end())], joined[match.start() : end]
+            most = EVIDENCE if match.end() - begin <= EVIDENCE else 40
+            before = _cut_before(joined[begin : match.start()], most)
+            return rule, before + joined[match.start() : max(end, match.end())], joined[match.start() : end]
     return None
+
+
+def _cut_before(text: str, most: int) -> str:
+    """Return the last words of a line, at most so many characters; of a secret, no part that would not look like it."""
+    return text if len(text) <= most else redact_patterns(text)[-max(most, 1) :].partition(" ")[2]
 
 
 def _line_around(lines: list[str], position: int) -> tuple[int, int]:
