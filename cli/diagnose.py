@@ -70,7 +70,7 @@ def diagnose(
     if (text is None) == (file is None):
         problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
         place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
-    causes = read_policy(policy).causes if policy else {}
+    causes = {} if policy is None else read_policy(policy).causes
     if file is not None:
         rows = list(_rows(file))
         diagnoses = [with_named_cause(diagnose_text(row["text"]), (row["text"],), causes) for row in rows]

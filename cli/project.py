@@ -18,6 +18,7 @@ IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 SHIPPED_CHOICES = ROOT / "cdk.json"
 CHOICES = SHIPPED_CHOICES if IS_CHECKOUT else Path.cwd() / "rerail-deploy.json"
 OWN_POLICIES = "rerail-policies"
+MAX_POLICY_BYTES = 1_000_000  # of UTF-8, far more than Parameter Store takes
 
 
 def find_state_folder() -> Path:
@@ -58,6 +59,13 @@ def find_policy_file(name: str) -> Path:
     return Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
 
 
+def read_policy_file(file: Path) -> str:
+    """Return the text of a policy file; raise OSError for anything but a file of its size: reading a pipe blocks."""
+    if not file.is_file() or file.stat().st_size > MAX_POLICY_BYTES:
+        raise OSError(f"{file} is no file of at most {MAX_POLICY_BYTES:,} bytes")
+    return file.read_text(encoding="utf-8-sig")
+
+
 def read_policy_text(name: str) -> tuple[str, str]:
     """Return the text and the path of the policy of this name, or of this TOML file; exit with an error otherwise."""
     from cli import place
@@ -65,7 +73,7 @@ def read_policy_text(name: str) -> tuple[str, str]:
 
     file = find_policy_file(name)
     try:
-        return file.read_text(encoding="utf-8"), str(file)
+        return read_policy_file(file), str(file)
     except (OSError, UnicodeDecodeError):
         known = list_policy_names()
         nearest = find_near(name, known)

@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from cli.policies.odd import find_oddities
+from cli.project import read_policy_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import RETIRED_FIELDS, Policy, parse_policy, to_toml
 
@@ -32,7 +33,7 @@ class Checked:
 def check_file(file: Path) -> Checked:
     """The whole truth about a file; nothing is raised."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_policy_file(file)
     except (OSError, UnicodeDecodeError) as error:
         return Checked(str(file), file.stem, (f"cannot be read: {error}; give a readable TOML file",))
     problems = tuple(_problems(text, file.stem))

@@ -40,7 +40,7 @@ def read_policies(folder: Path) -> Mapping[str, str]:
 
 def _checked(file: Path) -> str:
     try:
-        text = to_toml(parse_policy(file.read_text(encoding="utf-8"), name=file.stem))
+        text = to_toml(parse_policy(file.read_text(encoding="utf-8-sig"), name=file.stem))
     except PolicyError as error:
         raise PolicyError(f"{file.parent.name}/{file.name}: {error}") from error
     if (size := len(text.encode())) > LIMIT_BYTES:

@@ -65,6 +65,25 @@ def test_a_policy_names_the_cause_of_a_text(tmp_path: Path) -> None:
     assert "the machines or services around the job failed" in result.stdout and "Rule      policy" in result.stdout
     policy.write_text('[causes]\n"exit code: 42" = "magic"\n')
     assert "it must be one of infrastructure" in run("x", "--policy", str(policy)).output
+    policy.write_bytes(b"\xef\xbb\xbf[causes]\r\n")
+    assert run("x", "--policy", str(policy)).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "too large", "no name"])
+def test_a_policy_that_is_no_file_of_its_size_is_refused(tmp_path: Path, kind: str) -> None:
+    policy = tmp_path / "team.toml"
+    match kind:
+        case "pipe":
+            os.mkfifo(policy)
+        case "device":
+            policy.symlink_to("/dev/zero")
+        case "folder":
+            policy.mkdir()
+        case "too large":
+            policy.write_text("#" * 2_000_000)
+    result = run("x", "--policy", "" if kind == "no name" else str(policy))
+    assert result.exit_code == 2
+    assert "can be read" in result.output and "or a TOML file" in result.output
 
 
 def test_a_dash_reads_stdin() -> None:

@@ -1,6 +1,7 @@
 """`rerail policy`: what is wrong in a file is named, what is odd is told, and the deployed ones are compared."""
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,9 +73,10 @@ def test_what_cannot_be_deployed_is_named_and_fails(tmp_path, text, words):
 
 def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
     """The others are checked all the same."""
-    sound = written(tmp_path, "")
-    answer = call("check", str(tmp_path / "absent.toml"), str(sound))
-    assert answer.exit_code == 1 and "cannot be read" in answer.stdout and f"{sound}: ok" in answer.stdout
+    sound, pipe = written(tmp_path, "\ufeff"), tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    answer = call("check", str(tmp_path / "absent.toml"), str(pipe), str(sound))
+    assert answer.exit_code == 1 and answer.stdout.count("cannot be read") == 2 and f"{sound}: ok" in answer.stdout
 
 
 ODD = (
