@@ -20,6 +20,7 @@ from cli.losses import Losses, find_largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
+from cli.training_logs.expressions import limit_time
 from rerail.accounting.costs import find_dollars_per_hour
 from rerail.decisions.decision import find_manifest_key, select_known
 from rerail.model.checkpoint_layouts import Layout
@@ -361,7 +362,13 @@ class RestartDrill:
     def _read(self, job: str) -> Losses:
         losses = self._losses_of(job)
         for line in self._book.read_new_lines(job):
-            losses.read(line)
+            try:
+                with limit_time():
+                    losses.read(line)
+            except TimeoutError:
+                raise Failed(
+                    "an expression of its MetricDefinitions takes too long for one line: simplify it"
+                ) from None
         return losses
 
     def _reason(self) -> str:

@@ -72,5 +72,5 @@ def find_largest_difference(before: Losses, after: Losses, steps: Sequence[int])
 def _pattern(text: str) -> re.Pattern[str] | None:
     try:
         return re.compile(text)
-    except re.error:
+    except (re.error, RecursionError, OverflowError):
         return None  # SageMaker's dialect is Java's; such a metric is read by CloudWatch alone

@@ -3,7 +3,8 @@
 import re
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
@@ -44,12 +45,23 @@ def find_flaw(expression: str) -> Flaw | None:
 
 
 def find_flaw_in_time(expression: str) -> Flaw | None:
-    """Return the flaw of an expression that others wrote; one that takes too long has that flaw.
+    """Return the flaw of an expression that others wrote; one that takes too long has that flaw."""
+    try:
+        with limit_time():
+            return find_flaw(expression)
+    except TimeoutError:
+        return Flaw(f"takes more than {WITHIN_S:g} s for one line", is_certain=False)
+
+
+@contextmanager
+def limit_time() -> Iterator[None]:
+    """Raise TimeoutError for expressions of others that take too long.
 
     Only a signal ends a match, and only in the main thread; on Windows, Ctrl-C does.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        return find_flaw(expression)
+        yield
+        return
 
     def end(*_: object) -> None:
         raise TimeoutError
@@ -57,9 +69,7 @@ def find_flaw_in_time(expression: str) -> Flaw | None:
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, WITHIN_S)
     try:
-        return find_flaw(expression)
-    except TimeoutError:
-        return Flaw(f"takes more than {WITHIN_S:g} s for one line", is_certain=False)
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

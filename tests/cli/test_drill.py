@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -162,6 +163,17 @@ def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
     assert status == 1 and "gpt-a002 has not reached step 65 in time" in proof["why"]
 
 
+@pytest.mark.threat("T14")
+def test_an_expression_that_takes_too_long_ends_the_drill(supervised, monkeypatch):
+    monkeypatch.setattr("cli.training_logs.expressions.WITHIN_S", 0.1)
+    monkeypatch.setattr(drill.RestartDrill.func, "_losses_of", lambda self, job: Losses(step=re.compile("(x+x+)+y")))
+    lines = [{"timestamp": int(place.now().timestamp() * 1000), "message": "x" * 60}]
+    client("logs").put_log_events(logGroupName=LOG_GROUP, logStreamName="gpt/algo-1-17", logEvents=lines)
+    status, proof = drilled()
+    assert status == 1 and "takes too long" in proof["why"]
+    assert supervised.asked == []
+
+
 def test_a_refusal_by_the_supervisor_is_reported(supervised):
     supervised.refusal = "Rerail is paused for this account: repeat the command after `rerail resume`"
     status, proof = drilled()
@@ -239,7 +251,8 @@ def test_losses_are_read_off_our_line_or_by_the_jobs_own_definitions():
     assert ours.by_step[7] == 2.5 and math.isnan(ours.by_step[8]) and ours.last_step == 8
     theirs = lines("it 3", "lm_loss: 1.5", "it 4 lm_loss: 1.25", step=r"it (\d+)", loss=r"lm_loss: ([0-9.]+)")
     assert (theirs.by_step, theirs.first_step, theirs.last_step) == ({3: 1.5, 4: 1.25}, 3, 4)
-    assert lines("it 3 x", step=r"it (\d+", loss="(x)").by_step == {}, "what Python cannot read finds nothing"
+    for unreadable in (r"it (\d+", "it (x{99999999999})"):
+        assert lines("it 3 x", step=unreadable, loss="(x)").by_step == {}, "what Python cannot read finds nothing"
 
 
 def test_the_largest_difference_is_one_of_shares():
