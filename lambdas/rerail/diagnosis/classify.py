@@ -113,10 +113,11 @@ _LAUNCHER_CODE = LazyPattern(
     r"|\bContainer rank \d{1,6} status failed cmd \[.{0,2000}?\] code (-?\d{1,4})\b",
     re.IGNORECASE,
 )
-# The signals that they report: mpirun, multiprocessing, torchrun of itself, srun, shells.
+# The signals that they report: mpirun, multiprocessing, torchrun of itself, MPICH, srun, shells.
 _LAUNCHER_SIGNAL = LazyPattern(
     r"\bprocess rank \d{1,6} .{1,200} exited on signal (\d{1,2})\b"
     r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b|\b(?:Received (?=\d+ death)|got signal: )(1|15)\b"
+    r"|\bEXIT STRING: .{1,40}\(signal (\d{1,2})\)|\bKILLED BY SIGNAL: (\d{1,2})\b"
     r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"
 )
 _SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
@@ -260,7 +261,8 @@ def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Dia
     texts = (text, *(log[-TAIL:] for log in logs))
     joined, lines = "\n".join(texts), find_failure_lines(*texts)
     exited = _find_launcher_exit(joined)
-    exit_code = exited if exited and exit_code in (None, 1) else exit_code
+    # MPICH prints a signal's bare number as the exit code.
+    exit_code = exited if exited and exit_code in (None, 1, -exited) else exit_code
     found = _find_rule(lines)
     if lines.survived and (found is None or found[0].name in CASCADES):
         lines.exceptions += lines.survived

@@ -53,8 +53,13 @@ _XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|ev
 # NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
 # up after a killed process, 63 and 92 are repaired memory. All other numbers are faults of the device.
 _XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
+# What a program does with GPUs is no part of a machine: "multi-GPU training", "GPU support", "CPU offload".
+_NO_PART = (
+    r"(?! ?(?:node|memory|util|support|accelerat|collective|training|kernel|build|mode|backend|direct|offload|version|"
+    r"inference|implementation|execution|tensors?\b|ops?\b|only))"
+)
 _PART = (
-    r"(?:GPUs?(?! ?(?:node|memory|util))|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|CPUs?|PSUs?|motherboard"
+    rf"(?:(?<!multi[- ])(?:GPUs?{_NO_PART}|CPUs?{_NO_PART})|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|PSUs?|motherboard"
     r"|graphics cards?)"
 )
 # A worker or a pod is as often a process as a machine, so "worker failed" is only used by the rules for notes.
@@ -80,8 +85,8 @@ _RECORD = (
 )
 _DATA_PATH = (
     r"(?:/opt/ml/input|/data(?:sets?|_?dir)?/|/(?:train|val|valid|validation|test|images?|labels?|corpus)[/;]"
-    r"|\.(?:csv|tsv|jsonl|parquet|arrow|tfrecords?|rec|jpe?g|png|npy|npz|h5|hdf5|bin|idx|wav|mp[34]|flac|txt|tar|lmdb"
-    r"|xml)\b)"
+    r"|\.(?:csv|tsv|jsonl|parquet|arrow|tfrecords?|rec|jpe?g|png|npy|npz|h5|hdf5|bin|idx|wav|mp[34]|flac|tar|lmdb"
+    r"|xml|(?<!requirements\.)(?<!constraints\.)(?<!CMakeLists\.)txt)\b)"
 )
 
 # A full disk, and the names of file systems that several jobs share: FSx for Lustre may be an input channel.
@@ -124,7 +129,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:only|just) \d+ (?:of (?:the )?\d+ )?GPUs? (?:are |is |were )?(?:visible|detected|found|left|show\w*|seen)",
         r"\b(?:short|missing|minus) (?:a|an|one|two|\d) GPUs?\b|\bGPUs? (?:is|are|was|were) (?:a )?(?:loss|missing|"
         r"gone)\b",
-        r"(?:GPUs?|cards?) (?:\S+ ){0,3}(?:not|n't) (?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
+        rf"(?:(?<!multi[- ])GPUs?{_NO_PART}|cards?) (?:\S+ ){{0,3}}(?:not|n't) "
+        r"(?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
         r"GPU.{0,30}initiali[sz]ation fail|\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
         r"NVIDIA-SMI has failed because it couldn't communicate|Failed to initialize NVML: (?:Unknown|GPU)",
     ),
@@ -386,8 +392,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Data download failed.{0,30}(?:NoSuch|not ?found|404|could not download|no such|does ?n[o']t exist|invalid)",
         r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|required|"
         r"empty)|missing (?:\w+ )?channel",
-        r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|could not find"
-        r"|not found)\b.{0,200}" + _DATA_PATH,
+        r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|not found"
+        r"|could not find(?! a version))\b.{0,200}" + _DATA_PATH,
         r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
         _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
@@ -409,8 +415,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*|\b(?:marked|declared|"
         r"considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|missed too many heartbeats",
         r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b",
-        r"Coordination ?Service(?! as cluster registration).{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|"
-        r"FailedAttachVolume",
+        r"Coordination ?Service(?! as cluster registration|.{0,60}DEADLINE).{0,80}(?:heartbeat|unhealthy|lost|fail|"
+        r"error)|FailedMount|FailedAttachVolume",
         r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
         r"(?:slurmctld|slurmd|munge).{0,40}(?:fail|error|down|contact|respon)",
         r"Job credential (?:expired|revoked)|Task launch .{0,60}failed on node|Unable to confirm allocation",
@@ -424,7 +430,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"scheduled (?:for )?(?:maintenance|retirement)|maintenance (?:window|event|operation|downtime)",
         r"(?:power|cluster|network|datacenter|data ?centre|cooling|AZ|region|S3|storage|filesystem) outage",
         r"under maintenance",
-        r"ORTE (?:has lost|was unable|does not know how)|mpirun (?:was unable(?! to find the specified exec)|has lost)",
+        r"\b(?:ORTE|PRTE|prterun) (?:has lost|was unable|does not know how)|PRRTE daemon has unexpectedly failed",
+        r"mpirun (?:was unable(?! to find the specified exec)|has lost)",
         r"daemon was unable to complete|PMIX ERROR",
         r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
         r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
@@ -460,7 +467,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"PytorchStreamWriter failed writing|\bunexpected pos \d+ vs \d",
         r"\bstorage exhausted\b|\b(?:insufficient|not enough|out of|lack of) "
         r"(?:(?:disk|storage|free|available|local|scratch|hard drive) )?space\b"
-        r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral",
+        r"|(?:\bephemeral\b|EmptyDir).{0,80}\bexceed\w* .{0,40}\blimit|exceeded its .{0,20}ephemeral"
+        r"|\bephemeral-storage\b.{0,120}\bContainer \S+ was using\b",
     ),
     _rule(
         "storage",
@@ -508,7 +516,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:security )?token .{0,30}(?:expired|is expired)|\bRequest ?(?:has )?expired|CredentialRetrievalError|"
         r"ImagePullBackOff|ErrImagePull|Run initialization has timed out|wandb: Network error",
         r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength",
-        r"Consistency check failed: file should",
+        r"Consistency check failed: file should|\b(?:up|down)load\b.{0,80}\bafter \d+ (?:retries|attempts|tries)\b",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
@@ -574,7 +582,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?m:command not found|: not found$)|not found in PATH|mpirun was unable to find the specified exec",
         r"(?:image|repository|tag) .{0,60}(?:does not exist|not found)",
         r"exec format error|Permission denied|undefined symbol|cannot open shared object|GLIBC(?:XX)?_",
-        r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible",
+        r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible|"
+        r"Could not open requirements file|\bUnable to load \w+ library\b",
         r"subprocess-exited-with-error|Failed building wheel|Error building extension|CUDA_HOME|not compiled with CUDA",
         r"CUDA is not available|Found no NVIDIA driver|Ninja is required|DistributionNotFound|VersionConflict",
         r"is required\b.{0,50}\bbut\b|\bbut (?:found|you have) \S+ ?[=\d]|requires? (?:the )?(?:package|library|`\w+`)",
@@ -598,7 +607,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
         r"UnrecognizedClient|API key|wandb: ERROR|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
-        r"RLIMIT_NPROC|Resource temporarily unavailable",
+        r"RLIMIT_NPROC|Resource temporarily unavailable|\blicen[cs]e (?:\w+ ){0,2}expired|Expired activation key|"
+        r"\b(?:no valid|invalid|expired|set up a|register) licen[cs]e\b",
         r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|Indentation|"
         r"Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|NotADirectory|FileExists|"
         r"Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
@@ -650,7 +660,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"peer)\b|Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
         r"Proxy Service \d+\] Failed|Failed to execute operation \w+ from rank|NET/\w+.{0,60}completed with error",
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
-        r"Transport (?:closed|error)",
+        r"Transport (?:closed|error)|Stop_waiting response is expected",
     ),
     _rule("peer-failed", Cause.UNKNOWN, r"Horovod has been shut ?down"),
     # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.
@@ -821,7 +831,7 @@ LOOSE: tuple[SymptomRule, ...] = (
         "device-trouble",
         Cause.HARDWARE,
         *_near(
-            r"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?(?! training)|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
+            rf"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?{_NO_PART}|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
             r"hardware)"
         ),
     ),
