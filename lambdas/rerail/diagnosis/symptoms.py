@@ -53,7 +53,7 @@ _XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|ev
 # NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
 # up after a killed process, 63 and 92 are repaired memory. All other numbers are faults of the device.
 _XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
-# What a program does with GPUs is no part of a machine: "multi-GPU training", "GPU support", "CPU offload".
+# These words make it a use of GPUs or CPUs instead: "multi-GPU training", "GPU support", "CPU offload".
 _NO_PART = (
     r"(?! ?(?:node|memory|util|support|accelerat|collective|training|kernel|build|mode|backend|direct|offload|version|"
     r"inference|implementation|execution|tensors?\b|ops?\b|only))"
@@ -63,7 +63,8 @@ _PART = (
     r"|graphics cards?)"
 )
 # A worker or a pod is as often a process as a machine, so "worker failed" is only used by the rules for notes.
-_MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?(?! socket)|VMs?|TPUs?)"
+# Not the nodes of a graph of operations.
+_MACHINE = r"(?:(?<!graph )(?<!failed for )nodes?|hosts?|instances?|machines?|servers?(?! socket)|VMs?|TPUs?)"
 _NODE = rf"(?:{_MACHINE}|workers?|pods?)"
 _HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
     r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
@@ -515,7 +516,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
         r"(?:security )?token .{0,30}(?:expired|is expired)|\bRequest ?(?:has )?expired|CredentialRetrievalError|"
         r"ImagePullBackOff|ErrImagePull|Run initialization has timed out|wandb: Network error",
-        r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength",
+        r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength|RPC failed; curl",
         r"Consistency check failed: file should|\b(?:up|down)load\b.{0,80}\bafter \d+ (?:retries|attempts|tries)\b",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
