@@ -60,7 +60,7 @@ def find_policy_file(name: str) -> Path:
 
 
 def read_policy_file(file: Path) -> str:
-    """Return the text of a policy file; raise OSError for anything but a file of its size: reading a pipe blocks."""
+    """Return the text of a policy file; raise OSError for a pipe, where reading may block, and for a huge file."""
     if not file.is_file() or file.stat().st_size > MAX_POLICY_BYTES:
         raise OSError(f"{file} must be a file of at most {MAX_POLICY_BYTES:,} bytes")
     return file.read_text(encoding="utf-8-sig")

@@ -55,7 +55,7 @@ def find_flaw_in_time(expression: str) -> Flaw | None:
 
 @contextmanager
 def limit_time() -> Iterator[None]:
-    """Raise TimeoutError for expressions of others that take too long.
+    """Raise TimeoutError if matching expressions of others takes more than `WITHIN_S` seconds.
 
     Only a signal ends a match, and only in the main thread; on Windows, Ctrl-C does.
     """

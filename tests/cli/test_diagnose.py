@@ -70,7 +70,7 @@ def test_a_policy_names_the_cause_of_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "too large", "no name"])
-def test_a_policy_that_is_no_file_of_its_size_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_pipe_a_device_or_a_huge_file_is_refused_as_a_policy(tmp_path: Path, kind: str) -> None:
     policy = tmp_path / "team.toml"
     match kind:
         case "pipe":

@@ -111,8 +111,8 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
 
     At most `moves` may be wrong in a way that changes machines, or that relaunches what fails again. When `apart` was
     first scored, 61 of 64 were right, then 24 of the 29 of `apart again`, 29 of the 36 of `apart later`, 39 of the 46
-    of `apart since`, 29 of the 32 of `apart latest` and 68 of the 74 of `apart machines`;
-    62 of the 69 of `tune fresh`.
+    of `apart since`, 29 of the 32 of `apart latest`, 68 of the 74 of `apart machines` and 62
+    of the 69 of `tune fresh`.
     """
     rows = [(row, diagnose(row["text"])) for row in _compressed_rows("reported") if row["set"] == part]
     clear = [(row["cause"], found.cause) for row, found in rows if row["clear"]]

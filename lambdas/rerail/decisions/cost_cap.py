@@ -20,6 +20,7 @@ from rerail.model.runbooks import Runbook
 
 # From this share of the cap, people are informed when it will be reached.
 FORECAST_SHARE = 0.8
+CHANGED = "limits.stop_dollars was changed"
 
 
 def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
@@ -32,9 +33,11 @@ def on_cost(run: Run, at: datetime, policy: Policy) -> Decision | None:
         return None
     subject = f"the cap of {format_dollars(cap)}"
     paged = {page.notice.about for page in run.pages if page.notice.runbook is Runbook.MONEY_SPENT}
-    run, all_clears = clear_pages(run, paged - {subject, ""}, "limits.stop_dollars is another now")
-    if all_clears or not cap:
-        return Decision(run, all_clears, "limits.stop_dollars was changed") if all_clears else None
+    run, all_clears = clear_pages(run, paged - {subject, ""}, CHANGED)
+    if all_clears:
+        return Decision(run, all_clears, CHANGED)
+    if not cap:
+        return None
     spent, hourly = sum_run_dollars(run, at, policy.prices), find_dollars_per_hour(run, policy.prices)
     if not spent or not hourly:
         return find_missing_price(run, policy)

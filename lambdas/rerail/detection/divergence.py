@@ -98,6 +98,18 @@ class Divergence:
             self.acted_from = None
         return self._follow_rise(now, row, detection) if self.rise else self._check_level(now, row, detection)
 
+    def find_earlier_level(self, step: int | None) -> EarlierLevel | None:
+        """Return the level before the rise in progress, or the one acted on; else the one known from before.
+
+        The rise began at the given step, unless it is known.
+        """
+        rise = self.rise
+        level = self.acted_from if self.acted_from is not None or rise is None else rise.base
+        onset = rise.onset if rise and rise.onset is not None else step
+        if level is None or onset is None:
+            return self.earlier
+        return EarlierLevel(onset, level, rise.allowed if rise else Thresholds.rise_gate)
+
     def _add(self, value: float) -> None:
         self.rows += 1
         self.recent.push(value)
@@ -106,20 +118,9 @@ class Divergence:
         if self.rows == NOW_ROWS:
             self.start = self.recent.median()
 
-    def find_earlier_level(self, step: int | None) -> EarlierLevel | None:
-        """Return the level before the rise in progress, or the one acted on; else the one known from before.
-
-        The rise began at the given step, unless it is known.
-        """
-        level = self.acted_from if self.acted_from is not None else self.rise.base if self.rise else None
-        onset = self.rise.onset if self.rise and self.rise.onset is not None else step
-        if level is None or onset is None:
-            return self.earlier
-        return EarlierLevel(onset, level, self.rise.allowed if self.rise else Thresholds.rise_gate)
-
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
-        is_new = len(self.rises) < HISTORY_NEEDS
-        if self._is_above_earlier(now, row, detection) or (is_new and self._start_early_rise(now, row)):
+        is_young = len(self.rises) < HISTORY_NEEDS
+        if self._start_returned_rise(now, row, detection) or (is_young and self._start_early_rise(now, row)):
             assert self.rise is not None
             return self._finding(Level.WARN, row, self.rise.peak)
         if len(self.level) >= LEVEL_NEEDS:
@@ -159,19 +160,19 @@ class Divergence:
         self.rise.is_reported = self.is_early_over = True
         return True
 
-    def _is_above_earlier(self, now: float, row: Row, detection: Thresholds) -> bool:
+    def _start_returned_rise(self, now: float, row: Row, detection: Thresholds) -> bool:
         """Follow a rise above the level before a rollback, until there are enough rows to learn the level from."""
         known, step = self.earlier, row.sample.step
         if known is None or step is None or step < known.step or row.is_recovered:
             return False
         self.earlier_rows += 1
-        rise, allowed = now - known.level, max(known.allowed, self._find_rise_to_act_on(detection))
         if self.earlier_rows < NOW_ROWS:
             return False
+        rise, allowed = now - known.level, max(known.allowed, self._find_rise_to_act_on(detection))
         if rise <= allowed:
             self.earlier = None if len(self.rises) >= HISTORY_NEEDS else known
             return False
-        # Within the first rows there was hardly a good level in between: it is the same problem at the same step.
+        # In the first rows there was hardly time for a good level: it is the same problem at the same step.
         onset = known.step if self.earlier_rows < 2 * NOW_ROWS else step - (NOW_ROWS - 1) * row.spacing
         self.rise = LossRise(known.level, allowed, peak=rise, trough=rise, onset=onset, since=row.sample.at)
         self.rise.rows = NOW_ROWS

@@ -233,6 +233,8 @@ def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str
 
     A text does not begin or end within a word: "exit code: 4" is not in "exit code: 42". Spaces match any number.
     """
+    if not causes:
+        return found
     logs = [_COLOR.sub("", f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{_find_reported_error(text)}") for text in texts]
     for text, cause in causes.items():
         pattern = re.compile(_WORD_EDGE + r"[ \t]{1,9}".join(map(re.escape, text.split())) + _WORD_EDGE)

@@ -53,14 +53,14 @@ _XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|ev
 # NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
 # up after a killed process, 63 and 92 are repaired memory. All other numbers are faults of the device.
 _XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
-# These words make it a use of GPUs or CPUs instead: "multi-GPU training", "GPU support", "CPU offload".
-_NO_PART = (
+# Followed by these words, or in "multi-GPU", a use of GPUs or CPUs is meant, and not the part of a machine.
+_NOT_A_USE = (
     r"(?! ?(?:node|memory|util|support|accelerat|collective|training|kernel|build|mode|backend|direct|offload|version|"
     r"inference|implementation|execution|tensors?\b|ops?\b|only))"
 )
 _PART = (
-    rf"(?:(?<!multi[- ])(?:GPUs?{_NO_PART}|CPUs?{_NO_PART})|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|PSUs?|motherboard"
-    r"|graphics cards?)"
+    rf"(?:(?<!multi[- ])(?:GPUs?{_NOT_A_USE}|CPUs?{_NOT_A_USE})|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|PSUs?"
+    r"|motherboard|graphics cards?)"
 )
 # A worker or a pod is as often a process as a machine, so "worker failed" is only used by the rules for notes.
 # Not the nodes of a graph of operations.
@@ -130,7 +130,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:only|just) \d+ (?:of (?:the )?\d+ )?GPUs? (?:are |is |were )?(?:visible|detected|found|left|show\w*|seen)",
         r"\b(?:short|missing|minus) (?:a|an|one|two|\d) GPUs?\b|\bGPUs? (?:is|are|was|were) (?:a )?(?:loss|missing|"
         r"gone)\b",
-        rf"(?:(?<!multi[- ])GPUs?{_NO_PART}|cards?) (?:\S+ ){{0,3}}(?:not|n't) "
+        rf"(?:(?<!multi[- ])GPUs?{_NOT_A_USE}|cards?) (?:\S+ ){{0,3}}(?:not|n't) "
         r"(?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
         r"GPU.{0,30}initiali[sz]ation fail|\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
         r"NVIDIA-SMI has failed because it couldn't communicate|Failed to initialize NVML: (?:Unknown|GPU)",
@@ -832,7 +832,7 @@ LOOSE: tuple[SymptomRule, ...] = (
         "device-trouble",
         Cause.HARDWARE,
         *_near(
-            rf"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?{_NO_PART}|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
+            rf"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?{_NOT_A_USE}|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
             r"hardware)"
         ),
     ),
