@@ -151,12 +151,12 @@ def test_a_record_of_another_schema_is_refused(schema):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"state": "asleep"}, r"Run: 'asleep' is not a valid RunState"),
-        ({"created_at": "noon"}, r"Run: Invalid isoformat string"),
+        ({"state": "asleep"}, r"Run.state: 'asleep' is not a valid RunState"),
+        ({"created_at": "noon"}, r"Run.created_at: Invalid isoformat string"),
         ({"pending": [{"type": "FormatDisk"}]}, r"Run.pending\[0\]: type 'FormatDisk' is not one of CreateJob, "),
         ({"pending": ["StopJob"]}, r"Run.pending\[0\]: type None is not one of"),
         ({"attempts": [{"type": "Attempt", "number": 1}]}, r"Run.attempts\[0\]: .*job_name"),
-        ({"ledger": {"type": "Ledger", "charges": {"mice": 1}}}, r"Run.ledger: 'mice' is not a valid Cause"),
+        ({"ledger": {"type": "Ledger", "charges": {"mice": 1}}}, r"Run.ledger.charges.mice: 'mice' is not a valid Cause"),
     ],
 )
 def test_a_broken_record_names_the_place(change, complaint):

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeGuard
 
 from rerail.diagnosis.failure_lines import (
@@ -184,7 +185,7 @@ def diagnose(
     if report is not None:
         found = _diagnose_report(text, report, exit_code)
         return replace(found, gpu=_find_gpu(found, report))
-    found = _diagnose_text(text, logs, exit_code if exit_code is not None else _find_exit_code(text))
+    found = _diagnose_text(text, tuple(logs), exit_code if exit_code is not None else _find_exit_code(text))
     if hosts == 1 and found.rank is None and found.cause is not Cause.HANG and found.rule not in CASCADES:
         local = LOCAL_RANK.search("\n".join((text, *logs)))
         return replace(found, rank=int(local[1])) if local else found
@@ -258,7 +259,9 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
     return replace(diagnosis, evidence=redact_secrets(diagnosis.evidence, secrets))
 
 
-def _diagnose_text(text: str, logs: Sequence[str], exit_code: int | None) -> Diagnosis:
+# A failure is diagnosed several times within a decision, and many runs may fail with one text.
+@lru_cache(maxsize=16)
+def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> Diagnosis:
     """Diagnose from the lines that name an error, or else from the exit code, or else from ordinary words."""
     texts = (text, *(log[-TAIL:] for log in logs))
     joined, lines = "\n".join(texts), find_failure_lines(*texts)

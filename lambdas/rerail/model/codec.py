@@ -2,7 +2,7 @@
 
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -22,7 +22,10 @@ NUMBERS = frozenset({int, float})
 PLAIN = frozenset({str, int, float, bool, type(None)})
 UNIONS = frozenset({types.UnionType, Union})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
+# Errors of a value that cannot be read, as constructors and conversions raise them.
+ERRORS = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 T = TypeVar("T")
+Convert = Callable[[Any], Any]
 
 
 class BadRecord(RerailError):
@@ -45,7 +48,7 @@ def loads(cls: type[T], text: str) -> T:
         table = _translate(cls, table)
     elif schema != SCHEMA:
         raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
-    record: T = _read(cls, table, path=cls.__name__, strict=True)
+    record: T = _read(cls, table, strict=True)
     return record
 
 
@@ -56,7 +59,7 @@ def from_plain(cls: type[T], table: Any) -> T:
     """
     if not isinstance(table, dict):
         raise BadRecord(f"a {cls.__name__} must be a JSON object")
-    record: T = _read(cls, _translate(cls, table), path=cls.__name__, strict=False)
+    record: T = _read(cls, _translate(cls, table), strict=False)
     return record
 
 
@@ -67,119 +70,199 @@ def _translate(cls: type[Any], table: Any) -> Any:
         raise BadRecord(f"a {cls.__name__} is nested too deeply") from error
 
 
+def _read(cls: Any, table: Any, *, strict: bool) -> Any:
+    try:
+        return _make_reader(cls, strict)(table)
+    except ERRORS as error:
+        refused = _add_place(cls.__name__, error)
+        raise BadRecord(f"{refused.place}: {refused.reason}") from error
+
+
 def to_plain(value: Any) -> Any:
     """Return a value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with a `type`."""
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    if is_dataclass(kind):
-        rows = ((name, getattr(value, name), default) for name, default in _defaults(kind))
-        row = {name: item for name, item, default in rows if item is not default and item != default}
-        newer = json.loads(row.pop(NEWER)) if NEWER in row else {}
-        return {"type": kind.__name__, **newer, **{name: to_plain(item) for name, item in row.items()}}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        # A fast path for the detectors' windows: hundreds of numbers, once a minute for every run.
-        return list(value) if NUMBERS.issuperset(map(type, value)) else [to_plain(item) for item in value]
-    return value
+    kind: Any = type(value)
+    return value if kind in PLAIN else _make_writer(kind)(value)
 
 
 # Types are looked at once, not at each record: a sweep reads and writes the records of every run each minute.
 @cache
-def _defaults(cls: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the name and the default of each field."""
-    return tuple((f.name, f.default_factory() if f.default_factory is not MISSING else f.default) for f in fields(cls))
-
-
-@cache
-def _hints(cls: type[Any]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return by field its type, and the types of values that need no conversion and no check."""
-    return {name: (kind, _unchecked(kind)) for name, kind in get_type_hints(cls).items()}
-
-
-def _unchecked(kind: Any) -> frozenset[type]:
-    kinds = [each for each in (get_args(kind) if get_origin(kind) in UNIONS else (kind,)) if each is not type(None)]
-    # An int may have too many bits.
-    return frozenset(SCALARS.get(kinds[0], ())) - {int} if len(kinds) == 1 else frozenset()
-
-
-@cache
-def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the generic type and its arguments."""
-    return get_origin(kind), get_args(kind)
-
-
-def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
-    if kind in SCALARS:
-        if strict and type(value) not in SCALARS[kind]:
-            raise BadRecord(f"{path}: {value!r:.40} is not a valid {kind.__name__}")
-        if type(value) is int and not -LARGEST <= value <= LARGEST:
-            raise BadRecord(f"{path}: a number of more than 64 bits")
-        return value
-    origin, arguments = _shape(kind)
-    if origin in UNIONS:
-        return _read_union(arguments, value, path=path, strict=strict)
+def _make_writer(kind: Any) -> Convert:
+    """Return the function that converts values of this type to JSON types."""
     if is_dataclass(kind):
-        return _read_dataclass(kind, value, path=path, strict=strict)
-    if origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
-        if arguments[0] in NUMBERS and NUMBERS.issuperset(map(type, value)):
-            return tuple(value)
-        if strict and not isinstance(value, list):
-            raise BadRecord(f"{path}: {value!r:.40} is not a list")
-        return tuple(_read(arguments[0], item, path=f"{path}[{i}]", strict=strict) for i, item in enumerate(value))
+        return _make_record_writer(kind)
+    if issubclass(kind, datetime):
+        return datetime.isoformat
+    if issubclass(kind, timedelta):
+        return timedelta.total_seconds
+    if issubclass(kind, Mapping):
+        return lambda value: {str(key): to_plain(item) for key, item in value.items()}
+    if issubclass(kind, Sequence) and not issubclass(kind, str):
+        return lambda value: list(value) if PLAIN.issuperset(map(type, value)) else [to_plain(item) for item in value]
+    return lambda value: value
+
+
+def _make_record_writer(kind: Any) -> Convert:
+    defaults = [
+        (each.name, each.default if each.default_factory is MISSING else each.default_factory())
+        for each in fields(kind)
+        if each.name != NEWER
+    ]
+
+    def write(value: Any) -> dict[str, Any]:
+        row = {"type": kind.__name__}
+        if newer := getattr(value, NEWER, ""):
+            row |= json.loads(newer)
+        for name, default in defaults:
+            item = getattr(value, name)
+            if item is not default and item != default:
+                row[name] = item if type(item) in PLAIN else to_plain(item)
+        return row
+
+    return write
+
+
+class _Unreadable(ValueError):
+    """A value that cannot be read: its place within the record, and the reason."""
+
+    def __init__(self, reason: str, place: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.place = reason, place
+
+
+def _add_place(place: str, error: Exception) -> _Unreadable:
+    """Return the error of a part of the value at this place."""
+    if isinstance(error, _Unreadable):
+        return _Unreadable(error.reason, place + error.place)
+    return _Unreadable(f"{error!s:.300}", place)
+
+
+@cache
+def _make_reader(kind: Any, strict: bool) -> Convert:
+    """Return the function that reads JSON types as a value of this type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in SCALARS:
+        return _make_scalar_reader(kind, strict)
+    if origin in UNIONS:
+        return _make_union_reader(arguments, strict)
+    if is_dataclass(kind):
+        return _make_record_reader(kind, strict)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return _make_sequence_reader(arguments[0], strict)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        named = {key: _read(arguments[1], item, path=f"{path}.{key}", strict=strict) for key, item in value.items()}
-        return {arguments[0](key): item for key, item in named.items()}
-    return _read_value(kind, value, path=path, strict=strict)
-
-
-def _read_value(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
-    """Return a time, a duration or a name of an enumeration; any other value as it is."""
+        return _make_mapping_reader(arguments[0], arguments[1], strict)
     if kind is datetime:
-        at = datetime.fromisoformat(value)
-        if strict and at.tzinfo is None:
-            raise BadRecord(f"{path}: {value!r:.40} has no time zone")
-        return at
+        return _read_time if strict else datetime.fromisoformat
     if kind is timedelta:
-        return timedelta(seconds=value)
-    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+        return lambda value: timedelta(seconds=value)
+    return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else lambda value: value
 
 
-def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) -> Any:
-    if value is None and (type(None) in kinds or not strict):
-        return None
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if len(kinds) == 1:
-        return _read(kinds[0], value, path=path, strict=strict)
-    named = {kind.__name__: kind for kind in kinds}
-    tag = value.get("type") if isinstance(value, dict) else None
-    if tag not in named:
-        raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
-    return _read(named[tag], value, path=path, strict=strict)
+def _make_scalar_reader(kind: type[Any], strict: bool) -> Convert:
+    kinds = SCALARS[kind]
+
+    def read(value: Any) -> Any:
+        if strict and type(value) not in kinds:
+            raise _Unreadable(f"{value!r:.40} is not a valid {kind.__name__}")
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise _Unreadable("a number of more than 64 bits")
+        return value
+
+    return read
 
 
-def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
-    if not isinstance(value, dict):
-        raise BadRecord(f"{path}: {value!r:.40} is not a valid {kind.__name__}")
-    hints = _hints(kind)
-    known = {name: item for name, item in value.items() if name in hints and name != NEWER}
-    try:
-        read = {
-            name: item
-            if type(item) in hints[name][1]
-            else _read(hints[name][0], item, path=f"{path}.{name}", strict=strict)
-            for name, item in known.items()
-        }
-        if strict and NEWER in hints and len(known) < len(value):
-            read[NEWER] = _keep_newer({name: item for name, item in value.items() if name not in (*hints, "type")})
-        return kind(**read)
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadRecord(f"{path}: {error!s:.300}") from error
+def _read_time(value: Any) -> datetime:
+    at = datetime.fromisoformat(value)
+    if at.tzinfo is None:
+        raise _Unreadable(f"{value!r:.40} has no time zone")
+    return at
+
+
+def _make_union_reader(kinds: Sequence[Any], strict: bool) -> Convert:
+    is_optional = type(None) in kinds or not strict
+    named = {kind.__name__: _make_reader(kind, strict) for kind in kinds if kind is not type(None)}
+    only = next(iter(named.values())) if len(named) == 1 else None
+
+    def read(value: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        if only:
+            return only(value)
+        tag = value.get("type") if isinstance(value, dict) else None
+        if tag not in named:
+            raise _Unreadable(f"type {tag!r:.100} is not one of {', '.join(named)}")
+        return named[tag](value)
+
+    return read
+
+
+def _make_record_reader(kind: Any, strict: bool) -> Convert:
+    hints = get_type_hints(kind)
+    keeps_newer = strict and hints.pop(NEWER, None) is not None
+    readers = {name: (_list_unchecked(hint), _make_reader(hint, strict)) for name, hint in hints.items()}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Unreadable(f"{value!r:.40} is not a valid {kind.__name__}")
+        known, newer, name = {}, {}, ""
+        try:
+            for name, item in value.items():
+                if name in readers:
+                    unchecked, convert = readers[name]
+                    known[name] = item if type(item) in unchecked else convert(item)
+                elif keeps_newer and name not in ("type", NEWER):
+                    newer[name] = item
+        except ERRORS as error:
+            raise _add_place(f".{name}", error) from error
+        if newer:
+            known[NEWER] = _keep_newer(newer)
+        return kind(**known)
+
+    return read
+
+
+def _list_unchecked(kind: Any) -> frozenset[type]:
+    """Return the types of values that need no conversion and no check."""
+    kinds = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
+    others = [each for each in kinds if each is not type(None)]
+    # An int may have too many bits.
+    scalars = {*SCALARS.get(others[0], ())} - {int} if len(others) == 1 else set()
+    return frozenset(scalars | {type(None)} if len(others) < len(kinds) else scalars)
+
+
+def _make_sequence_reader(kind: Any, strict: bool) -> Convert:
+    # A fast path for the detectors' windows: hundreds of numbers, once a minute for every run.
+    unchecked = NUMBERS if kind in NUMBERS else _list_unchecked(kind)
+    convert = _make_reader(kind, strict)
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if strict and not isinstance(value, list):
+            raise _Unreadable(f"{value!r:.40} is not a list")
+        if unchecked.issuperset(map(type, value)):
+            return tuple(value)
+        items: list[Any] = []
+        try:
+            for item in value:
+                items.append(convert(item))
+        except ERRORS as error:
+            raise _add_place(f"[{len(items)}]", error) from error
+        return tuple(items)
+
+    return read
+
+
+def _make_mapping_reader(key_kind: Convert, kind: Any, strict: bool) -> Convert:
+    convert = _make_reader(kind, strict)
+
+    def read(value: Any) -> dict[Any, Any]:
+        read, key = {}, ""
+        try:
+            for key, item in value.items():
+                read[key_kind(key)] = convert(item)
+        except ERRORS as error:
+            raise _add_place(f".{key:.40}", error) from error
+        return read
+
+    return read
 
 
 def _keep_newer(fields_of_newer: Mapping[str, Any]) -> str:
