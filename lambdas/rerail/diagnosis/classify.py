@@ -281,7 +281,7 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
         rank = find_rank(texts, "")
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
-    if last := wrapper or _first_match(LOOSE, _clean_errors(read)):
+    if last := wrapper or _first_match(LOOSE, [line for line in _clean_errors(read) if "Check failed" not in line]):
         return _make_match(last, texts, exit_code)
     rule, rank = "no-rule" if all_lines else "empty", find_rank(texts, "")
     return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)
@@ -310,8 +310,10 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
             rule = TIMEOUT_WHILE_READING
         # The ranks print the lines of one timeout in any order.
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
-    if rule.name == "missing-input" and "://" in root and (lost := SERVICE.search(joined)):
-        rule, evidence = SERVICE, f"{lost[0]} before {evidence}"  # a file of a server that did not answer
+    # A file of a server that did not answer, or a package of which pip could read no version.
+    is_remote = rule.name == "missing-input" and "://" in root or "(from versions: none)" in root
+    if is_remote and (lost := SERVICE.search(joined)):
+        rule, evidence = SERVICE, f"{lost[0]} before {evidence}"
     rule = _decide_by_progress(rule, has_trained=_STEP_OF_ERROR.search(joined) is not None)
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None

@@ -132,7 +132,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"gone)\b",
         rf"(?:(?<!multi[- ])GPUs?{_NOT_A_USE}|cards?) (?:\S+ ){{0,3}}(?:not|n't) "
         r"(?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
-        r"GPU.{0,30}initiali[sz]ation fail|\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
+        r"GPU.{0,30}initiali[sz]ation fail|(?<!npm )\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
         r"NVIDIA-SMI has failed because it couldn't communicate|Failed to initialize NVML: (?:Unknown|GPU)",
     ),
     _rule("xid", Cause.HARDWARE, _XID + rf"(?!{_XID_PROGRAM}|{_XID_TIDY})\d{{1,5}}\b"),
@@ -180,8 +180,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"short of) (?:[\w.*-]+ ){0,4}capacity\b(?! of \d)",
         r"capacity (?:error|crunch|shortage|constraint|exhausted|(?:is )?unavailable|not available|issue|problem)s?",
         r"\binstances?\b.{0,50}(?:(?:temporarily|is|are|was|were) (?:\w+ )?(?:un|not (?:\w+ )?)available|out of stock)",
-        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |"
-        r"were )?(?:currently )?available\b",
+        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?)(?: offers?)? "
+        r"(?:are |is |were )?(?:currently )?available\b",
         r"ResourceLimitExceeded|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded",
         r"SpotMaxPriceTooLow|account-level service limit|(?:service|instance|vCPU|account|GPU|resource|"
         r"GPUS_ALL_REGIONS) ?(?:quota|limit)s? .{0,40}(?:exceed|reach|insufficient|increase)",
@@ -314,7 +314,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
-        r"moov atom not found|Invalid data found when processing input",
+        r"moov atom not found|No valid stream found in input|Invalid data found when processing input",
         r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError|\b(?:flac|mp[34]|ogg|opus|"
         r"vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|err|fail)",
         r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
@@ -499,7 +499,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Max retries exceeded|NewConnectionError|RequestTimeout\b|RequestTimeTooSkewed|NameResolutionError",
         r"SSL(?:EOF)?Error|SSLZeroReturn|EOF occurred in violation of protocol|(?:SSL|TLS) handshake",
         r"curl(?:Code|: \(\d+\)|(?: returned)? error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
-        r"Temporary failure in name resolution|Name or service not known|getaddrinfo failed|nodename nor servname",
+        r"Temporary failure (?:in name resolution|resolving)|\bnpm ERR! .{0,40}\bE(?:TIMEDOUT|CONN\w+|AI_AGAIN)\b",
+        r"Name or service not known|getaddrinfo failed|nodename nor servname",
         r"Server ?Disconnected|ClientConnector\w*|ClientPayloadError|ClientOSError|FSTimeoutError|NETWORK_CONNECTION",
         r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
         r"Protocol)\w*|(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
@@ -569,6 +570,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"input\.size\(-1\)|weight of size",
         r"loading state_dict|(?:Missing|Unexpected) key\(?s?\)? in state_dict|unexpected key .{0,40}state_dict",
         r"(?:checkpoint|model) .{0,60}(?:incompatible|architecture mismatch|not compatible)",
+        # A library's own assertion in C++, except of a status that another library has returned.
+        r"\bCheck failed: (?!.{0,200}(?:[a-z]Success|_SUCCESS|_OK)\b)",
         r"newly initialized.{0,30}mismatch",
         r"Expected all tensors to be on the same device|(?:should|must) be (?:on )?the same (?:device|dtype|type)",
         r"Input type \(|expected (?:scalar type|object of|dtype|m1 and m2|mat1 and mat2)|Found dtype",
@@ -604,7 +607,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"AccessDenied|Access Denied|Forbidden|403 Client Error|Unauthorized|401 Client Error",
         r"not authorized to perform|Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|"
         r"(?<!Local)EntryNotFound",
-        r"404 Client Error|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|NoCredentials",
+        r"404 Client Error|could not read (?:Username|Password) for|InvalidAccessKeyId|SignatureDoesNotMatch",
+        r"Unable to locate credentials|NoCredentials",
         r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
         r"UnrecognizedClient|API key|wandb: ERROR|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
