@@ -32,21 +32,21 @@ Verify = Annotated[
 ]
 SINGLE_FILES = (
     "overwritten in place, with no step in its name: a relaunch resumes from wherever the script does. Rerail takes a "
-    "change as a save: docs/recovery.md#what-is-recognised. A kill can tear the file while it is written: "
+    "change as a save: docs/without-agent.md#what-is-recognised. A kill can tear the file while it is written: "
 )
 COPIED = "a damaged file is replaced by its newest copy, and a rollback goes back to one"
 NO_STEP = (
     "their numbers count epochs or saves, not steps: a relaunch resumes from wherever the script does, and Rerail "
-    "cannot roll back to a step: docs/recovery.md#what-is-recognised"
+    "cannot roll back to a step: docs/without-agent.md#what-is-recognised"
 )
 UNKNOWN = (
     "the names of these folders are of no layout that Rerail knows: {names}. A relaunch resumes from wherever the "
-    "script does; to be rolled back, save to names such as step_500/: docs/recovery.md#what-is-recognised"
+    "script does; to be rolled back, save to names such as step_500/: docs/without-agent.md#what-is-recognised"
 )
 MAX_NAMES = 5
 NOT_COPIED = (
     "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
-    "folder: docs/recovery.md#copies-of-one-file"
+    "folder: docs/without-agent.md#copies-of-one-file"
 )
 Download = Annotated[
     Path | None, typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder.")

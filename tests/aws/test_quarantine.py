@@ -486,7 +486,7 @@ def test_a_copied_file_is_restored_and_what_replaced_it_goes_to_quarantine(s3):
 
 
 def test_a_copy_takes_few_requests(s3):
-    """Whatever the parts that it was uploaded in. docs/recovery.md has the number."""
+    """Whatever the parts that it was uploaded in. docs/without-agent.md has the number."""
     upload_in_parts(s3, "ckpt.pt", *[b"a" * 5 * KiB] * 6)
     request, made = copied(s3), []
     request = replace(request, expired=(replace(request.copy, key="rerail-versions/gpt/older/ckpt.pt"),))
