@@ -46,7 +46,7 @@ CATEGORIES: Mapping[SimulatedFault, tuple[str, ...]] = {
 SLOW_PER_GPU_DAY = 1 / (384 * 117)
 DIVERGENCES_A_DAY = 10 / 54  # between GLM-130B (4 in 54 days) and IDEFICS-80B (11 in 17)
 ROWS_LOGGED, RECOVERED_SPIKES = 494_166, 79  # of bench/corpus
-# docs/detection.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
+# docs/proof.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
 WRONG_AT_MOST = 3
 TEXTS = {SimulatedFault.GPU: "hardware", SimulatedFault.NETWORK: "hang_timeout", SimulatedFault.SOFTWARE: "user_code"}
 START_TEXT = "infra_retryable"
@@ -57,7 +57,7 @@ SOURCES: Mapping[SimulatedFault, str] = {
     SimulatedFault.SLOW: "BLOOM-176B: one in 117 days on 384 GPUs",
     SimulatedFault.DIVERGENCE: "10 in 54 days, whatever the size: GLM-130B had 4 in 54, IDEFICS-80B 11 in 17",
     SimulatedFault.SPIKE: "bench/corpus: 79 in 494,166 rows",
-    SimulatedFault.FALSE_ALARM: "an intervention for nothing; docs/detection.md: none in 494,166 rows: below 3 (95 %)",
+    SimulatedFault.FALSE_ALARM: "an intervention for nothing; docs/proof.md: none in 494,166 rows: below 3 (95 %)",
 }
 
 
