@@ -179,6 +179,7 @@ def test_what_is_no_record_at_all_is_refused(text):
         ("version", 10**400, "Run.version: a number of more than 64 bits"),
         ("observe_only", "yes", "Run.observe_only: 'yes' is not a valid bool"),
         ("commands", "abc", "Run.commands: 'abc' is not a list"),
+        ("commands", ["c1", 7], r"Run.commands\[1\]: 7 is not a valid str"),
         ("pending", [None], "type None is not one of CreateJob"),
         ("created_at", "2026-01-31T01:00:00", "Run.created_at: '2026-01-31T01:00:00' has no time zone"),
         ("attempts", [{"type": "Attempt", "number": 1, "job_name": ["gpt"]}], "is not a valid str"),

@@ -239,6 +239,7 @@ def test_a_job_that_may_not_be_stopped_at_its_cap_pages_once(world, mode):
     assert world.notice_titles(Severity.PAGE) == ["gpt: its cost has reached the cap"]
     (forecast,) = [notice for notice in world.bus.notices if notice.title == "gpt: its cost nears the cap"]
     assert "at the cap on-call is paged, and the job goes on" in forecast.did
+    assert sum("(limits.stop_dollars)" in reason for reason in world.reasons()) == 2
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     assert len(world.notice_titles(Severity.CLEAR)) == 1
@@ -266,9 +267,10 @@ def test_a_running_spot_job_is_priced_as_those_before_it_were_billed(world, spot
     assert sum_run_dollars(run, at + 2 * hour, {}) == pytest.approx(2 * P5_HOUR * (0.3 + share))
 
 
-def test_an_unknown_price_is_reported_once(world):
+@pytest.mark.parametrize("caps", [{"run_dollars": 1}, {"incident_dollars": 1}, {"stop_dollars": 1}])
+def test_an_unknown_price_is_reported_once(world, caps):
     """No cap can be kept then, and the run is not stopped for that."""
-    under(world, limits=Limits(run_dollars=1, starts=50, attempts_without_progress=50))
+    under(world, limits=Limits(starts=50, attempts_without_progress=50, **caps))
     world.sagemaker.instance_type = "ml.x9.huge"
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], instance_type="ml.x9.huge")
     for attempt in ("gpt", "gpt-a002", "gpt-a003"):

@@ -178,7 +178,7 @@ def _read_time(value: Any) -> datetime:
 
 
 def _make_union_reader(kinds: Sequence[Any], strict: bool) -> Convert:
-    is_optional = type(None) in kinds or not strict
+    is_optional = type(None) in kinds
     named = {kind.__name__: _make_reader(kind, strict) for kind in kinds if kind is not type(None)}
     only = next(iter(named.values())) if len(named) == 1 else None
 
