@@ -24,9 +24,9 @@ class DeferredCompiler(ModuleType):
         """Do nothing: nothing is traced."""
 
     @staticmethod
-    def disable(function: Callable[..., Any], recursive: bool = True, **options: Any) -> Callable[..., Any]:
-        """Return the function: nothing would compile it."""
-        return function
+    def disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **options: Any) -> Callable[..., Any]:
+        """Return the function, or a decorator that does: nothing would compile it."""
+        return fn or (lambda decorated: decorated)
 
     def __getattr__(self, name: str) -> Any:
         if finder.defers:

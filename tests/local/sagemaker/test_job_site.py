@@ -16,6 +16,7 @@ before = model.weight.clone()
 model(torch.ones(1, 1)).sum().backward()
 optimizer.step()
 assert not torch.equal(before, model.weight)
+assert torch._dynamo.disable()(model) is torch._dynamo.disable(fn=model) is model
 assert "torch._dynamo.eval_frame" not in sys.modules
 import torch._dynamo.config as config
 assert config is torch._dynamo.config is sys.modules["torch._dynamo.config"]
