@@ -456,6 +456,11 @@ def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
         ),
         ("AlgorithmError: , exit code: 137", "AlgorithmError: ,  exit code: 137"),
         (
+            "Traceback (most recent call last):\n  File 'a.py'\nOverflowError: math range error",
+            "Traceback (most recent call last):\n  File 'a.py'\nOverflowError: math range error\n"
+            "rerail init: the command failed (unknown): waiting 30 s for a command to restart it",
+        ),
+        (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. If reserved memory is >> allocated",
         ),

@@ -87,7 +87,7 @@ _LEVEL = LazyPattern(
     r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b"
     r"|(?:^|[\d\]] )NCCL INFO|warnings\.warn",
 )
-_LOWER_LEVEL = LazyPattern(r"^\s{0,4}\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}:", re.IGNORECASE)
+_LOWER_LEVEL = LazyPattern(r"^\s{0,4}(?:\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}|rerail init):", re.IGNORECASE)
 _PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
 _LITERAL = (
     r"(?:[-+]?[\d.][\d.eE_+-]*\w{0,3}|true|false|none|null|nan|inf|on|off|yes|no|enabled|disabled|\[.*|\{.*|\".*\"|'.*'"
