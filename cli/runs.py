@@ -222,7 +222,7 @@ def make_attempts_table(run: Run) -> Table:
             f"failed on {attempt.gpu}" if attempt.gpu else "",
         )
         lines = [Text.assemble((attempt.job_name, "bold"), "  ", ", ".join(filter(None, facts)))]
-        if evidence := find_evidence(attempt, run.incidents):
+        if evidence := find_evidence(attempt, run):
             lines.append(Text(evidence, style="red" if attempt.status is JobStatus.FAILED else ""))
         table.add_row(str(attempt.number), Group(*lines))
     return table

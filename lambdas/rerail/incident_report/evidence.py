@@ -1,25 +1,34 @@
 """Say in one line why an attempt ended, and leave repeated lines out of SageMaker's reason."""
 
 import re
-from collections.abc import Sequence
 from itertools import groupby
 
 from rerail.diagnosis.classify import diagnose
-from rerail.model.run import Attempt, Incident, JobStatus
+from rerail.model.run import Attempt, JobStatus, Run
 
 EVIDENCE_LIMIT = 200  # in characters
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,:e+-]+\d+)*")
 
 
-def find_evidence(attempt: Attempt, incidents: Sequence[Incident]) -> str:
+def find_evidence(attempt: Attempt, run: Run) -> str:
     """Return the line that shows why the attempt ended, such as the exception; "" if nothing is known."""
-    own = [i.evidence for i in incidents if i.attempt == attempt.number and i.kind == "job_failed" and i.evidence]
+    shown = [i for i in run.incidents if i.kind in ("job_failed", "crashed") and i.evidence]
+    own = [i.evidence for i in shown if i.attempt == attempt.number and i.kind == "job_failed"]
     if attempt.status is not JobStatus.FAILED and not own:
         return " ".join(attempt.failure_reason.split())[:EVIDENCE_LIMIT]
-    found = own[-1] if own else diagnose(attempt.failure_reason, secondary_status=attempt.secondary).evidence
+    read = diagnose(attempt.failure_reason, secondary_status=attempt.secondary)
+    if not own and attempt.fingerprint != read.fingerprint:
+        # The reason is cut off, and the log had the error. An incident keeps the evidence of its first failure only.
+        alike = {a.number for a in run.attempts if attempt.fingerprint in _list_fingerprints(a)}
+        own = [i.evidence for i in shown if i.attempt in alike]
+    found = own[-1] if own else read.evidence
     if found.count('"') % 2:  # the quotation mark that ends SageMaker's ErrorMessage
         found = found.rstrip().removesuffix('"')
     return " ".join(found.split())[:EVIDENCE_LIMIT]
+
+
+def _list_fingerprints(attempt: Attempt) -> list[str]:
+    return list(filter(None, (attempt.fingerprint, *(restart.fingerprint for restart in attempt.in_place_restarts))))
 
 
 def shorten_reason(reason: str) -> str:
