@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rerail_agent.deferred_torch import find_process_group, is_tensor
+from rerail_agent.deferred_torch import find_process_group, is_tensor, to_number
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class Agreement:
         """Return the mean of the loss over the ranks, and learn whether any rank has raised a flag. Collective."""
         self.join()
         if self.size == 1:
-            return float(loss)
+            return to_number(loss)
         device = self._choose_device(loss.device if is_tensor(loss) else None)
         mean, raised = self._average_on_cpu(loss) if device.type == "cpu" else self._average_on_device(device, loss)
         if raised:
@@ -138,7 +138,7 @@ class Agreement:
     def _average_on_cpu(self, loss: Any) -> tuple[float, bool]:
         """Average in Python's double precision, rounded once, which has the bits of a division in float32."""
         pair = self._pair
-        pair.numbers[0] = float(loss.mean() if is_tensor(loss) and loss.numel() != 1 else loss)
+        pair.numbers[0] = to_number(loss.mean() if is_tensor(loss) and loss.numel() != 1 else loss)
         mean, raised = pair.all_reduce([pair.numbers[0] / self.size, float(any(self._raised))])
         return mean, raised > 0
 

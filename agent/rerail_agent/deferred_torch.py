@@ -22,6 +22,11 @@ def is_tensor(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def to_number(value: Any) -> float:
+    """Return the number in a tensor or a number; torch warns where the tensor still belongs to a graph."""
+    return float(value.detach() if is_tensor(value) else value)
+
+
 def find_cuda() -> Any:
     """Return torch.cuda if the script has initialized it, else None."""
     cuda = sys.modules.get("torch.cuda")

@@ -33,6 +33,7 @@ from rerail.model.sample import Sample
 from rerail_agent import agreement, manifests
 from rerail_agent.agreement import Agreement
 from rerail_agent.commands import CommandState
+from rerail_agent.deferred_torch import to_number
 from rerail_agent.detection import CLEAN, SUSPECT, StepDetection
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.hang import HangLimits, Watchdog
@@ -147,7 +148,7 @@ class Guard:
     def reduce(self, loss: Any) -> float:
         """Return the mean of the loss over all ranks; takes a tensor on any device, or a number. Collective."""
         if self._is_child():
-            return float(loss)
+            return to_number(loss)
         self._isolation.run("rank times", self._rank_timer.on_arrival, None)
         mean = self._agreement.reduce(loss)
         self._isolation.run("rank times", self._rank_timer.on_release, None)
@@ -465,7 +466,7 @@ class Guard:
         self._meter.add_tokens(tokens)
         if loss is None:
             return
-        loss, norm = float(loss), None if grad_norm is None else float(grad_norm)
+        loss, norm = to_number(loss), None if grad_norm is None else to_number(grad_norm)
         self._finite = math.isfinite(loss)
         self._loss = loss if self._finite else None
         self._isolation.run("detectors", lambda: self._detect(step, loss, norm, lr), None)

@@ -27,7 +27,7 @@ SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
 def exercise(guard: Guard) -> None:
     """Everything that a training script can call."""
     for step in range(1, 40):
-        loss = guard.reduce(torch.tensor(2.0 + step % 5 / 100))
+        loss = guard.reduce(torch.tensor(2.0 + step % 5 / 100, requires_grad=True))
         guard.step(step=step, loss=loss, grad_norm=torch.tensor(1.0), tokens=10, lr=0.1, extra={"mfu": 0.4})
         if guard.wants_checkpoint:
             guard.committed("/p", step)
