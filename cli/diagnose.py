@@ -67,8 +67,8 @@ def diagnose(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Say what killed a training job, and whether the same job may get further when relaunched."""
-    if (text is None) == (file is None):
-        problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
+    if (not text) == (file is None):
+        problem = "TEXT and --file exclude each other" if text else "there is nothing to diagnose"
         place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
     causes = {} if policy is None else read_policy(policy).causes
     if file is not None:

@@ -62,10 +62,10 @@ def explain_unknown_run(where: Place, name: str) -> tuple[str, str]:
     known = list(list_run_names(where, ""))
     problem = f"there is no run {name!r} in {where.name}"
     if nearest := find_near(name, known):
-        return problem, f"did you mean {' or '.join(nearest)}? `rerail status` lists the runs"
+        return problem, where.complete_text(f"did you mean {' or '.join(nearest)}? `rerail status` lists the runs")
     if not known:
-        return problem, "there are no runs at all yet: a job joins with the tag rerail:policy=default (`rerail status`)"
-    return problem, "`rerail status` lists the runs"
+        return problem, "there are no runs at all yet: a job joins with the tag rerail:policy=default"
+    return problem, where.complete_text("`rerail status` lists the runs")
 
 
 def find_near(name: str, known: list[str]) -> list[str]:

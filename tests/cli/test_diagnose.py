@@ -101,6 +101,7 @@ def test_a_path_of_a_file_is_read_as_a_log(tmp_path: Path) -> None:
     )
     assert json.loads(run(str(log), "--json").stdout)["evidence"] == "KeyError: 1"
     assert json.loads(run(str(tmp_path / "none"), "--json").stdout)["cause"] == "unknown"
+    assert "there is nothing to diagnose" in run("").output
 
 
 def test_a_full_disk_is_answered_with_what_to_change() -> None:

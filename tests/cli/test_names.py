@@ -72,6 +72,11 @@ def test_where_there_are_no_runs_nothing_is_suggested():
     assert "rerail:policy=default" in names.explain_unknown_run(empty, "gpt")[1]
 
 
+def test_the_remedy_for_a_wrong_name_is_the_command_of_this_place():
+    local = Deployed(Cloud({"dynamodb.scan": scan}), is_local=True)
+    assert names.explain_unknown_run(local, "zzzz")[1] == "`rerail status --local` lists the runs"
+
+
 def test_runs_are_completed_from_the_table(deployed, monkeypatch):
     monkeypatch.setattr(names, "_quick_place", lambda *, local: deployed)
     assert completed("show", "gpt") == ["gpt", "gpt-large"]
