@@ -62,8 +62,12 @@ def find_policy_file(name: str) -> Path:
 def read_policy_file(file: Path) -> str:
     """Return the text of a policy file; raise OSError for a pipe, where reading may block, and for a huge file."""
     if not file.is_file() or file.stat().st_size > MAX_POLICY_BYTES:
-        raise OSError(f"{file} must be a file of at most {MAX_POLICY_BYTES:,} bytes")
-    return file.read_text(encoding="utf-8-sig")
+        limit = f"must be a file of at most {MAX_POLICY_BYTES:,} bytes"
+        raise OSError(f"{file} {limit if file.exists() else 'does not exist'}")
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OSError(f"{file} is not in UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def read_policy_text(name: str) -> tuple[str, str]:
@@ -74,11 +78,12 @@ def read_policy_text(name: str) -> tuple[str, str]:
     file = find_policy_file(name)
     try:
         return read_policy_file(file), str(file)
-    except (OSError, UnicodeDecodeError):
+    except OSError as error:
+        why = f": {error}" if file.exists() else ""
         known = list_policy_names()
-        nearest = find_near(name, known)
+        nearest = [] if why else find_near(name, known)
         meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        place.fail(f"no policy {name!r} can be read", f"{meant}give one of {', '.join(known)}, or a TOML file")
+        place.fail(f"no policy {name!r} can be read{why}", f"{meant}give one of {', '.join(known)}, or a TOML file")
 
 
 def read_policy(name: str) -> "Policy":

@@ -93,7 +93,7 @@ def find_file(given: Path | None, folder: Path) -> Path:
 def read_chain(file: Path, name: str) -> Chain:
     """Return the chain of this name; without a name, the only one of the file."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise Problem(f"{file} is not valid TOML: {error}", "correct the file") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:

@@ -140,7 +140,7 @@ def describe_run(deployment: Deployment, name: str) -> Subject:
 def read_request(deployment: Deployment, file: Path) -> Subject:
     """A request that was not sent yet, such as `rerail submit --dry-run` prints, or one clear error."""
     try:
-        request = json.loads(file.read_text(encoding="utf-8"))
+        request = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         place.fail(f"--request {file}: {error}", "give a JSON file of a CreateTrainingJob request")
     if not isinstance(request, dict) or not ({"RoleArn", "AlgorithmSpecification", "ResourceConfig"} & request.keys()):

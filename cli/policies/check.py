@@ -34,8 +34,8 @@ def check_file(file: Path) -> Checked:
     """The whole truth about a file; nothing is raised."""
     try:
         text = read_policy_file(file)
-    except (OSError, UnicodeDecodeError) as error:
-        return Checked(str(file), file.stem, (f"cannot be read: {error}; give a readable TOML file",))
+    except OSError as error:
+        return Checked(str(file), file.stem, (f"cannot be read: {error}; give a readable TOML file in UTF-8",))
     problems = tuple(_problems(text, file.stem))
     if problems:
         return Checked(str(file), file.stem, problems)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli.place import Place
 from cli.policies.words import list_rows
-from cli.project import find_policies
+from cli.project import find_policies, read_policy_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -54,7 +54,10 @@ def flatten(policy: Policy) -> dict[str, object]:
 
 def _compared(name: str, there: str | None, here: Path | None) -> Compared:
     deployed, problem = _read(there, name)
-    filed, file_problem = _read(here.read_text(encoding="utf-8") if here else None, name)
+    try:
+        filed, file_problem = _read(read_policy_file(here) if here else None, name)
+    except OSError as error:
+        filed, file_problem = None, str(error)
     mode = str((deployed or filed or Policy()).mode)
     if there is None:
         return Compared(name, Stands.NOT_DEPLOYED, problem=file_problem, mode=mode)

@@ -38,7 +38,7 @@ REPLACED = (
 def read_measurements(file: Path) -> Measurements:
     """Return what the file holds; raise BadInput."""
     try:
-        return parse_measurements(file.read_text(encoding="utf-8"))
+        return parse_measurements(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--measured {file} cannot be read: {error}", "give an acceptance.json") from error
     except BadMeasurements as error:

@@ -181,7 +181,7 @@ def _check_owner(path: Path, folder: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("submit", {})
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("submit", {})
     except tomllib.TOMLDecodeError as error:
         raise Problem(f"{path} is not valid TOML: {error}", "correct the file") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:

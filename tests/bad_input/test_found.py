@@ -123,6 +123,7 @@ def test_a_policy_nested_without_end_is_no_policy():
     ("text", "what"),
     [
         (b"\xff\xfe", "cannot be read"),
+        (b"\xef\xbb\xbf[submit]\r\nrol = 1", "unknown field 'rol'"),
         (b"a = " + b"[" * 5_000, "cannot be read"),
         (b"[submit]\ncount = " + json.dumps([0] * 3_000).encode(), "field 'count' is"),
         (b"[submit]\n" + b"x" * 3_000 + b" = 1", "unknown field"),

@@ -14,6 +14,7 @@ from cli import place
 from cli.main import app
 from cli.names import list_policy_names
 from cli.policies.check import check_file
+from cli.policies.deployed import compare_policies
 from cli.policies.odd import QUESTIONS, find_oddities
 from cli.policies.words import list_rows, write_duration
 from cli.project import find_policies
@@ -75,8 +76,13 @@ def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
     """The others are checked all the same."""
     sound, pipe = written(tmp_path, "\ufeff"), tmp_path / "pipe.toml"
     os.mkfifo(pipe)
-    answer = call("check", str(tmp_path / "absent.toml"), str(pipe), str(sound))
-    assert answer.exit_code == 1 and answer.stdout.count("cannot be read") == 2 and f"{sound}: ok" in answer.stdout
+    (wide := tmp_path / "wide.toml").write_bytes(b"\xff\xfem\0")
+    answer = call("check", str(tmp_path / "absent.toml"), str(pipe), str(wide), str(sound))
+    assert answer.exit_code == 1 and answer.stdout.count("cannot be read") == 3 and f"{sound}: ok" in answer.stdout
+    assert "absent.toml does not exist" in answer.stdout and "wide.toml is not in UTF-8" in answer.stdout
+    pipe.unlink()
+    compared = compare_policies(Deployed(Cloud({"ssm.get_parameters_by_path": {"Parameters": []}})), tmp_path)
+    assert ["UTF-8" in policy.problem for policy in compared] == [False, True]
 
 
 ODD = (
