@@ -79,6 +79,9 @@ def test_a_recovered_run_asks_for_nothing(recorded: Facts):
     assert (report.tone, report.headline) == (Urgency.NONE, "Completed after 1 incident: nothing to do")
     assert report.todo == ("Nothing.",)
     assert "loss has been" in report.happened
+    held_too = (replace(recorded.run.incidents[0], recovered=False, resolution="the run was held"),)
+    run = replace(recorded.run, incidents=held_too + recorded.run.incidents)
+    assert make_report(replace(recorded, run=run)).headline == "Completed after 2 incidents: nothing to do"
     assert "recovered: attempt 2 committed a new checkpoint" in report.did
 
 

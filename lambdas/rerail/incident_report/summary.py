@@ -72,8 +72,8 @@ def _urgency(run: Run) -> Urgency:
 
 
 def _headline(run: Run, tone: Urgency) -> str:
-    recovered = sum(incident.recovered for incident in run.incidents)
-    after = f" after {recovered} {'incident' if recovered == 1 else 'incidents'}" if recovered else ""
+    count = len(run.incidents)
+    after = f" after {count} {'incident' if count == 1 else 'incidents'}" if count else ""
     number = run.current.number
     match run.state:
         case RunState.HELD:
