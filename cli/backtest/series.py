@@ -160,9 +160,10 @@ def count_epochs_on(rows: Sequence[dict[str, float | None]]) -> None:
         for (before, after), (earlier, later) in zip(pairwise(steps), pairwise(epochs), strict=True)
     )
     if begins_again:
-        longest = 1 + max(steps)
+        # Epochs may count from 1; another launch is known by steps that begin again near 0.
+        longest, first = 1 + max(steps), min(1.0, *epochs)  # type: ignore[type-var]
         for row, step, epoch in zip(rows, steps, epochs, strict=True):
-            row["step"] = step + longest * (epoch or 0.0)
+            row["step"] = step + longest * (epoch - first)  # type: ignore[operator]
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:

@@ -51,6 +51,8 @@ def find(
         return _read_now([tables.read(place, loss=loss)])
     if not place.is_file():
         raise BadInput(f"{path} is not a log that can be read", ACCEPTED)  # a pipe would be waited for
+    if tables.is_table(place):
+        return _read_now([tables.read(place, loss=loss)])
     if json_rows.is_lines(place):
         return _read_now([json_rows.read(place, loss=loss)])
     return _read_now([text.read(place, {}, loss=loss)])

@@ -18,6 +18,7 @@ from cli.backtest.series import (
     make_sample,
     parse_time,
 )
+from cli.training_logs.numbers import parse
 
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
 
@@ -26,13 +27,32 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with _opened(file) as lines:
-            table = csv.DictReader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")
+            delimiter = _find_delimiter(lines.readline())
+            lines.seek(0)
+            table = csv.DictReader(lines, delimiter=delimiter)
             if not table.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
             names = [name for name in table.fieldnames if name]
             return read_rows(file, names, enumerate(table), loss=loss)
     except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a CSV in UTF-8, gzipped or not") from error
+
+
+def is_table(file: Path) -> bool:
+    """Return whether a file begins with a header and a row of numbers, whatever its name."""
+    try:
+        with _opened(file) as lines:
+            header, row = lines.readline(), lines.readline()
+    except (OSError, UnicodeDecodeError, EOFError):
+        return False
+    delimiter = _find_delimiter(header)
+    names, values = header.split(delimiter), row.split(delimiter)
+    is_header = 1 < len(names) == len(values) and "loss" in header.lower() and ":" not in header
+    return is_header and all(not value.strip() or parse(value) is not None for value in values)
+
+
+def _find_delimiter(header: str) -> str:
+    return max(",", "\t", ";", key=header.count)
 
 
 def read_rows(
@@ -65,7 +85,9 @@ def _opened(file: Path) -> Iterator[TextIO]:
 def _read_row(
     row: Mapping[str, str | None], columns: Mapping[str, str], file: Path, number: int
 ) -> dict[str, float | None]:
-    """Return the numbers of a row by our columns; none if it has no metric."""
+    """Return the numbers of a row by our columns; none if it has no metric, or is the header of another launch."""
+    if all(row.get(name) == name for name in columns.values()):
+        return {}
     values = {column: _number(row.get(name), name, file, number) for column, name in columns.items() if column != "at"}
     return {} if all(values.get(metric) is None for metric in METRICS) else values
 

@@ -70,6 +70,7 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     """
     # Steps that begin again with each epoch count on from the longest one.
     longest = 1 + max((values["step"] for _, values in rows if "step" in values), default=0.0)
+    first = min([1.0, *(values["epoch"] for _, values in rows if "epoch" in values)])  # epochs may count from 1
     losses = sum("loss" in values for _, values in rows)
     is_one_line = sum("loss" in values and "step" in values for _, values in rows) >= _ONE_LINE * max(1, losses)
     step = epoch = None
@@ -77,7 +78,7 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     for row, values in rows:
         epoch = values.get("epoch", epoch)
         if "step" in values:
-            step = values["step"] + (epoch * longest if epoch is not None else 0)
+            step = values["step"] + ((epoch - first) * longest if epoch is not None else 0)
         if "loss" in values:
             silence = LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes))
         elif "step" in values and silence.loss_received and is_one_line:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ _VALIDATION = re.compile(
 # A name with the word loss that is none.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
+    r"|_(?:mon|tue|wed|thu|fri|sat|sun)_[a-z]{3}$"  # a heading with a date: `Training Loss (Sat Jun  6 16:47:21 2020)`
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 # The start of a line, a number or a sign: another word before the name may say that it is of something else.
@@ -202,7 +203,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
             built["epoch"] = built["step"]
         if counter:
             built["step"] = counter, ""
-        elif len(epochs) >= _PRINTED_OFTEN * len(set(epochs)):
+        elif len(epochs) >= _PRINTED_OFTEN * sum(1 for _ in groupby(epochs)):
             built.pop("step", None)  # only one minute of each epoch would be evaluated
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])

@@ -175,13 +175,21 @@ def _not_installed(name: str) -> None:
             '{"env_info": "x"}\n{"mode": "train", "epoch": 1, "iter": 50, "loss": 2.5}\n'
             '{"mode": "val", "epoch": 1, "iter": 9, "loss": 9}\n'
             '{"mode": "train", "epoch": 2, "iter": 50, "loss": 2.25}\n',
-            [101, 152],
+            [50, 101],
         ),
         ("metrics.json", '{"loss": [2.5, 2.25], "val_loss": [3, 3]}', [0, 1]),
         ("rows.json", '[{"step": 1, "train": {"loss": 2.5}}, {"step": 2, "train": {"loss": 2.25}}]', [1, 2]),
         ("train.log", '{"step": 7, "loss": 2.5, "val": {"loss": 9}}\n{"step": 8, "loss": 2.25}\n', [7, 8]),
         ("progress.csv", "epoch,learning_rate,loss,val_loss\n0,1,2.5,9\n1,1,2.25,9\n", [0, 1]),
         ("log.csv", "epoch,batch,loss\n0,0,2.5\n0,9,2.5\n1,0,2.25\n", [0, 9, 10]),
+        # Another launch is back at its first steps, whether epochs count from 0 or from 1.
+        ("log.csv", "epoch,step,loss\n1,5,2.5\n2,5,2.5\n1,5,2.25\n", [5, 11, 5]),
+        # The file of `CSVLogger("training.log")`, as Keras's own example calls it.
+        ("training.log", "epoch,loss,val_loss\r\n0,2.5,9\r\n1,2.25,9\r\n", [0, 1]),
+        ("train.txt", "step\tloss\t\n8\t2.5\t\n9\t2.25\t\n", [8, 9]),
+        ("separator.csv", "epoch;loss\n0;2.5\n1;2.25\n", [0, 1]),
+        # A launch appended its header too.
+        ("appended.csv", "step,loss\n8,2.5\n9,2.5\nstep,loss\n8,2.25\n", [8, 9, 8]),
     ],
 )
 def test_logs_of_other_kinds_are_read(tmp_path, name, text, steps):

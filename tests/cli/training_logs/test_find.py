@@ -83,6 +83,15 @@ OWN_FORMS = {
         [f"Epoch {n % 10} | step {n} | loss={n / 16}" for n in (*ROWS, 8, 9)],
         (*ROWS, 8, 9),
     ),
+    "epochs that begin again with each of many launches": (
+        [f"Epoch: {n}, Training Loss: {n / 16}, Validation Loss: 9" for n in ROWS] * 12,
+        [*ROWS] * 12,
+    ),
+    # `loss_log.txt` of CycleGAN and its kin begins each launch so.
+    "a heading with a date": (
+        ["==== Training Loss (Sat Jun  6 16:47:21 2020) ====", *(f"epoch {n} loss_G: {n / 16}" for n in ROWS)],
+        ROWS,
+    ),
     "a validation with the same name": (
         [
             line
