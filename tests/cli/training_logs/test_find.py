@@ -87,6 +87,14 @@ OWN_FORMS = {
         [f"Epoch: {n}, Training Loss: {n / 16}, Validation Loss: 9" for n in ROWS] * 12,
         [*ROWS] * 12,
     ),
+    "a counter without a name that a validation has too": (
+        [
+            line
+            for n in ROWS
+            for line in (f"Epoch: [{n // 10}/9][{n:>3}/120]\tLoss {n / 16:.4e}", f"Validate: [{n}/31]\tLoss 1.8e+00 (1.9e+00)")
+        ],
+        ROWS,
+    ),
     # `loss_log.txt` of CycleGAN and its kin begins each launch so.
     "a heading with a date": (
         ["==== Training Loss (Sat Jun  6 16:47:21 2020) ====", *(f"epoch {n} loss_G: {n / 16}" for n in ROWS)],
