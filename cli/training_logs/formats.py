@@ -128,6 +128,9 @@ FORMATS = (
         r"train_inner.*[ \"]num_updates(?:=|\": \"?)<i>",
         grad_norm=r"train_inner.*[ \"]gnorm(?:=|\": \"?)<n>",
     ),
+    LogFormat(
+        "OpenNMT-py", r"Step [0-9]+/ *[0-9]+; .*xent: +<n>", r"Step <i>/ *[0-9]+; ", tokens_per_s=r"[0-9]+/ *<n> tok/s"
+    ),
     LogFormat("Keras", r" - loss: <n>", r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ", epoch=r"^Epoch <i>/[0-9]+"),
     LogFormat(
         "ultralytics",
