@@ -156,7 +156,10 @@ def test_a_record_of_another_schema_is_refused(schema):
         ({"pending": [{"type": "FormatDisk"}]}, r"Run.pending\[0\]: type 'FormatDisk' is not one of CreateJob, "),
         ({"pending": ["StopJob"]}, r"Run.pending\[0\]: type None is not one of"),
         ({"attempts": [{"type": "Attempt", "number": 1}]}, r"Run.attempts\[0\]: .*job_name"),
-        ({"ledger": {"type": "Ledger", "charges": {"mice": 1}}}, r"Run.ledger.charges.mice: 'mice' is not a valid Cause"),
+        (
+            {"ledger": {"type": "Ledger", "charges": {"mice": 1}}},
+            r"Run.ledger.charges.mice: 'mice' is not a valid Cause",
+        ),
     ],
 )
 def test_a_broken_record_names_the_place(change, complaint):

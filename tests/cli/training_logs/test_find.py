@@ -91,7 +91,10 @@ OWN_FORMS = {
         [
             line
             for n in ROWS
-            for line in (f"Epoch: [{n // 10}/9][{n:>3}/120]\tLoss {n / 16:.4e}", f"Validate: [{n}/31]\tLoss 1.8e+00 (1.9e+00)")
+            for line in (
+                f"Epoch: [{n // 10}/9][{n:>3}/120]\tLoss {n / 16:.4e}",
+                f"Validate: [{n}/31]\tLoss 1.8e+00 (1.9e+00)",
+            )
         ],
         ROWS,
     ),
