@@ -17,7 +17,7 @@ _DEEPEST = 4
 def is_lines(file: Path) -> bool:
     """Return whether the first line of a file is an object in JSON."""
     try:
-        with file.open(encoding="utf-8", errors="replace") as lines:
+        with file.open(encoding="utf-8-sig", errors="replace") as lines:
             first = next((line for line in lines if line.strip()), "")
     except OSError as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a file that can be read") from error
@@ -27,7 +27,7 @@ def is_lines(file: Path) -> bool:
 def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the training rows of a log in JSON; raise BadInput if it has none."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}", "give JSON in UTF-8") from error
     whole = _parse(text)

@@ -76,9 +76,8 @@ def read_rows(
 
 @contextmanager
 def _opened(file: Path) -> Iterator[TextIO]:
-    with (
-        gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="", encoding="utf-8") as lines
-    ):
+    open_text = gzip.open if file.suffix == ".gz" else open
+    with open_text(file, "rt", newline="", encoding="utf-8-sig") as lines:
         yield lines
 
 

@@ -188,6 +188,10 @@ def _not_installed(name: str) -> None:
         ("training.log", "epoch,loss,val_loss\r\n0,2.5,9\r\n1,2.25,9\r\n", [0, 1]),
         ("train.txt", "step\tloss\t\n8\t2.5\t\n9\t2.25\t\n", [8, 9]),
         ("separator.csv", "epoch;loss\n0;2.5\n1;2.25\n", [0, 1]),
+        # Editors of Windows write a byte order mark.
+        ("mark.csv", "\ufeffstep,loss\n8,2.5\n9,2.25\n", [8, 9]),
+        ("mark.log", '\ufeff{"step": 8, "loss": 2.5}\n{"step": 9, "loss": 2.25}\n', [8, 9]),
+        ("mark.json", '\ufeff{"log_history": [{"step": 8, "loss": 2.5}, {"step": 9, "loss": 2.25}]}', [8, 9]),
         # A launch appended its header too.
         ("appended.csv", "step,loss\n8,2.5\n9,2.5\nstep,loss\n8,2.25\n", [8, 9, 8]),
     ],
