@@ -64,7 +64,7 @@ def explain_unknown_run(where: Place, name: str) -> tuple[str, str]:
     if nearest := find_near(name, known):
         return problem, where.complete_text(f"did you mean {' or '.join(nearest)}? `rerail status` lists the runs")
     if not known:
-        return problem, "there are no runs at all yet: a job joins with the tag rerail:policy=default"
+        return problem, "no job is supervised yet: start one with the tag rerail:policy=default"
     return problem, where.complete_text("`rerail status` lists the runs")
 
 

@@ -199,10 +199,10 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
         with_loss = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
         epochs = _list_values(epoch, with_loss)
         counter, counts = _find_counter([line for line, _ in with_loss], epochs)
-        of_epoch = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
-        # A validation counts too: steps without a loss would be taken for losses that are not finite.
         if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line, _ in rows):
-            counter = f"{of_epoch}.*{counter}" if of_epoch else ""
+            # Read the counter behind the epoch only: a step without a loss would count as a loss that is not finite.
+            epoch_number = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
+            counter = f"{epoch_number}.*{counter}" if epoch_number else ""
         if "step" in built and _begin_again(counts, epochs):
             built["epoch"] = built["step"]
         if counter:

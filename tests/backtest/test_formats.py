@@ -182,7 +182,7 @@ def _not_installed(name: str) -> None:
         ("train.log", '{"step": 7, "loss": 2.5, "val": {"loss": 9}}\n{"step": 8, "loss": 2.25}\n', [7, 8]),
         ("progress.csv", "epoch,learning_rate,loss,val_loss\n0,1,2.5,9\n1,1,2.25,9\n", [0, 1]),
         ("log.csv", "epoch,batch,loss\n0,0,2.5\n0,9,2.5\n1,0,2.25\n", [0, 9, 10]),
-        # Another launch is back at its first steps, whether epochs count from 0 or from 1.
+        # Another launch begins again at its first steps, whether epochs count from 0 or from 1.
         ("log.csv", "epoch,step,loss\n1,5,2.5\n2,5,2.5\n1,5,2.25\n", [5, 11, 5]),
         # The file of `CSVLogger("training.log")`, as Keras's own example calls it.
         ("training.log", "epoch,loss,val_loss\r\n0,2.5,9\r\n1,2.25,9\r\n", [0, 1]),

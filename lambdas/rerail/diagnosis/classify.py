@@ -281,7 +281,9 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
         rank = find_rank(texts, "")
         return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
-    if last := wrapper or _first_match(LOOSE, [line for line in _clean_errors(read) if "Check failed" not in line]):
+    # A failed assertion in C++ names source files and statuses, whose words do not tell what happened.
+    words = [line for line in _clean_errors(read) if "Check failed" not in line]
+    if last := wrapper or _first_match(LOOSE, words):
         return _make_match(last, texts, exit_code)
     rule, rank = "no-rule" if all_lines else "empty", find_rank(texts, "")
     return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)

@@ -12,16 +12,17 @@ _NUMBER = re.compile(r"[-+]?\d+(?:[.,:e+-]+\d+)*")
 
 def find_evidence(attempt: Attempt, run: Run) -> str:
     """Return the line that shows why the attempt ended, such as the exception; "" if nothing is known."""
-    shown = [i for i in run.incidents if i.kind in ("job_failed", "crashed") and i.evidence]
-    own = [i.evidence for i in shown if i.attempt == attempt.number and i.kind == "job_failed"]
+    shown = [known for known in run.incidents if known.kind in ("job_failed", "crashed") and known.evidence]
+    own = [known.evidence for known in shown if known.attempt == attempt.number and known.kind == "job_failed"]
     if attempt.status is not JobStatus.FAILED and not own:
         return " ".join(attempt.failure_reason.split())[:EVIDENCE_LIMIT]
-    read = diagnose(attempt.failure_reason, secondary_status=attempt.secondary)
-    if not own and attempt.fingerprint != read.fingerprint:
-        # The reason is cut off, and the log had the error. An incident keeps the evidence of its first failure only.
-        alike = {a.number for a in run.attempts if attempt.fingerprint in _list_fingerprints(a)}
-        own = [i.evidence for i in shown if i.attempt in alike]
-    found = own[-1] if own else read.evidence
+    if not own:
+        read = diagnose(attempt.failure_reason, secondary_status=attempt.secondary)
+        # Else the reason is cut off, and the log had the error. An incident has that of its first failure only.
+        is_whole = attempt.fingerprint == read.fingerprint
+        alike = {other.number for other in run.attempts if attempt.fingerprint in _list_fingerprints(other)}
+        own = [known.evidence for known in shown if known.attempt in alike and not is_whole] or [read.evidence]
+    found = own[-1]
     if found.count('"') % 2:  # the quotation mark that ends SageMaker's ErrorMessage
         found = found.rstrip().removesuffix('"')
     return " ".join(found.split())[:EVIDENCE_LIMIT]

@@ -98,7 +98,7 @@ OWN_FORMS = {
         ],
         ROWS,
     ),
-    # `loss_log.txt` of CycleGAN and its kin begins each launch so.
+    # `loss_log.txt` of CycleGAN and projects derived from it begins each launch so.
     "a heading with a date": (
         ["==== Training Loss (Sat Jun  6 16:47:21 2020) ====", *(f"epoch {n} loss_G: {n / 16}" for n in ROWS)],
         ROWS,
