@@ -121,14 +121,23 @@ def _read_command(folder: Path) -> tuple[str, ...]:
 
 
 def has_handler(pid: int, number: signal.Signals, *, or_blocked: bool = False) -> bool:
-    """Return whether the process has a handler for a signal; with `or_blocked`, also whether it blocks it."""
+    """Return whether the process has a handler for a signal; with `or_blocked`, also whether it blocks it.
+
+    A mask of all signals does not count: the C library has it for an instant in each creation of a thread or process.
+    """
     try:
         status = (PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
         return False
-    names = ("SigCgt", "SigBlk") if or_blocked else ("SigCgt",)
-    masks = re.findall(rf"^(?:{'|'.join(names)}):\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    caught, blocked = (_read_mask(name, status) for name in ("SigCgt", "SigBlk"))
+    return number in caught or (or_blocked and number in blocked and signal.SIGSEGV not in blocked)
+
+
+def _read_mask(name: str, status: str) -> set[int]:
+    """Return the numbers of the signals in one of the masks of /proc/PID/status."""
+    found = re.search(rf"^{name}:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    mask = int(found[1], 16) if found else 0
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def read_zombie_status(pid: int, started: int) -> int | None:
