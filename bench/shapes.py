@@ -122,6 +122,10 @@ def _growing_with_reward(rng: random.Random) -> Iterator[Sample]:
     yield from _losses([value * math.exp(rng.gauss(0, 0.5)) for value in (*fall, *growth, *([3.0] * 200))])
 
 
+def _growing_from_the_start(rng: random.Random) -> Iterator[Sample]:
+    return _losses([3 * math.exp(18 * row / 7000 + 0.3 * rng.gauss(0, 1)) for row in range(7000)])
+
+
 def _irregular_means(rng: random.Random) -> Iterator[Sample]:
     values: list[float] = []
     level = 3.0
@@ -199,6 +203,7 @@ SHAPES = (
     Shape("staircase", _staircase, lambda s: _stops(s) <= 1, "acted on once at most"),
     Shape("mostly exact zeros", _mostly_zero, _is_silent, "silence"),
     Shape("grows with the reward", _growing_with_reward, _stops_nothing, "not acted on"),
+    Shape("grows from the start", _growing_from_the_start, lambda s: len(s) == 1 and _stops_nothing(s), "told once"),
     Shape("running means at irregular places", _irregular_means, _is_silent, "silence"),
     Shape("spikes every 80 rows", _frequent_spikes, _spikes_found_once, "each found, once"),
     Shape("early spikes, then divergence", _early_divergence, lambda s: bool(_count(s, Kind.DIVERGENCE)), "divergence"),

@@ -1,5 +1,6 @@
 """Detect a loss that has risen above an earlier level and stays there."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 from rerail.detection.lowest import RunningMinimum
@@ -25,6 +26,9 @@ LEARNT = 0.2  # log units below the start of the run
 # Before there is a history, one rise is reported, and not acted on: the loss has fallen from its first rows, and each
 # of the last rows is above all others since then, by this much and by this multiple of their spread.
 EARLY_RISE, EARLY_SPREAD, EARLY_ROWS, FIRST_ROWS = 0.26, 1.5, 10, 3
+# A loss that has only grown has no usual rise to compare with. It is told once it is both this many times its first level
+# and this large: some healthy losses start close to zero.
+GROWN = 1000.0
 # To act on a loss whose logarithm varies by this much, as in reinforcement learning, takes twice the usual rise, and
 # more the more it varies.
 NOISY = 0.2
@@ -65,7 +69,7 @@ class Divergence:
     recovered_rows: int = 0
     # The level that a rise was called to act on to get back to; it has not come back to it. A further rise is told.
     acted_from: float | None = None
-    # The first rows are over, or a rise in them was reported.
+    # The first rows are over, or a rise above them was reported.
     is_early_over: bool = False
     # The level before a rollback, and the rows seen from its step on: a problem that returns soon leaves no rows to
     # learn the normal level from.
@@ -120,7 +124,11 @@ class Divergence:
 
     def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
         is_young = len(self.rises) < HISTORY_NEEDS
-        if self._start_returned_rise(now, row, detection) or (is_young and self._start_early_rise(now, row)):
+        if (
+            self._start_returned_rise(now, row, detection)
+            or (is_young and self._start_early_rise(now, row))
+            or self._start_growth(now, row)
+        ):
             assert self.rise is not None
             return self._finding(Level.WARN, row, self.rise.peak)
         if len(self.level) >= LEVEL_NEEDS:
@@ -157,6 +165,15 @@ class Divergence:
         sample, rise = row.sample, now - usual
         onset = None if sample.step is None else max(0, sample.step - (NOW_ROWS - 1) * row.spacing)
         self.rise = LossRise(usual, allowed, peak=rise, trough=rise, onset=onset, since=sample.at, rows=NOW_ROWS)
+        self.rise.is_reported = self.is_early_over = True
+        return True
+
+    def _start_growth(self, now: float, row: Row) -> bool:
+        """Follow a loss that is far above its first level, whether it has ever fallen or not."""
+        rise, allowed = now - self.start, math.log(GROWN)
+        if self.is_early_over or row.scale.unit or rise < allowed or now < allowed or self.rows < LEVEL_ROWS:
+            return False
+        self.rise = LossRise(self.start, allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at)
         self.rise.is_reported = self.is_early_over = True
         return True
 
