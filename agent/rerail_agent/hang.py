@@ -1,10 +1,12 @@
 """Watch in a thread whether this rank makes progress; write down all stacks and report a hang once.
 
 The limit follows from what the run itself has shown: five times its longest gap, and at least a floor. A training
-thread that moves may be evaluating, so it gets twice the time; one that stays at the same instruction does not. The
-thread cannot run while an extension holds the interpreter's lock.
+thread that moves, here or on the rank that others wait for, may be evaluating: that is a warning, and the supervisor
+acts on it once a checkpoint is overdue. Each time that the standstill has doubled, the threads are looked at again.
+The watching thread cannot run while an extension holds the interpreter's lock.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +20,8 @@ from rerail.model.thresholds import Thresholds
 from rerail_agent import stack_dump
 from rerail_agent.fault_isolation import FaultIsolation
 from rerail_agent.progress import Progress
-from rerail_agent.stalled_ranks import StallExchange
+from rerail_agent.stalled_ranks import Culprits, StallExchange
 
-CHECKS = 10
 CHECK_SPAN_S = 10.0
 PAUSED_S = 5.0
 KINDS = {Phase.STARTUP: Kind.STARTUP_STALL, Phase.SAVE: Kind.CHECKPOINT_STALL}
@@ -77,7 +78,8 @@ class Watchdog:
         self._on_hang, self._isolation = on_hang, isolation
         self._stalls = stalls
         self._posted = (0.0, 0)  # when the standstill began whose position was posted, and how often
-        self._reported: tuple[float, Level] | None = None  # when the reported hang began, and its level
+        # When the reported hang began, and after how many seconds it is looked at again.
+        self._reported: tuple[float, float] = (0.0, 0.0)
         self._stop = threading.Event()
         self._every_s = min(5.0, limits.least_s / 8)
         self._checked = self._not_before = time.monotonic()
@@ -106,28 +108,24 @@ class Watchdog:
         posts = int(still_s / (self.limits.least_s / 2))
         if posts and self._posted != (moved, posts):
             self._posted = moved, posts
-            self._stalls.post()
-        if still_s <= limit_s or self._reported == (moved, Level.INTERVENE):
+            self._stalls.post(min(CHECK_SPAN_S, self.limits.least_s / 8))
+        is_known = self._reported[0] == moved
+        if still_s <= limit_s or (is_known and still_s < self._reported[1]):
             return
-        overdue = still_s > 2 * limit_s
-        if self._reported == (moved, Level.WARN) and not overdue:
-            return
-        stands = self._stands_still(min(CHECK_SPAN_S, limit_s / 4))
+        span_s = min(CHECK_SPAN_S, limit_s / 4)
+        stands = stack_dump.stands_still(span_s, self._stop.wait)
+        culprits = self._stalls.find_culprits(span_s) if stands or not is_known else Culprits()
         if progress.moved != moved or self._stop.is_set():
             return
         self._checked = time.monotonic()
-        self._report(moved, phase, Level.INTERVENE if stands or overdue else Level.WARN, limit_s=limit_s, stands=stands)
+        level = Level.INTERVENE if stands and not culprits.moves else Level.WARN
+        self._reported = moved, 2 * still_s if level is Level.WARN else math.inf
+        if level is Level.INTERVENE or not is_known:
+            self._report(moved, phase, level, culprits, limit_s=limit_s, stands=stands)
 
-    def _stands_still(self, for_s: float) -> bool:
-        first = stack_dump.find_position()
-        for _ in range(CHECKS):
-            self._stop.wait(for_s / CHECKS)
-            if stack_dump.find_position() != first:
-                return False
-        return True
-
-    def _report(self, moved: float, phase: Phase, level: Level, *, limit_s: float, stands: bool) -> None:
-        self._reported = moved, level
+    def _report(
+        self, moved: float, phase: Phase, level: Level, culprits: Culprits, *, limit_s: float, stands: bool
+    ) -> None:
         still_s = time.monotonic() - moved
         at = datetime.now(UTC)
         where = "stands at one instruction" if stands else "moves"
@@ -136,9 +134,7 @@ class Watchdog:
             f"{'' if stands else ' (a save or an evaluation outside guard.phase?)'}"
         )
         stack_dump.dump_stacks(self._file, text)
-        self._stalls.post()
-        if culprits := self._stalls.find_culprits(min(CHECK_SPAN_S, limit_s / 4)):
-            text = f"{text}; {culprits}"
+        text = f"{text}; {culprits.text}" if culprits.text else text
         step = self._progress.step
         finding = Finding(KINDS.get(phase, Kind.STALL), level, step, step, text, at, at - timedelta(seconds=still_s))
         self._on_hang(finding, stack_dump.format_stacks())

@@ -5,12 +5,15 @@ import json
 import sys
 import sysconfig
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+# Often: an evaluation is in one instruction most of the time, such as the one that reads a loss from the GPU.
+CHECKS, CHECK_EVERY_S = 10, 0.01
 FRAMES = 60
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL; of the other backends, in newer releases
 DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
@@ -22,6 +25,16 @@ StackPosition = tuple[tuple[CodeType, int], ...]
 def find_position() -> StackPosition:
     """Return the main thread's stack, to the instruction: two equal positions mean that it has not moved."""
     return tuple((frame.f_code, frame.f_lasti) for frame in _iterate_frames(_get_main_frame()))
+
+
+def stands_still(seconds: float, wait: Callable[[float], object] = time.sleep) -> bool:
+    """Return whether the main thread stays at one instruction for so long."""
+    first, checks = find_position(), max(CHECKS, round(seconds / CHECK_EVERY_S))
+    for _ in range(checks):
+        wait(seconds / checks)
+        if find_position() != first:
+            return False
+    return True
 
 
 def format_stacks() -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from types import NoneType
+from typing import NamedTuple
 
 from rerail_agent import stack_dump
 from rerail_agent.agreement import Agreement, get_store
@@ -44,13 +45,16 @@ class StalledRank:
     collective: str = ""
     # What torch's flight recorder has, as JSON; empty if it is switched off.
     recorded: str = ""
+    # Whether the main thread is at another instruction from moment to moment.
+    moves: bool = False
 
     @classmethod
-    def find(cls, step: int | None, place: str) -> "StalledRank":
-        """Return the position of this process."""
+    def find(cls, step: int | None, place: str, *, after_s: float) -> "StalledRank":
+        """Return the position of this process, and whether it has moved for so long."""
+        moves = not stack_dump.stands_still(after_s)
         function, script, collective = stack_dump.find_functions()
         recorded = _shorten(stack_dump.dump_flight_recorder())
-        return cls(step, place, function, script, collective, recorded)
+        return cls(step, place, function, script, collective, recorded, moves)
 
     @classmethod
     def read(cls, content: bytes) -> "StalledRank | None":
@@ -59,13 +63,22 @@ class StalledRank:
             position = cls(**json.loads(zlib.decompressobj().decompress(content, MOST_BYTES)))
         except (zlib.error, ValueError, TypeError, RecursionError):
             return None
-        step, *texts = astuple(position)
-        return position if type(step) in (int, NoneType) and all(isinstance(text, str) for text in texts) else None
+        step, *texts, moves = astuple(position)
+        is_valid = type(step) in (int, NoneType) and isinstance(moves, bool)
+        return position if is_valid and all(isinstance(text, str) for text in texts) else None
 
     @property
     def where(self) -> str:
         """Return the function that the rank is in, and the one of the script that called it."""
         return self.function if self.function == self.script else f"{self.function}, called by {self.script}"
+
+
+class Culprits(NamedTuple):
+    """The ranks that the others wait for, in words; empty if none stands out."""
+
+    text: str = ""
+    # Whether one of them moves, as in an evaluation or a save of its own.
+    moves: bool = False
 
 
 def _shorten(dump: bytes) -> str:
@@ -86,21 +99,24 @@ class StallExchange:
         self._agreement, self._progress, self._isolation = agreement, progress, isolation
         self._writing: threading.Thread | None = None
 
-    def post(self) -> None:
-        """Write the position of a rank other than 0 in the background, unless the last write still waits."""
+    def post(self, after_s: float) -> None:
+        """Write the position of a rank other than 0 in the background, unless the last write still waits.
+
+        Whether it moves is observed for so long.
+        """
         is_free = self._writing is None or not self._writing.is_alive()
         if is_free and self._agreement.rank and self._agreement.size > 1:
-            self._writing = self._start(self._write)
+            self._writing = self._start(lambda: self._write(after_s))
 
-    def find_culprits(self, within_s: float) -> str:
-        """Return, on rank 0, which ranks the others wait for, in words; "" if none stands out.
+    def find_culprits(self, within_s: float) -> Culprits:
+        """Return, on rank 0, which ranks the others wait for.
 
         Wait for the positions of other ranks for at most this time.
         """
-        found: list[str] = []
+        found: list[Culprits] = []
         if not self._agreement.rank and self._agreement.size > 1:
             self._start(lambda: found.append(self._compare(within_s))).join(within_s + COMPARING_S)
-        return found[0] if found else ""
+        return found[0] if found else Culprits()
 
     def _start(self, work: Callable[[], None]) -> threading.Thread:
         run = partial(self._isolation.once, "rank positions", work, None)
@@ -108,16 +124,16 @@ class StallExchange:
         thread.start()
         return thread
 
-    def _find(self) -> StalledRank:
-        return StalledRank.find(self._progress.step, self._agreement.place or "an unknown host")
+    def _find(self, after_s: float) -> StalledRank:
+        return StalledRank.find(self._progress.step, self._agreement.place or "an unknown host", after_s=after_s)
 
-    def _write(self) -> None:
-        content = zlib.compress(json.dumps(asdict(self._find())).encode())
+    def _write(self, after_s: float) -> None:
+        content = zlib.compress(json.dumps(asdict(self._find(after_s))).encode())
         get_store().set(f"{KEY}{self._agreement.rank}", content)
 
-    def _compare(self, within_s: float) -> str:
+    def _compare(self, within_s: float) -> Culprits:
         size, store = self._agreement.size, get_store()
-        positions: dict[int, StalledRank | None] = {0: self._find()}
+        positions: dict[int, StalledRank | None] = {0: self._find(0.0)}
         deadline = time.monotonic() + within_s
         while len(positions) < size:
             for rank in range(1, size):
@@ -130,8 +146,8 @@ class StallExchange:
         return describe_culprits(readable, size=size, find_place=self._agreement.find_place)
 
 
-def describe_culprits(positions: Mapping[int, StalledRank], *, size: int, find_place: Callable[[int], str]) -> str:
-    """Return the ranks that the others wait for, each with the reason and its place; "" where none stands out."""
+def describe_culprits(positions: Mapping[int, StalledRank], *, size: int, find_place: Callable[[int], str]) -> Culprits:
+    """Return the ranks that the others wait for, each with the reason and its place."""
     own = positions[0].step or 0
     # Another step: what the rank wrote is of an earlier standstill.
     known = {rank: position for rank, position in positions.items() if abs((position.step or 0) - own) <= 1}
@@ -140,13 +156,13 @@ def describe_culprits(positions: Mapping[int, StalledRank], *, size: int, find_p
     named = []
     for rank, why in list(culprits.items())[:NAMED]:
         position = positions.get(rank)
-        here = f"; it is in {position.where}" if position else ""
+        here = f"; it {'moves' if position.moves else 'is'} in {position.where}" if position else ""
         named.append(f"rank {rank} on {position.place if position else find_place(rank)}: {why}{here}")
     if len(culprits) > NAMED:
         named.append(f"the same of {len(culprits) - NAMED} more")
     if named and (waiting := next((rank for rank in sorted(positions) if rank not in culprits), None)) is not None:
         named.append(f"rank {waiting} waits in {positions[waiting].script}")
-    return "; ".join(named)
+    return Culprits("; ".join(named), any(rank in known and known[rank].moves for rank in culprits))
 
 
 def _find_by_records(positions: Mapping[int, StalledRank]) -> dict[int, str]:

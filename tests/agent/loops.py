@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,24 @@ def hanging(rank: int, *, say: Say, culprit: int) -> None:
 
 def wait_for_a_batch_that_never_comes() -> None:
     signal.pause()
+
+
+def working_alone(rank: int, *, say: Say, for_s: float) -> int:
+    """Trains eleven steps; before the last one rank 1 evaluates for so long, and rank 0 waits for it."""
+    guard = Guard.from_env(log_every=10**9)
+    for step in range(1, 12):
+        if step == 11 and rank:
+            evaluate(for_s)
+        guard.step(step=step, loss=guard.reduce(1.0))
+    guard.close()
+    return step
+
+
+def evaluate(for_s: float) -> None:
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        time.sleep(0.1)  # most of the time, as in a wait for a GPU
+        textwrap.wrap("a batch of words " * 2000)
 
 
 def saving_periodically(rank: int, *, say: Say, steps: int, stall_s: float) -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from rerail_agent.agreement import Agreement
 from rerail_agent.fault_isolation import FaultIsolation
 from rerail_agent.hang import HangLimits, Watchdog
 from rerail_agent.progress import Progress
-from rerail_agent.stalled_ranks import StallExchange
+from rerail_agent.stalled_ranks import Culprits, StallExchange
 from tests.agent import loops
 from tests.agent.fake_s3 import HANG_S, Bucket
 from tests.agent.jobs import Ranks, environment_of
@@ -82,6 +83,16 @@ def test_the_rank_that_others_wait_for_is_named(bucket: Bucket, tmp_path, record
     assert "waiting in torch.distributed: all_reduce, called from hanging at" in report.evidence
 
 
+@pytest.mark.slow
+def test_a_rank_that_works_alone_for_long_is_no_hang(bucket: Bucket, tmp_path):
+    """As in an evaluation that the others wait for, outside guard.phase: it is reported, and nothing is stopped."""
+    environment = environment_of(bucket, base=tmp_path, RERAIL_HANG_SECONDS="4")
+    assert Ranks(loops.working_alone, 2, environment=environment, for_s=10).answers() == [11, 11]
+    (finding,) = [finding for report in bucket.reports().values() for finding in report.findings]
+    assert (finding.kind, finding.level, finding.step) == ("stall", "warn", 10)
+    assert re.search("; it moves in .*evaluate at", finding.evidence)
+
+
 class Watched:
     """A watchdog that looks when the test's clock moves on; the training thread stands or moves as the test says."""
 
@@ -127,7 +138,7 @@ def test_a_stall_is_reported_once(monkeypatch, capfd):
 def test_a_rank_writes_where_it_stands_before_any_rank_reports(monkeypatch):
     """Ranks that have waited for rank 0's evaluations have longer limits than rank 0."""
     watched, posted = Watched(monkeypatch), []
-    monkeypatch.setattr(watched.watchdog._stalls, "post", lambda: posted.append(watched.now))
+    monkeypatch.setattr(watched.watchdog._stalls, "post", lambda after_s: posted.append(watched.now))
     watched.progress.on_step(1)
     watched.progress.longest[Phase.STEP] = 10.0
     watched.wait(0.09)
@@ -136,16 +147,20 @@ def test_a_rank_writes_where_it_stands_before_any_rank_reports(monkeypatch):
     assert len(posted) == 5 and watched.levels == []
 
 
-def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
-    """It may be a save or an evaluation outside guard.phase: a warning first."""
-    watched = Watched(monkeypatch)
-    watched.moves = True
+@pytest.mark.parametrize("moving", ["this rank", "the rank that the others wait for"])
+def test_a_thread_that_moves_is_a_warning_until_it_stands(monkeypatch, moving):
+    """It may be a save or an evaluation outside guard.phase, however long: it is reported once, and looked at again."""
+    watched, culprits = Watched(monkeypatch), Culprits("rank 3 on algo-1: it has not entered all_reduce", moves=True)
+    watched.moves = moving == "this rank"
+    if not watched.moves:
+        monkeypatch.setattr(watched.watchdog._stalls, "find_culprits", lambda within_s: culprits)
     watched.progress.on_step(1)
     watched.wait(0.19)
     assert watched.levels == []
-    watched.wait(0.2)
+    watched.wait(3.0)
     assert watched.levels == ["warn"]
-    watched.wait(0.5)
+    watched.moves, culprits = False, Culprits()
+    watched.wait(3.0)
     assert watched.levels == ["warn", "intervene"]
 
 

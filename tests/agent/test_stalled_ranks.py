@@ -3,7 +3,7 @@
 import json
 import pickle
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -42,11 +42,23 @@ IN, LOADING, ELSEWHERE = position("all_reduce"), position(), position("barrier",
 )
 def test_the_culprit_is_in_no_collective_while_most_others_wait_in_one(positions, named):
     by_rank = {rank: there for rank, there in enumerate(positions) if there}
-    text = describe_culprits(by_rank, size=len(positions), find_place=lambda rank: f"host of {rank}")
+    text, _ = describe_culprits(by_rank, size=len(positions), find_place=lambda rank: f"host of {rank}")
     assert [int(part.split()[1]) for part in text.split("; ") if part.startswith("rank ") and " on " in part] == named
 
 
-@pytest.mark.parametrize("change", [{"step": "7"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}])
+@pytest.mark.parametrize(
+    ("moving", "moves"),
+    [(LOADING, True), (IN, False), (position(step=7), False)],
+    ids=["the culprit", "one that waits", "in an earlier standstill"],
+)
+def test_only_a_culprit_that_moves_counts(moving, moves):
+    positions = {0: IN, 1: IN, 2: IN, 3: LOADING, 4: replace(moving, moves=True)}
+    assert describe_culprits(positions, size=5, find_place=str).moves is moves
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": "7"}, {"moves": "yes"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}]
+)
 def test_a_position_that_no_rank_has_sent_is_passed_over(change):
     """Anyone who reaches the store can write to it: content may decompress to far more, or to nothing readable."""
     assert StalledRank.read(zlib.compress(json.dumps(asdict(IN)).encode())) == IN
@@ -56,7 +68,7 @@ def test_a_position_that_no_rank_has_sent_is_passed_over(change):
 
 def test_a_text_names_place_and_function_of_at_most_four_ranks():
     positions = dict(enumerate([IN] * 6 + [LOADING] * 5))
-    text = describe_culprits(positions, size=11, find_place=str)
+    text, _ = describe_culprits(positions, size=11, find_place=str)
     assert text.startswith(
         "rank 6 on algo-1 GPU 3: it has not entered all_reduce, where rank 0 and 5 more wait;"
         " it is in read at data.py:7, called by train at train.py:50; rank 7 on"
@@ -68,10 +80,10 @@ def test_the_flight_recorder_decides_where_there_is_one():
     """On GPUs no stack shows the collective: the main threads wait for their devices."""
     dumps = [json.dumps(pickle.loads(dump)) for dump in (WAITING, WAITING, BEFORE, RUNNING)]
     positions = {rank: position(recorded=dump) for rank, dump in enumerate(dumps)}
-    text = describe_culprits(positions, size=4, find_place=str)
+    text, _ = describe_culprits(positions, size=4, find_place=str)
     assert text.startswith("rank 2 on algo-1 GPU 3: it has not entered nccl:all_reduce 7")
     # Three ranks of four: the fourth is silent, or its record is of another step or cannot be read.
-    assert describe_culprits({**positions, 2: position(recorded="{}")}, size=4, find_place=str) == ""
-    assert describe_culprits({**positions, 2: position(recorded=dumps[2], step=7)}, size=4, find_place=str) == ""
+    assert describe_culprits({**positions, 2: position(recorded="{}")}, size=4, find_place=str).text == ""
+    assert describe_culprits({**positions, 2: position(recorded=dumps[2], step=7)}, size=4, find_place=str).text == ""
     del positions[2]
-    assert describe_culprits(positions, size=4, find_place=str).startswith("rank 2 on 2: it left no dump")
+    assert describe_culprits(positions, size=4, find_place=str).text.startswith("rank 2 on 2: it left no dump")
