@@ -40,6 +40,15 @@ def test_a_warning_is_reported_once_and_nothing_is_done(world):
     assert world.notice_titles(Severity.INFORM) == ["gpt: loss_spike (warning)"]
 
 
+@pytest.mark.parametrize("kind", [Kind.LOSS_SPIKE, Kind.BLIND])
+@pytest.mark.parametrize("earlier", [None, timedelta(minutes=7)], ids=["no onset", "an onset"])
+def test_a_notice_says_since_when(world, kind, earlier):
+    at = world.clock()
+    finding = Finding(kind, Level.INTERVENE if kind is Kind.BLIND else Level.WARN, 480, 350, "found", at)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (replace(finding, onset_at=earlier and at - earlier),)))
+    assert world.bus.notices[-1].since == (at - earlier if earlier else at)
+
+
 @pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS])
 def test_a_lasting_loss_finding_is_rolled_back_to_before_its_onset(world, kind):
     """Not to the newest checkpoint: those of steps 400 and 500 hold what went wrong at 350."""
