@@ -14,6 +14,8 @@ from typing import Any
 
 # Often: an evaluation is in one instruction most of the time, such as the one that reads a loss from the GPU.
 CHECKS, CHECK_EVERY_S = 10, 0.01
+# A process that reads or writes more bytes than this in a second is loading or saving.
+QUIET_BYTES = 1 << 20
 FRAMES = 60
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL; of the other backends, in newer releases
 DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
@@ -28,13 +30,22 @@ def find_position() -> StackPosition:
 
 
 def stands_still(seconds: float, wait: Callable[[float], object] = time.sleep) -> bool:
-    """Return whether the main thread stays at one instruction for so long."""
-    first, checks = find_position(), max(CHECKS, round(seconds / CHECK_EVERY_S))
+    """Return whether the main thread stays at one instruction for so long, and the process reads and writes little."""
+    first, checks, io_bytes = find_position(), max(CHECKS, round(seconds / CHECK_EVERY_S)), _read_io_bytes()
     for _ in range(checks):
         wait(seconds / checks)
         if find_position() != first:
             return False
-    return True
+    return _read_io_bytes() - io_bytes <= QUIET_BYTES * max(1.0, seconds)
+
+
+def _read_io_bytes() -> int:
+    """Return how much this process has read and written, without sockets; 0 where Linux does not say."""
+    try:
+        counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counters.get("rchar", 0)) + int(counters.get("wchar", 0))
 
 
 def format_stacks() -> str:

@@ -230,3 +230,12 @@ def test_a_moving_thread_is_distinguished_from_a_waiting_one():
     assert moved.is_set()
     assert stood.wait(HANG_S)
     release.set()
+
+
+@pytest.mark.parametrize(("megabytes", "stands"), [(1, True), (40, False)], ids=["a log", "a checkpoint"])
+def test_a_thread_that_saves_does_not_stand_still(tmp_path, monkeypatch, megabytes, stands):
+    """One call of a library may write for minutes, without a further instruction of the training thread."""
+    monkeypatch.setattr(stack_dump, "find_position", lambda: "in torch.save")
+    with (tmp_path / "state.pt").open("wb", buffering=0) as file:
+        written = iter([bytes(megabytes << 19)])
+        assert stack_dump.stands_still(0.0, lambda seconds: file.write(next(written, b""))) is stands
