@@ -28,10 +28,16 @@ class Checked:
     name: str
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    # How many values it gives; all others are the default's.
+    given: int = 0
 
 
 def check_file(file: Path) -> Checked:
     """The whole truth about a file; nothing is raised."""
+    if file.suffix != ".toml" and file.is_file():
+        return Checked(
+            str(file), file.stem, (f"must be named *.toml to be deployed: write it in TOML as {file.stem}.toml",)
+        )
     try:
         text = read_policy_file(file)
     except OSError as error:
@@ -39,8 +45,11 @@ def check_file(file: Path) -> Checked:
     problems = tuple(_problems(text, file.stem))
     if problems:
         return Checked(str(file), file.stem, problems)
-    odd = find_oddities(parse_policy(text, name=file.stem))
-    return Checked(str(file), file.stem, warnings=(*_list_retired(tomllib.loads(text)), *odd))
+    table, odd = tomllib.loads(text), find_oddities(parse_policy(text, name=file.stem))
+    given = sum(len(value) if isinstance(value, dict) else 1 for value in table.values())
+    if not given:
+        return Checked(str(file), file.stem, ('has no field of a policy: give at least one, such as mode = "observe"',))
+    return Checked(str(file), file.stem, warnings=(*_list_retired(table), *odd), given=given)
 
 
 def _list_retired(table: Mapping[str, Any]) -> Iterator[str]:

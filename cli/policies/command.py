@@ -43,7 +43,8 @@ def check(
     else:
         console = Console(highlight=False, soft_wrap=True)
         for policy in found:
-            state = "[red]cannot be deployed[/]" if policy.problems else "[green]ok[/]"
+            read = f"[green]ok[/], policy {policy.name} with {policy.given} value{'s' * (policy.given != 1)}"
+            state = "[red]cannot be deployed[/]" if policy.problems else read
             console.print(f"{escape(policy.file)}: {state}")
             for problem in policy.problems:
                 console.print(f"  [red]error[/] {escape(problem)}")

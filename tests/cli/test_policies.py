@@ -65,6 +65,7 @@ def test_every_error_of_a_file_is_reported_at_once(tmp_path):
         ('capacity.fallbacks = ["ml.p4d.24xlarge", 3]', "list of at most"),
         ("limits = 3", "must be a table"),
         ('[prices]\n"p5" = 3', "instance type"),
+        ("# mode: act\n[limits]", "has no field of a policy"),
     ],
 )
 def test_what_cannot_be_deployed_is_named_and_fails(tmp_path, text, words):
@@ -72,13 +73,24 @@ def test_what_cannot_be_deployed_is_named_and_fails(tmp_path, text, words):
     assert answer.exit_code == 1 and words in answer.stdout and "cannot be deployed" in answer.stdout
 
 
+def test_a_file_that_the_deployment_does_not_read_is_named_and_fails(tmp_path):
+    (file := tmp_path / "défaut.yaml").write_text("# mode: act")
+    answer = call("check", str(file))
+    assert answer.exit_code == 1 and f"{file}: cannot be deployed\n" in answer.stdout
+    assert "write it in TOML as défaut.toml" in answer.stdout
+
+
 def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
     """The others are checked all the same."""
-    sound, pipe = written(tmp_path, "\ufeff"), tmp_path / "pipe.toml"
+    sound, pipe = written(tmp_path, '\ufeffmode = "act"'), tmp_path / "pipe.toml"
     os.mkfifo(pipe)
     (wide := tmp_path / "wide.toml").write_bytes(b"\xff\xfem\0")
     answer = call("check", str(tmp_path / "absent.toml"), str(pipe), str(wide), str(sound))
-    assert answer.exit_code == 1 and answer.stdout.count("cannot be read") == 3 and f"{sound}: ok" in answer.stdout
+    assert (
+        answer.exit_code == 1
+        and answer.stdout.count("cannot be read") == 3
+        and f"{sound}: ok, policy mine with 1 value\n" in answer.stdout
+    )
     assert "absent.toml does not exist" in answer.stdout and "wide.toml is not in UTF-8" in answer.stdout
     pipe.unlink()
     compared = compare_policies(Deployed(Cloud({"ssm.get_parameters_by_path": {"Parameters": []}})), tmp_path)
