@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import typer
 from rich import console
 from rich.segment import Segment
+from rich.text import Text
+
+from cli.lean_values import IS_LOCAL
+from cli.place import complete_text
 
 # Escape and its like would paint the terminal, open links or answer for the operator; others turn a line around, or
 # hide in it. Joiners of emoji, tabs and line ends may stay.
@@ -27,6 +32,10 @@ def echo(text: str, *, err: bool = False) -> None:
 
 class Console(console.Console):
     """Rich's console; what Rich itself has to say to the terminal is no text, and passes."""
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Return the text with its commands as they must be typed here."""
+        return super().render_str(complete_text(text) if IS_LOCAL.get() else text, **settings)
 
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None

@@ -111,7 +111,7 @@ def drill(
 def _check(where: Place, run: Run) -> None:
     """What can be told before anybody is asked; the supervisor looks again."""
     if run.state is RunState.HELD:
-        place.fail(f"{run.id} is held: {run.hold_text}", f"rerail release {run.id}, and drill it when it trains")
+        place.fail(f"{run.id} is held: {run.hold_text}", f"`rerail release {run.id}`, and drill it when it trains")
     attempt = run.current
     if run.state is not RunState.WATCHING or attempt.secondary != "Training":
         doing = attempt.secondary or attempt.status or "not launched"

@@ -175,7 +175,7 @@ class FleetReader:
         account = make_account(run, at, policy)
         step, step_at = known or _last_step(run)
         todo, command = find_todo(run)
-        command = self.where.complete_command(command)
+        todo, command = map(self.where.complete_text, (todo, command))
         return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, todo, command)
 
     def _policy(self, run: Run) -> Policy:

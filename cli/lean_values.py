@@ -2,11 +2,14 @@
 
 Most commands are called with flags, names and defaults, which are already what is wanted."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from typer._coercion import RuntimeParam, TypeDescriptor, build_runtime_param
 from typer.core import TyperCommand, TyperGroup
+
+IS_LOCAL = ContextVar("IS_LOCAL", default=False)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class LeanCommand(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, --help among them."""
         return _leaned(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with --local, the commands that it prints have that option too."""
+        IS_LOCAL.set(bool(ctx.params.get("local")))
+        return super().invoke(ctx)
 
 
 class LeanGroup(TyperGroup):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from cli.commands import COMMANDS
 from cli.project import IS_CHECKOUT, ROOT, find_state_folder
 
 # Each `--help` imports this module, so what only a call needs is imported by the call.
@@ -20,8 +21,10 @@ LOCAL_STATE = find_state_folder()
 SYNTHESES = (ROOT / ".local" if IS_CHECKOUT else LOCAL_STATE) / "assemblies"
 # What people gave is quoted in errors, and may be of any length.
 PROBLEM_LIMIT = 1_500
-# A command in backquotes, or at the end of a line after a colon.
-QUOTED_COMMAND = re.compile(r"(?<=`)rerail [^`]+(?=`)|(?<=: )rerail [^`\n;]+$", re.MULTILINE)
+WITHOUT_LOCAL = ("demo", "diagnose", "local", "metrics", "policy check", "runbook", "simulate")
+# A command that has the option --local: in backquotes, or at the end of a line after a colon.
+COMMAND = rf"rerail (?!(?:{'|'.join(WITHOUT_LOCAL)})\b)(?:{'|'.join(COMMANDS)})\b"
+QUOTED_COMMAND = re.compile(rf"(?<=`){COMMAND}[^`]*(?=`)|(?<=: ){COMMAND}[^`\n;]*$|\A{COMMAND}[^`\n;]*\Z", re.MULTILINE)
 # A StackSet names the stacks of its accounts otherwise.
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
@@ -66,11 +69,16 @@ class Place:
 
     def complete_command(self, command: str) -> str:
         """Return a `rerail` command as it must be typed here: with --local for the local AWS."""
-        return f"{command} --local" if self.is_local and command and "--local" not in command else command
+        return self.complete_text(command)
 
     def complete_text(self, text: str) -> str:
         """Return the text with each quoted `rerail` command as it must be typed here."""
-        return QUOTED_COMMAND.sub(lambda found: self.complete_command(found[0]), text)
+        return complete_text(text) if self.is_local else text
+
+
+def complete_text(text: str) -> str:
+    """Return the text with --local in each quoted `rerail` command that has this option."""
+    return QUOTED_COMMAND.sub(lambda found: found[0] if "--local" in found[0] else f"{found[0]} --local", text)
 
 
 def client(service: str) -> Any:

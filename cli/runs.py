@@ -69,7 +69,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         *describe_spending(record, policy),
         *describe_saving(record, policy),
     ):
-        console.print(where.complete_text(line), highlight=False)
+        console.print(line, highlight=False)
     console.print(f"retries left: {format_budgets(record, policy)}", highlight=False)
     console.print(make_attempts_table(record))
     if record.incidents:
@@ -96,6 +96,8 @@ def complete_commands(where: Place, incident_report: IncidentReport) -> Incident
     """Return the report with its commands as they must be typed here."""
     return replace(
         incident_report,
+        happened=where.complete_text(incident_report.happened),
+        did=where.complete_text(incident_report.did),
         todo=tuple(where.complete_text(sentence) for sentence in incident_report.todo),
         commands=tuple(where.complete_command(command) for command in incident_report.commands),
     )

@@ -16,6 +16,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from cli import place
+from cli.lean_values import IS_LOCAL
 from cli.logbook import Logbook
 from cli.operators import ask_to_stop
 from cli.place import Place, client
@@ -51,11 +52,13 @@ def serve() -> None:
 def answer(request: Request) -> dict[str, Any]:
     """Return the answer to one request: facts, or a problem with its remedy; and what is to be printed."""
     printed = io.StringIO()
+    IS_LOCAL.set(request.get("local", False))
     try:
         with redirect_stderr(printed):
             facts = OPERATIONS[request["operation"]](request)
     except Problem as problem:
-        facts = {"problem": problem.what, "remedy": problem.remedy}
+        remedy = place.complete_text(problem.remedy) if IS_LOCAL.get() else problem.remedy
+        facts = {"problem": problem.what, "remedy": remedy}
     except typer.Exit:  # the text of place.fail
         problem_text, _, remedy = printed.getvalue().rpartition("to do: ")
         return {"problem": problem_text.strip().removeprefix("error: "), "remedy": remedy.strip()}

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import names, place
+from cli.commands import COMMANDS, import_command
 from cli.main import app
 from cli.place import Place
 from tests.cli.cloud import Cloud, Deployed
@@ -72,9 +74,18 @@ def test_where_there_are_no_runs_nothing_is_suggested():
     assert "rerail:policy=default" in names.explain_unknown_run(empty, "gpt")[1]
 
 
-def test_the_remedy_for_a_wrong_name_is_the_command_of_this_place():
-    local = Deployed(Cloud({"dynamodb.scan": scan}), is_local=True)
-    assert names.explain_unknown_run(local, "zzzz")[1] == "`rerail status --local` lists the runs"
+def test_each_command_that_is_printed_names_the_local_aws(deployed):
+    """The option is added where the command has it, and once."""
+    answer = CliRunner().invoke(app, ["hold", "zzzz", "--local"])
+    assert "to do: `rerail status --local` lists the runs\n" in answer.stderr
+    for name, command in ((name, import_command(name)) for name in COMMANDS):
+        for words in [f"{name} {each}" for each in getattr(command, "commands", ())] or [name]:
+            last = reduce(lambda group, word: group.commands[word], words.split()[1:], command)
+            more = " --local" if any("--local" in parameter.opts for parameter in last.params) else ""
+            assert place.complete_text(f"`rerail {words} X`") == f"`rerail {words} X{more}`"
+            assert place.complete_text(f"rerail {words}") == f"rerail {words}{more}"
+    text = "Now: rerail stop gpt\nThe line `rerail step=1 loss=2` of `rerail show gpt --local`, é: rerail init"
+    assert place.complete_text(text) == text.replace("stop gpt", "stop gpt --local")
 
 
 def test_runs_are_completed_from_the_table(deployed, monkeypatch):

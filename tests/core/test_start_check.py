@@ -167,7 +167,7 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     assert (run.attempts[1].began_step, run.incidents[0].lost_steps) == (0, 560)
     assert pages(scripted) == ["gpt: it began at step 0 instead of 500"]
     assert (
-        "loads no checkpoint: rerail stop gpt, fix it, then rerail submit train.py --continue gpt\n"
+        "loads no checkpoint: `rerail stop gpt`, fix it, then `rerail submit train.py --continue gpt`\n"
         in run.pages[0].notice.todo
     )
     assert run.open_incident is not None  # no progress

@@ -164,7 +164,7 @@ def on_late_job(run: Run, at: datetime) -> Decision:
     if not run.held_by:
         run = replace(without_hold(run), state=RunState.STARTING)
         return Decision(run, reason=f"{what}; no longer held: waiting for it to train")
-    todo = f"If it is to be watched: rerail release {run.id}; if not: rerail stop {run.id}"
+    todo = f"If it is to be watched: rerail release {run.id}\nIf not: rerail stop {run.id}"
     reason = f"{what}; {run.held_by} holds the run, so it goes on unsupervised"
     title, key = "its job runs, and it is held", f"lost-{run.current.number}"
     return Decision(run, (make_notice(run, Severity.PAGE, title, reason, key=key, todo=todo),), reason)

@@ -90,7 +90,7 @@ def on_outdated_record(run: Run, signal: RecordOutdated, policy: Policy) -> Deci
         f"{reason} (the record said {recorded_state})",
         key=f"overtaken-{number}",
         runbook=Runbook.BUDGET_SPENT if stays_held else Runbook.INFORMED,
-        todo=f"If it is to be watched: rerail release {run.id}; if not: rerail stop {run.id}" if stays_held else "",
+        todo=f"If it is to be watched: rerail release {run.id}\nIf not: rerail stop {run.id}" if stays_held else "",
     )
     return Decision(run, (notice,), reason, finding="overtaken")
 

@@ -190,8 +190,8 @@ def _make_page(run: Run, gap: Gap) -> Notify:
         runbook=Runbook.RESUME_MISMATCH,
         did="nothing: the job goes on",
         todo=f"Read in the log of {job} why it has not resumed from step {gap.ordered:,}\n"
-        f"If its script loads no checkpoint: rerail stop {run.id}, fix it, then {CONTINUE.format(run=run.id)}\n"
-        f"If it does, and they still exist: rerail checkpoints {run.id}, then rerail rollback {run.id} --to STEP",
+        f"If its script loads no checkpoint: `rerail stop {run.id}`, fix it, then `{CONTINUE.format(run=run.id)}`\n"
+        f"If it does, and they still exist: `rerail checkpoints {run.id}`, then `rerail rollback {run.id} --to STEP`",
         until=ClearedBy.RECOVERED,
         about=SUBJECT,
     )

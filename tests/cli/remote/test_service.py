@@ -125,6 +125,9 @@ def test_a_job_of_another_kind_cannot_be_attached_to(account):
     client("sagemaker").create_training_job(TrainingJobName="plain", **request)
     with pytest.raises(CallRefused, match="plain is not one of a remote function"):
         attach("plain")
+    service._places[True] = (Place("local AWS", {}, is_local=True), 0.0)
+    with pytest.raises(CallRefused, match="`rerail follow plain --local` follows it"):
+        InProcess(local=True).ask("find", run="plain")
     again = attach(submitted.run)
     assert vars(again) == vars(submitted)
 

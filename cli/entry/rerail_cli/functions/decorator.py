@@ -99,7 +99,8 @@ class RemoteFunction:
                     "submit", run=run, call=call, key=key, files=files, entry=ENTRY, options=options
                 )
             except KeyboardInterrupt:
-                sys.stderr.write(f"\nthe run {run} may have been started: `rerail show {run}` shows it\n")
+                show = f"rerail show {run}{' --local' if self.options.local else ''}"
+                sys.stderr.write(f"\nthe run {run} may have been started: `{show}` shows it\n")
                 raise
         return RemoteFuture(run, call, key, facts["folder"], local=self.options.local)
 

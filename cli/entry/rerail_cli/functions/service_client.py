@@ -19,7 +19,8 @@ from .. import PROJECT
 from .errors import CallRefused
 
 SERVE = "import sys; sys.path[:0] = sys.argv[1:]; from cli.remote.service import serve; serve()"
-OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
+# Not the last of a command in backquotes, which is typed as it is.
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)(?![\w`-])")
 # Options of `rerail submit` that the decorator has under the same name, or under another.
 SAME = (
     *("agent", "bucket", "exclude", "image", "instance-type", "local", "max-runtime", "name", "policy", "role"),
