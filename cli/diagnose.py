@@ -158,7 +158,7 @@ def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis], 
 
 def _print_words(found: Diagnosis) -> None:
     console = Console()
-    advice = find_advice(found, "RUN").removesuffix(", then release the run")
+    advice = find_advice(found).removesuffix(", then release the run")
     advice = advice.partition(": ")[2] if advice.startswith(REPEATS) else advice
     retry = "may help" if RETRY[found.cause] else f"will not help: first {advice}"
     console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {_WORDS[found.cause]}"))

@@ -281,6 +281,7 @@ class FakeSageMaker:
             cluster=cluster,
             keep_alive_seconds=request.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
             lacks_machines=waits,
+            script="train.py",
         )
         self.job_tags[name] = tags
         self.most_live_at_once = max(self.most_live_at_once, len(self.live()))

@@ -126,6 +126,7 @@ def test_a_description_becomes_a_job(api):
         billable_s=6960,
         max_runtime_s=432000,
         artifacts="s3://bucket/out/gpt-7b/output/model.tar.gz",
+        script="train.py",
     )
     assert answer["HyperParameters"]["epochs"] == "3"
 
@@ -136,6 +137,18 @@ def test_a_new_job_has_empty_fields():
     assert (job.training_started_at, job.ended_at, job.failure_reason, job.checkpoint_uri) == (None, None, "", "")
     assert (job.keep_alive_seconds, job.metrics, job.is_training) == (0, {}, True)
     assert read_job({**table, "TrainingJobStatus": "Melting"}).status is JobStatus.UNKNOWN
+    programs = (
+        "src/fit.py",
+        '"entra\\u00eenement.py"',
+        "rerail_entry.py",
+        "-c",
+        "x.py; true",
+        "$(true)",
+        "[1",
+        "a" * 101,
+    )
+    scripts = [read_job({**table, "HyperParameters": {"sagemaker_program": program}}).script for program in programs]
+    assert scripts == ["src/fit.py", "entraînement.py", *[""] * 6]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.core.strategies import durations, policies
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
-CONTINUE = "`rerail submit train.py --continue gpt`"
+CONTINUE = "`rerail submit SCRIPT --continue gpt`"
 
 
 def a_failure(cause: Cause, *, step: int | None = 110, resume: int | None = 100, print_: str = "f") -> Failure:
@@ -289,7 +289,7 @@ def test_a_wait_for_capacity_ends_with_the_policys_patience():
     assert waiting == replace(waiting, why="no capacity for 11.0 h of at most 12.0 h", fresh_machines=False)
     assert choose_capacity_verdict(run, policy, at=NOON + 12 * HOUR) == Hold(
         "no capacity for 12.0 h, as long as the policy waits",
-        "release the run to wait again, or `rerail submit train.py --continue gpt --instance-type TYPE`",
+        "release the run to wait again, or `rerail submit SCRIPT --continue gpt --instance-type TYPE`",
         Runbook.NO_CAPACITY,
     )
     assert choose_remedy(run, a_failure(Cause.CAPACITY), policy) == choose_capacity_verdict(run, policy, at=NOON)

@@ -1,5 +1,7 @@
 """Describe, create and stop SageMaker training jobs, with the core's types and errors."""
 
+import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -30,6 +32,7 @@ CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacit
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
 PAGE_SIZE = 100
 # "You can't override the metric definitions for Amazon SageMaker algorithms."
+SCRIPT = re.compile(r"(?!rerail_)\w[\w./-]{0,99}")
 OWN_METRICS = "override the metric definitions"
 
 
@@ -177,11 +180,21 @@ def read_job(description: Mapping[str, Any]) -> Job:
         pool=read_warm_pool(description),
         lacks_machines=_lacks_machines(description),
         artifacts=description.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
+        script=_read_script(description.get("HyperParameters", {}).get("sagemaker_program", "")),
         pending_ran_out=_pending_ran_out(description),
         repaired=count_repairs(
             description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))
         ),
     )
+
+
+def _read_script(program: str) -> str:
+    """Return the script that `sagemaker_program` names; "" for Rerail's own, and for names that need quotes."""
+    try:
+        name = str(json.loads(program))
+    except ValueError:
+        name = program
+    return name if SCRIPT.fullmatch(name) else ""
 
 
 def _is_kept(job_name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
 from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
-from rerail.decisions.remedies import CONTINUE, REPEATS, Hold
+from rerail.decisions.remedies import REPEATS, Hold, format_continue
 from rerail.model.actions import Action, ClearedBy, Notify, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.agent_settings import format_settings
 from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
@@ -232,7 +232,7 @@ def _format_last_step(run: Run) -> str:
 
 def format_next_command(run: Run) -> str:
     """Return the command that takes a held run up again: a release repeats code, arguments and machines."""
-    return CONTINUE.format(run=run.id) if run.hold_advice.startswith(REPEATS) else f"rerail release {run.id}"
+    return format_continue(run) if run.hold_advice.startswith(REPEATS) else f"rerail release {run.id}"
 
 
 def make_notice(

@@ -28,7 +28,15 @@ from rerail.decisions.failed_gpus import describe_return, format_case, was_refus
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.file_copies import with_damaged_files
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
-from rerail.decisions.remedies import CONTINUE, Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
+from rerail.decisions.remedies import (
+    Failure,
+    Hold,
+    Relaunch,
+    Verdict,
+    choose_capacity_verdict,
+    choose_remedy,
+    format_continue,
+)
 from rerail.diagnosis.classify import diagnose_job
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
@@ -281,7 +289,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 refused.at,
                 what,
                 because="SageMaker refuses the request",
-                todo=f"allow it, then release the run; with other options: `{CONTINUE.format(run=run.id)}`",
+                todo=f"allow it, then release the run; with other options: `{format_continue(run)}`",
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.

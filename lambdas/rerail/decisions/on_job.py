@@ -94,7 +94,7 @@ def _with_observation(run: Run, seen: JobObserved) -> Run:
     run = with_attempt(run, with_facts(run.current, job, seen.at))
     run = with_sagemaker_restart(run, seen.at) if run.current.self_repairs > repairs else run
     cluster = job.cluster if run.current.number == 1 else run.cluster
-    return replace(run, cluster=cluster, defined_metrics=job.defined_metrics)
+    return replace(run, cluster=cluster, defined_metrics=job.defined_metrics, script=job.script)
 
 
 def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy) -> Decision:

@@ -91,7 +91,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
         return None
     return Hold(
         f"the same error at step {failure.last_step} in attempts {previous.number} and {run.current.number}",
-        SAME_CODE.format(what="fix it, or the data at that step,", run=run.id),
+        SAME_CODE.format(what="fix it, or the data at that step,", continue_=format_continue(run)),
         Runbook.SAME_ERROR,
         title=format_error(failure, times=2),
     )
@@ -112,7 +112,7 @@ def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
         return None
     return Hold(
         f"the same error at step {failure.last_step} before and after a restart in place",
-        SAME_CODE.format(what="fix it, or the data at that step,", run=run.id),
+        SAME_CODE.format(what="fix it, or the data at that step,", continue_=format_continue(run)),
         Runbook.SAME_ERROR,
     )
 
@@ -171,13 +171,18 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
     runbook = RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT)
     error = format_error(failure, times=run.ledger.charges.get(cause, 1))
-    return Hold(f"{cause} {spent}", find_advice(failure.diagnosis, run.id), runbook, error)
+    return Hold(f"{cause} {spent}", find_advice(failure.diagnosis, run), runbook, error)
 
 
-def find_advice(diagnosis: Diagnosis, run: str) -> str:
-    """Return what an operator should do about a failure before the run with this id goes on."""
+def find_advice(diagnosis: Diagnosis, run: Run | None = None) -> str:
+    """Return what an operator should do about a failure before the run goes on."""
     by_cause = ADVICE_BY_CAUSE.get(diagnosis.cause, "look at the evidence, then release the run")
-    return ADVICE_BY_RULE.get(diagnosis.rule, by_cause).format(continue_=CONTINUE.format(run=run))
+    return ADVICE_BY_RULE.get(diagnosis.rule, by_cause).format(continue_=format_continue(run))
+
+
+def format_continue(run: Run | None) -> str:
+    """Return the command that goes on with the run after a change; with placeholders for what is not known."""
+    return f"rerail submit {(run and run.script) or 'SCRIPT'} --continue {run.id if run else 'RUN'}"
 
 
 def format_error(failure: Failure, *, times: int = 1) -> str:
@@ -251,11 +256,9 @@ RULES: tuple[Rule, ...] = (
     resume,
 )
 
-# How a held run goes on with other code, arguments or machines.
 # What a release would not change: the advice of such a hold begins with it.
 REPEATS = "a release repeats"
-CONTINUE = "rerail submit train.py --continue {run}"
-SAME_CODE = f"{REPEATS} the same code: {{what}} and `{CONTINUE}`"
+SAME_CODE = f"{REPEATS} the same code: {{what}} and `{{continue_}}`"
 DIVERGED_ADVICE = (
     "look at the data before the onset, then release the run; with a lower learning rate or other code: `{continue_}`"
 )
@@ -296,7 +299,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
     if waited >= policy.capacity.wait:
         return Hold(
             f"no capacity for {format_duration(waited)}, as long as the policy waits",
-            f"release the run to wait again, or `{CONTINUE.format(run=run.id)} --instance-type TYPE`",
+            f"release the run to wait again, or `{format_continue(run)} --instance-type TYPE`",
             Runbook.NO_CAPACITY,
         )
     abandoned = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""

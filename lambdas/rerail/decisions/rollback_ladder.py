@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 
 from rerail.decisions.checkpoint_health import with_health
-from rerail.decisions.remedies import CONTINUE, DIVERGED_ADVICE, Hold
+from rerail.decisions.remedies import DIVERGED_ADVICE, Hold, format_continue
 from rerail.model import skipped_samples
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import MOST_COUNTED, Checkpoint, Health
@@ -87,7 +87,7 @@ def plan_rollback(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], 
         return replace(plan, why="; ".join([f"rung {rung}: {plan.why}", *passed_over]))
     climbed = ", ".join(f"{taken.rung} in attempt {taken.attempt}" for taken in tried) or "nothing"
     why = "; ".join([f"the loss went wrong again at step {onset_step} after {climbed}", *passed_over])
-    return Hold(why, DIVERGED_ADVICE.format(continue_=CONTINUE.format(run=run.id)), Runbook.DIVERGED)
+    return Hold(why, DIVERGED_ADVICE.format(continue_=format_continue(run)), Runbook.DIVERGED)
 
 
 def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: datetime) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rerail.decisions.decision import Decision, has_agent, make_notice, with_attempt
-from rerail.decisions.remedies import CONTINUE
+from rerail.decisions.remedies import format_continue
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.mailbox import Report, ReportKind
@@ -190,7 +190,7 @@ def _make_page(run: Run, gap: Gap) -> Notify:
         runbook=Runbook.RESUME_MISMATCH,
         did="nothing: the job goes on",
         todo=f"Read in the log of {job} why it has not resumed from step {gap.ordered:,}\n"
-        f"If its script loads no checkpoint: `rerail stop {run.id}`, fix it, then `{CONTINUE.format(run=run.id)}`\n"
+        f"If its script loads no checkpoint: `rerail stop {run.id}`, fix it, then `{format_continue(run)}`\n"
         f"If it does, and they still exist: `rerail checkpoints {run.id}`, then `rerail rollback {run.id} --to STEP`",
         until=ClearedBy.RECOVERED,
         about=SUBJECT,

@@ -127,6 +127,8 @@ class Job:
     max_runtime_s: int | None = None
     # Where the model is (ModelArtifacts.S3ModelArtifacts); empty until the job has uploaded one.
     artifacts: str = ""
+    # The script of a job in script mode; empty if it is not known, or started by one of Rerail's own.
+    script: str = ""
 
     @property
     def is_training(self) -> bool:
@@ -574,6 +576,8 @@ class Run(Record):
     execution: str = ""
     # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None
+    # The script of its newest job; see Job.
+    script: str = ""
     # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the
     # wake-up; the function's own clock may jump.
     looked_at: datetime | None = None

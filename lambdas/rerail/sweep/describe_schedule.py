@@ -60,6 +60,7 @@ def make_unchanged_job(run: Run) -> Job:
         keep_alive_seconds=attempt.keep_alive_seconds,
         defined_metrics=run.defined_metrics or (),
         cluster=run.cluster,
+        script=run.script,
         pool=attempt.pool,
         instance_type=attempt.instance_type,
         instance_count=attempt.instance_count,
