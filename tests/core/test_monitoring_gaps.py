@@ -4,9 +4,12 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.policy import Mode, Notices, Policy
+from rerail.model.run import JobStatus, RunState
 from tests.fakes import BUCKET, World
 
 METRICS = ("step", "loss")
@@ -70,3 +73,28 @@ def test_a_policy_can_turn_it_off(world: World) -> None:
     world.policies.by_name["default"] = Policy(notices=Notices(unwatched_after=timedelta()))
     submit(world, metrics=())
     assert not titles(world)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "values", "headline"),
+    [
+        (METRICS, {}, "Completed without a metric row: check its log"),
+        (METRICS, {"step": 0.0}, "Completed: nothing to do"),
+        (METRICS, {"accuracy": 0.9}, "Completed: nothing to do"),
+        (("accuracy",), {}, "Completed: nothing to do"),
+    ],
+)
+def test_a_run_that_completes_without_a_metric_row_says_so(
+    world: World, metrics: tuple[str, ...], values: dict[str, float], headline: str
+) -> None:
+    """Not where its metrics are not Rerail's, and no decision depends on it."""
+    world.sagemaker.defined_metrics = metrics
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics=values)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    told, (*_, notice) = make_summary(Facts(world.run(), world.clock())), world.bus.notices
+    assert (world.run().state, told["headline"], notice.severity) == (RunState.COMPLETED, headline, Severity.INFORM)
+    is_silent = "check" in headline
+    assert ("`rerail logs gpt` shows whether it trained" in told["happened"]) is is_silent
+    assert notice.title == f"gpt: completed{' without a metric row' * is_silent}"

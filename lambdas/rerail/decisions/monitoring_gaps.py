@@ -6,10 +6,10 @@ from rerail.decisions.decision import Decision, has_agent, make_notice, with_war
 from rerail.model.actions import Severity
 from rerail.model.metrics import select_names
 from rerail.model.policy import Policy
-from rerail.model.run import Run, RunState
+from rerail.model.run import Job, Run, RunState
 from rerail.model.runbooks import Runbook
 
-KEY = "not-watched"
+KEY, NO_ROW = "not-watched", "no-metric-row"
 
 
 def on_unwatched(run: Run, at: datetime, policy: Policy) -> Decision:
@@ -32,6 +32,20 @@ def on_unwatched(run: Run, at: datetime, policy: Policy) -> Decision:
         todo="\n".join(todo),
     )
     return Decision(with_warnings(run, KEY), (notice,), reason, finding=KEY)
+
+
+def has_no_row(run: Run, job: Job, policy: Policy) -> bool:
+    """Return whether a completed job could have published Rerail's metrics, and neither it nor one before it has."""
+    is_silent = all(attempt.last_step is None and attempt.first_step is None for attempt in run.attempts)
+    return is_silent and not job.metrics and select_names(policy.metrics, job.defined_metrics) is not None
+
+
+def format_no_row(run: Run) -> str:
+    """Return what is to be checked of a run that has completed without a metric row."""
+    return (
+        f"no metric row of Rerail has arrived: `rerail logs {run.id}` shows whether it trained; if it did, its lines "
+        "match no MetricDefinitions of the job (`rerail metrics --log FILE` proposes some)"
+    )
 
 
 def find_gaps(run: Run, policy: Policy) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ from rerail.decisions.decision import (
     with_end,
     with_facts,
     with_incident_closed,
+    with_warnings,
     without_hold,
     without_pending,
 )
@@ -26,6 +27,7 @@ from rerail.decisions.drills import format_drill, with_drill_done
 from rerail.decisions.emergency_checkpoint import on_checkpoints
 from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_instead
 from rerail.decisions.launch import relaunch_now
+from rerail.decisions.monitoring_gaps import NO_ROW, format_no_row, has_no_row
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
 from rerail.decisions.open_pages import clear_pages
@@ -228,6 +230,9 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     if error := seen.job.error_at_end:
         title, reason = "completed, with an error at the end", f"{reason}; but its log ends with an error: {error}"
         todo = "Check the result before you use it; have the script end with its exit code"
+    elif has_no_row(run, seen.job, policy):
+        run = with_warnings(run, NO_ROW)
+        title, todo = "completed without a metric row", format_instruction(format_no_row(run))
     notice = make_notice(run, Severity.INFORM, title, reason, key="completed", todo=todo)
     return Decision(run, (notice,), reason, finding="completed")
 

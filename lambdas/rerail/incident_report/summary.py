@@ -6,6 +6,7 @@ from typing import Any
 
 from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
+from rerail.decisions.monitoring_gaps import NO_ROW, format_no_row
 from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
@@ -79,7 +80,8 @@ def _headline(run: Run, tone: Urgency) -> str:
         case RunState.HELD:
             return "Held: waiting for an operator"
         case RunState.COMPLETED:
-            return f"Completed{after}: nothing to do"
+            lacks_rows = NO_ROW in run.warnings
+            return f"Completed{after}" + (" without a metric row: check its log" if lacks_rows else ": nothing to do")
         case RunState.STOPPED:
             return "Stopped: the run is over"
         case _ if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
@@ -107,6 +109,8 @@ def _headline(run: Run, tone: Urgency) -> str:
 def _happened(run: Run, incident: Incident | None) -> str:
     if run.state is RunState.HELD and run.hold_text:
         return run.hold_text
+    if NO_ROW in run.warnings:
+        return format_instruction(format_no_row(run))
     return incident.reason if incident else "No incident so far."
 
 
