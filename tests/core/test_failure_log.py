@@ -1,4 +1,7 @@
-"""The log of a failed job is read where its FailureReason does not name the error, and only there."""
+"""The log of a failed job is read where its FailureReason does not name the error, or its losses may explain it."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,11 +20,11 @@ TRACE = (
 PEER = "[rank8]:[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
 
 
-def fail(world: World, reason: str, *ends: str) -> Run:
+def fail(world: World, reason: str, *ends: str, **facts: Any) -> Run:
     world.sagemaker.submit("gpt")
     world.supervisor().handle(JobStateChanged("gpt"))
     world.logs.ends["gpt"] = ends
-    world.sagemaker.fail("gpt", reason)
+    world.sagemaker.fail("gpt", reason, **facts)
     world.supervisor().handle(JobStateChanged("gpt"))
     return world.run()
 
@@ -89,6 +92,43 @@ def test_a_reason_that_names_the_error_needs_no_log(reason: str) -> None:
     world = World()
     assert fail(world, reason, TRACE + "torch.OutOfMemoryError: CUDA out of memory.").incidents[0].cause != "oom"
     assert world.logs.read == []
+
+
+def make_rows(*last: object, first: int = 700) -> str:
+    """Return 60 rows around 2.5, then those given."""
+    losses = [*(2.5 + row % 7 / 100 for row in range(60)), *last]
+    return "".join(f"rerail step={step} loss={loss} lr=0.1\n" for step, loss in enumerate(losses, first))
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (make_rows(1e10), "the last loss was 1e+10 at step 760, 4,000,000,000 times"),
+        (make_rows(1e5, 2e5, 2.5), "the loss was 2e+05 at step 761, 79,000 times the median of the 50 rows"),
+        (make_rows(*[1e5] * 10), "the last loss was 1e+05 at step 769, 40,000 times"),
+        (make_rows("nan"), "the last loss was nan at step 760; the median of the 50 rows before it was 2.53"),
+        (make_rows("1e308"), "the last loss was 1e+308 at step 760; the median of the 50 rows before it was 2.53"),
+        (make_rows("-1e10"), "the last loss was -1e+10 at step 760; the median of the 50 rows before it was 2.53"),
+        ("Iter 7 | val_loss 2, Loss: 2.0 ü\n" * 30 + "Iter: 8 Loss: 9E2", "the last loss was 900 at step 8, 450 times"),
+        (make_rows(), ""),
+        (make_rows(20), ""),
+        (make_rows(1e10, *[2.5] * 10), ""),
+        ("step=1 loss=2\n" * 18 + "step=2 loss=1e9\n", ""),
+        ("step=1 loss=-2\n" * 30 + "step=2 loss=1e9\n", ""),
+        ("step=1 loss=1.2.3\n" * 30, ""),
+        ("step=1 " * 60_000, ""),
+    ],
+)
+def test_a_last_loss_far_from_those_before_is_evidence(log: str, told: str) -> None:
+    """In the incident and its notice, while cause, evidence and what is done are the same as without."""
+    reason = "AlgorithmError: OverflowError: math range error"
+    worlds = [World(), World()]
+    runs = [fail(world, reason, log, metrics=values) for world, values in zip(worlds, ({"loss": 1.0}, {}), strict=True)]
+    (incident,), (without,) = (run.incidents for run in runs)
+    assert (told in incident.reason, told in worlds[0].bus.notices[-1].body) == (True, True)
+    assert ("loss was" in incident.reason, "loss was" in without.reason) == (bool(told), False)
+    assert replace(incident, reason="") == replace(without, reason="") and worlds[1].logs.read == []
+    assert [run.state for run in runs] == [RunState.WAITING] * 2
 
 
 @pytest.mark.parametrize("error", [StateUnknown("get_log_events: AccessDenied"), Throttled("slow"), None])

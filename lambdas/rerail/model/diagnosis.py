@@ -20,6 +20,8 @@ class Diagnosis:
     exit_code: int | None = None
     # What the diagnosis could not use, such as a log that cannot be read; empty where it had all it needed.
     limitation: str = ""
+    # How far the last losses of the log were from those before; empty if they were not far.
+    last_loss: str = ""
     # The first rank that printed the error, where the text names it.
     rank: int | None = None
     # The GPU that failed, with its UUID first; empty if none is named, or the cause is another.

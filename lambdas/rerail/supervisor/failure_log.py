@@ -2,17 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
+from statistics import median
 from typing import Any
 
-from rerail.diagnosis.classify import diagnose, needs_log, with_named_cause, with_redaction
+from rerail.diagnosis.classify import diagnose, diagnose_job, needs_log, with_named_cause, with_redaction
 from rerail.diagnosis.failure_lines import find_final_error
 from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.lazy_pattern import LazyPattern
 from rerail.model.redaction import find_secrets, redact_secrets
 from rerail.model.run import Job, JobStatus
 from rerail.ports import FailureLogs
 
 MAX_PROBLEM_CHARS = 200
+# A step and a loss in one line.
+ROW = LazyPattern(
+    r"(?i)\b(?:step|iter)[ :=]{1,3}(\d{1,15})\b.{0,200}?\bloss[ :=]{1,3}"
+    r"([-+]?(?:\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?))(?![\w.])"
+)
+# The last rows of a log, compared with those before; what is above the highest of these times FAR is far.
+LAST_ROWS, LEVEL_ROWS, FAR = 10, 50, 10
+TEXT_LIMIT, MOST_TIMES = 30_000, 1e12
 NO_CAUSES: Mapping[str, Cause] = {}
 
 
@@ -28,8 +39,10 @@ def with_log_read(
     if job.status is JobStatus.COMPLETED:
         return replace(job, error_at_end=_find_error_at_end(job, description, logs))
     reason, secondary = str(description.get("FailureReason") or job.failure_reason), job.secondary
-    is_needed = needs_log(reason, secondary_status=secondary)
-    if job.status is not JobStatus.FAILED or not (is_needed or causes):
+    is_needed = bool(needs_log(reason, secondary_status=secondary) or causes)
+    # The error of a script with a loss may follow from that loss.
+    shows_loss = bool(job.metrics) and diagnose_job(job).cause in (Cause.USER_CODE, Cause.DIVERGED)
+    if job.status is not JobStatus.FAILED or not (is_needed or shows_loss):
         return job
     secrets = find_secrets(description)
     try:
@@ -37,11 +50,29 @@ def with_log_read(
         problem = "" if any(ends) else "the job has no log"
     except (StateUnknown, Throttled) as error:
         ends, problem = (), redact_secrets(str(error), secrets)[:MAX_PROBLEM_CHARS]
-    used = ends if is_needed else ()
+    used = ends if needs_log(reason, secondary_status=secondary) else ()
     found = diagnose(reason, logs=used, secondary_status=secondary, hosts=job.cluster.count)
     diagnosis = with_redaction(with_named_cause(found, (reason, *ends), causes), secrets)
-    limitation = f"no log could be read: {problem}" if problem else ""
-    return replace(job, diagnosis=replace(diagnosis, limitation=limitation))
+    limitation = f"no log could be read: {problem}" if problem and is_needed else ""
+    last_loss = next(filter(None, map(describe_last_loss, ends)), "")
+    return replace(job, diagnosis=replace(diagnosis, limitation=limitation, last_loss=last_loss))
+
+
+def describe_last_loss(text: str) -> str:
+    """Return how far the last losses in a log are above those before; "" if they are not far, or too few are known."""
+    rows = [(int(step), float(loss)) for step, loss in ROW.findall(text[-TEXT_LIMIT:])][-LEVEL_ROWS - LAST_ROWS :]
+    before, last = [loss for _, loss in rows[:-LAST_ROWS] if isfinite(loss)], rows[-LAST_ROWS:]
+    if len(before) < LAST_ROWS or (level := median(before)) <= 0:
+        return ""
+    far = [row for row in last if not abs(row[1]) <= FAR * max(map(abs, before))]
+    if not far:
+        return ""
+    step, loss = far[-1]
+    name = "the last loss" if far[-1] == rows[-1] else "the loss"
+    told, rows_before = f"{name} was {loss:.4g} at step {step:,}", f"the median of the {len(before)} rows before it"
+    if 0 < loss / level < MOST_TIMES:
+        return f"{told}, {float(f'{loss / level:.2g}'):,.0f} times {rows_before}"
+    return f"{told}; {rows_before} was {level:.4g}"
 
 
 def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> str:
