@@ -14,11 +14,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
-from rerail.decisions.decision import find_manifest_key, format_next_command, select_known
+from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
+from rerail.decisions.decision import find_manifest_key, format_next_command, format_stop, select_known
 from rerail.decisions.shared_errors import find_shareable_error
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
@@ -232,9 +233,13 @@ def find_todo(run: Run) -> tuple[str, str]:
         asked = run.proposal
         return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
     if run.state is RunState.HELD:
-        return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_next_command(run)
+        todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
+        return "; ".join(filter(None, todo)), format_next_command(run)
     if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
         return "it waits until the pause is lifted", "rerail resume"
+    is_asked = run.observe_only or (run.last_policy and run.last_policy.mode is not Mode.ACT)
+    if is_asked and find_open_onset(run) is not None and (warning := find_open_warning(run)):
+        return f"{warning}; {format_stop(run)}", f"rerail show {run.id}"
     return "", ""
 
 

@@ -26,6 +26,7 @@ from rerail.model.errors import StateUnknown
 from rerail.model.liveness import Liveness, Phase
 from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
 from rerail.model.metrics import Cursor
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import (
     AfterStop,
     Attempt,
@@ -205,6 +206,20 @@ def test_an_open_warning_stands_beside_the_state(where):
     assert print_status().count("watching (warning)") == 1
     warnings = {row["id"]: row["warning"] for row in json.loads(print_status("--json"))["runs"]}
     assert warnings == {"nan": "warning: the loss had gone wrong at step 116 (non_finite: nan)", "fine": ""}
+
+
+def test_a_job_that_only_an_operator_may_stop_is_shown_with_its_cost_and_the_command(where):
+    """Held, or with a loss in trouble where Rerail may not act; where it may act, nothing is asked of anybody."""
+    label = HealthLabel(60, 2, Health.SUSPECT, "saved after the loss had gone wrong at step 60")
+    running, priceless = (replace(held(name), attempts=a_run(name, RunState.WATCHING).attempts) for name in ("a", "b"))
+    attempts = tuple(replace(attempt, instance_type="ml.new") for attempt in priceless.attempts)
+    keep(where, running, replace(priceless, attempts=attempts), held("c"))
+    for name, mode in (("d", Mode.OBSERVE), ("e", Mode.ACT), ("f", Mode.APPROVE)):
+        keep(where, a_run(name, RunState.WATCHING, labels=(label,), last_policy=Policy(mode=mode)))
+    said, cost = print_status(), ", which costs $63.30 an hour"
+    asked = {"a": cost, "b": "", "d": cost, "f": cost}
+    assert {name: f"{line}: rerail stop {name}\n" in said for name, line in asked.items()} == dict.fromkeys(asked, True)
+    assert said.count("To stop the job") == len(asked)
 
 
 def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):

@@ -158,6 +158,7 @@ def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondar
     assert world.sagemaker.live() == [live]
     if choice is OnExpiry.HOLD:
         assert pages(world)[-1].title == "gpt: divergence: no answer, the job goes on"
+        assert pages(world)[-1].todo.endswith("\nTo stop the job, which costs $63.30 an hour: rerail stop gpt")
         assert world.run().proposal is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.accounting.costs import estimate_relaunch_dollars, estimate_start_up
-from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, may_act, with_attempt
+from rerail.decisions.decision import Decision, format_start, format_stop, hold_run, make_notice, may_act, with_attempt
 from rerail.decisions.launch import with_launch
 from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import ClearedBy, Notify, Severity
@@ -106,7 +106,7 @@ def leave_job_running(run: Run, proposal: Proposal) -> Decision:
         key=f"unanswered-{run.current.number}-{kind}",
         runbook=Runbook.APPROVAL,
         did="nothing: the job is left as it is",
-        todo=f"Look at the job\nTo move it: rerail restart {run.id}",
+        todo=f"Look at the job\nTo move it: rerail restart {run.id}\n{format_stop(run)}",
         since=proposal.asked_at,
         until=ClearedBy.RECOVERED,
         about=kind,

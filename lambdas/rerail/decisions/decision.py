@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from rerail.accounting.costs import find_dollars_per_hour
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
 from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
@@ -12,6 +13,7 @@ from rerail.decisions.remedies import REPEATS, Hold, format_continue
 from rerail.model.actions import Action, ClearedBy, Notify, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.agent_settings import format_settings
 from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
+from rerail.model.formatting import format_dollars
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Incident, Job, Run, RunState
@@ -219,7 +221,7 @@ def hold_run(
         key=f"held-{run.current.number}",
         runbook=runbook,
         did=did,
-        todo="\n".join(filter(None, (format_instruction(todo), _format_last_step(run)))),
+        todo="\n".join(filter(None, (format_instruction(todo), _format_last_step(run), format_stop(run)))),
         since=since,
     )
     return Decision(run, (*release, notice), run.hold_text)
@@ -228,6 +230,13 @@ def hold_run(
 def _format_last_step(run: Run) -> str:
     """Return the command that ends the to-do list of a hold; "" if the advice names it."""
     return "" if run.hold_advice.startswith(REPEATS) else f"When that is done: {format_next_command(run)}"
+
+
+def format_stop(run: Run) -> str:
+    """Return the to-do line that ends a running job, with what the job costs if its price is known; "" without one."""
+    hourly = find_dollars_per_hour(run, run.last_policy.prices if run.last_policy else {})
+    costs = f", which costs {format_dollars(hourly)} an hour" if hourly else ""
+    return f"To stop the job{costs}: rerail stop {run.id}" if run.current.may_be_live else ""
 
 
 def format_next_command(run: Run) -> str:

@@ -16,6 +16,7 @@ from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
     format_start,
+    format_stop,
     hold_as_ruled,
     make_notice,
     may_act,
@@ -343,6 +344,7 @@ def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None
         key=run.make_warning_key(finding),
         runbook=Runbook.OBSERVING,
         did=did,
+        todo=format_stop(run),
         since=finding.onset_at or finding.at,
     )
     return Decision(run, (notice,), f"{what}; {did}")
@@ -444,7 +446,7 @@ def _make_page(run: Run, finding: Finding) -> Notify:
         runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
         did="nothing: the job goes on, stopping it would not resolve this",
         todo="Decide whether the job should go on\n"
-        f"To see what it prints: rerail logs {run.id} --since 30m\nIf it should not: rerail stop {run.id}",
+        f"To see what it prints: rerail logs {run.id} --since 30m\n{format_stop(run)}",
         since=finding.onset_at or finding.at,
         until=ClearedBy.RECOVERED,
         about=finding.kind,
