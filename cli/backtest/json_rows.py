@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ def is_lines(file: Path) -> bool:
     """Return whether the first line of a file is an object in JSON."""
     try:
         with file.open(encoding="utf-8-sig", errors="replace") as lines:
-            first = next((line for line in lines if line.strip()), "")
+            starts = iter(partial(lines.readline, tables.LINE_LIMIT), "")
+            first = next((line for line in starts if line.strip()), "")
     except OSError as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a file that can be read") from error
-    return first.lstrip().startswith("{") and isinstance(_parse(first), dict)
+    is_cut = len(first) == tables.LINE_LIMIT
+    return first.lstrip().startswith("{") and (is_cut or isinstance(_parse(first), dict))
 
 
 def read(file: Path, *, loss: str = "") -> LogSeries:

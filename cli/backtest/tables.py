@@ -20,6 +20,8 @@ from cli.backtest.series import (
 )
 from cli.training_logs.numbers import parse
 
+# In characters; a header or a row of thousands of columns has fewer.
+LINE_LIMIT = 1_000_000
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
 
 
@@ -27,7 +29,7 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with _opened(file) as lines:
-            delimiter = _find_delimiter(lines.readline())
+            delimiter = _find_delimiter(_read_header(lines, file))
             lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)
             if not table.fieldnames:
@@ -42,13 +44,20 @@ def is_table(file: Path) -> bool:
     """Return whether a file begins with a header and a row of numbers, whatever its name."""
     try:
         with _opened(file) as lines:
-            header, row = lines.readline(), lines.readline()
+            header, row = lines.readline(LINE_LIMIT), lines.readline(LINE_LIMIT)
     except (OSError, UnicodeDecodeError, EOFError):
         return False
     delimiter = _find_delimiter(header)
     names, values = header.split(delimiter), row.split(delimiter)
     is_header = 1 < len(names) == len(values) and "loss" in header.lower() and ":" not in header
     return is_header and all(not value.strip() or parse(value) is not None for value in values)
+
+
+def _read_header(lines: TextIO, file: Path) -> str:
+    header = lines.readline(LINE_LIMIT)
+    if len(header) == LINE_LIMIT:
+        raise BadInput(f"{file}: its first line has {LINE_LIMIT:,} characters or more", "give a CSV with a header line")
+    return header
 
 
 def _find_delimiter(header: str) -> str:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from cli.backtest import jobs, sources, tables, tensorboards, trainer
+from cli.backtest import jobs, json_rows, sources, tables, tensorboards, trainer
 from cli.backtest.series import BadInput, LogSeries, find_columns, parse_time
 from tests.backtest.command import DATA
 
@@ -36,6 +37,20 @@ def test_a_csv_may_be_gzipped(tmp_path: Path):
     """The same samples."""
     (tmp_path / "metrics.csv.gz").write_bytes(gzip.compress(CSV.read_bytes()))
     assert tables.read(tmp_path / "metrics.csv.gz").samples == tables.read(CSV).samples
+
+
+@pytest.mark.parametrize("start", ["step,loss", "{"])
+def test_a_first_line_without_an_end_is_not_read_whole(tmp_path: Path, start: str):
+    """To tell the kind of a file, a limited part of it is read; a CSV has to have a header within it."""
+    for name in ("log", "log.csv"):
+        (tmp_path / name).write_text(start + "ü" * 20_000_000)
+    tracemalloc.start()
+    kinds = tables.is_table(tmp_path / "log"), json_rows.is_lines(tmp_path / "log")
+    with pytest.raises(BadInput, match="its first line has 1,000,000 characters or more"):
+        tables.read(tmp_path / "log.csv")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert kinds == (False, start == "{") and peak < 12_000_000
 
 
 def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path: Path):
