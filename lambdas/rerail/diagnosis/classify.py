@@ -85,8 +85,9 @@ _BOILERPLATE = LazyPattern(
     r"|(?<![\w.])0 (?:[\w-]+ )?(?:errors?|NaNs?|OOMs?|failures?|corrupt\w*|timeouts?|exceptions?|crashes)\b"
     r"|(?-i:\b(?:INFO|DEBUG|NOTICE|TRACE)[\]\[:| -]{1,9}[A-Za-z_][\w.]*\.(?:[Ee]rrors?|[Ee]xceptions?)\b)"
     r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+"
-    # What a library announces to avoid has not happened: "Disabling parallelism to avoid deadlocks".
-    r"|\bto (?:avoid|prevent) (?:[\w-]{1,30} ){0,4}(?:deadlocks?|hangs?|hanging|OOMs?|out[- ]of[- ]memory|timeouts?"
+    # What a library avoids, or says may follow, has not happened: "to avoid deadlocks", "might cause hangs".
+    r"|\b(?:to (?:avoid|prevent)|(?:can|could|may|might) (?:\w+ )?(?:cause|lead to|result in)) "
+    r"(?:[\w-]{1,30} ){0,4}(?:deadlocks?|hangs?|hanging|OOMs?|out[- ]of[- ]memory|timeouts?"
     r"|crash(?:es)?|errors?|overflows?|NaNs?|corruption)\b"
     # Negations: "stuck without any CUDA error", "not because it is out of memory".
     r"|\b(?:without|no) (?:any |an? )?(?:\w+ )?(?:errors?|exceptions?|tracebacks?|warnings?|OOMs?)\b"
@@ -117,6 +118,7 @@ _LAUNCHER_CODE = LazyPattern(
 # The signals that they report: mpirun, multiprocessing, torchrun of itself, MPICH, srun, shells.
 _LAUNCHER_SIGNAL = LazyPattern(
     r"\bprocess rank \d{1,6} .{1,200} exited on signal (\d{1,2})\b"
+    r"|\brank \d{1,6} died from signal (\d{1,2})\b"
     r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b|\b(?:Received (?=\d+ death)|got signal: )(1|15)\b"
     r"|\bEXIT STRING: .{1,40}\(signal (\d{1,2})\)|\bKILLED BY SIGNAL: (\d{1,2})\b"
     r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"

@@ -76,7 +76,8 @@ _FAULT = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
     r"|\b(?:FATAL|Fatal|CRITICAL|ERROR|FAIL)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
-    r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|terminated with exception|^\s{0,4}(?:[Ee]rror|E): "
+    r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|(?:terminated|failed) with exception"
+    r"|^\s{0,4}(?:[Ee]rror|E): "
 )
 _DEVICE = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
@@ -159,7 +160,8 @@ _RANK = LazyPattern(
     r"\[rank[ _:-]?(\d{1,6})\]|\[(?:\d+,)?(?:mpirank:)?(\d{1,6})(?:,[\w.:-]+)?\]<std|^\s{0,3}\[(\d{1,6})\]: ?(?=\S)"
     r"|^\s?(\d{1,5}): (?!\[rank)|\brank(\d{1,6})\[\d+\]|\[(?:PG [^\]]{1,80} )?Rank (\d{1,6})\]"
     r"|\brank[ =](\d{1,6})(?:: found\b|, node\b| at iter|\])"
-    r"|/task:(\d{1,6})\b|\btrainer(\d{1,6})\|\d|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
+    r"|/task:(\d{1,6})\b(?!/device)|\btrainer(\d{1,6})\|\d"
+    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus error|Segmentation|Aborted)",
     re.IGNORECASE,
 )
 # What launchers and libraries print about the first rank that failed: torchrun's table, with its time, and others.
@@ -168,7 +170,7 @@ _ROOT_CAUSE = LazyPattern(
 )
 _LAUNCHER_RANK = LazyPattern(
     r"\bprocess rank (\d{1,6}) with PID|waiting for send/recv from rank (\d{1,6})\b"
-    r"|\bContainer rank (\d{1,6}) status failed"  # Paddle
+    r"|\bContainer rank (\d{1,6}) status failed|\brank (\d{1,6}) died from signal"  # Paddle, PALS
     r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
     r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal"
     r"|\bProcess name: (?:\[\[\d+,\d+\],(\d{1,6})\]|\[\S{1,80}@\d+,(\d{1,6})\]|(\d{1,6})\s*$)"
@@ -186,7 +188,8 @@ _MISSING = LazyPattern(
 # The lines of a rank that waits for another one or has lost it.
 _LOST = LazyPattern(
     r"\bsetting up NCCL communicator|\bapplication crash on rank|remote process exited|[\"']should dump[\"'] flag"
-    r"|\b(?:recvValue|sendBytes) failed|submitted to be reduced|Remote Rank did not send|Horovod has been shut"
+    r"|\bwaiting for clients\b|\b(?:recvValue|sendBytes) failed|submitted to be reduced"
+    r"|Remote Rank did not send|Horovod has been shut"
 )
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
 

@@ -310,7 +310,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:when|while) (?:reading|decoding|loading) (?:the )?(?:image|video|audio|shard|record|sample)",
         r"broken (?:PNG|JPEG|image|GIF) file|(?:unrecognized|unsupported|bad) (?:data |image |audio |video )stream",
         r"UnidentifiedImageError|cannot identify image file|image file is truncated",
-        r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end|Not a|corrupt) JPEG",
+        r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end(?: of)?|Not a|corrupt) JPEG",
         r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
@@ -326,6 +326,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Expecting (?:property name|',' delimiter)|Invalid control character at|Invalid JSON",
         r"JSONL? .{0,30}(?:parse|decode)",
         r"UnicodeDecodeError|codec can't decode|invalid start byte|ParserError|Error tokenizing data|EmptyDataError",
+        r"Could not determine delimiter",
         r"No columns to parse|_csv\.Error|Unable to parse|could not convert string to|line contains NUL",
         r"\bArrow(?:Invalid|TypeError|NotImplementedError)\b|Parquet magic bytes|Couldn't deserialize thrift",
         r"Not a (?:Parquet|Feather|gzipped)|Invalid magic number|Unexpected end of stream|ComputeError: parquet",
@@ -347,6 +348,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)",
         r"HDF5.{0,30}(?:truncated|corrupt)|bad local file header",
         r"cannot reshape array of size \d+ into shape .{0,60}mmap|sample index \d+ is not present in (?:the )?\S+\.mds",
+        # What apt says of a mirror that is being updated is matched below.
+        r"(?!(?-i:Hash Sum mismatch))"
         r"(?:checksum|md5|sha256|crc32?c?|hash|etag|digest) ?(?:sum)?(?: value)?s? (?:mis-?match|error|failed|"
         r"verification|do(?:es)? not match|did(?: not|n't) match|invalid)",
         r"NonMatching(?:Checksum|Splits)\w*|failed (?:checksum|integrity)",
@@ -388,7 +391,8 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.DATA,
         r"No S3 objects found|NoSuchKey|NoSuchBucket|The specified (?:key|bucket) does not exist",
         r"HeadObject.{0,40}(?:not found|404)|\(404\) when calling the (?:Head|Get)|\b(?:s3|gs|S3Uri|bucket|S3 ?prefix|"
-        r"manifest)\b.{0,200}(?:does not exist|not found|doesn't exist|no such|is empty|invalid S3)",
+        r"manifest(?! for \S+:\S| unknown))\b.{0,200}"
+        r"(?:does not exist|not found|doesn't exist|no such|is empty|invalid S3)",
         r"previously downloaded file/folder clashes|check your s3 objects|exist in (?:the )?s3",
         r"Data download failed.{0,30}(?:NoSuch|not ?found|404|could not download|no such|does ?n[o']t exist|invalid)",
         r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|required|"
@@ -399,6 +403,13 @@ RULES: tuple[SymptomRule, ...] = (
         _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
         r"shards?|director\w+)|Caught FileNotFoundError in DataLoader",
+    ),
+    # ---- What a policy or a key refuses, whatever the status with which the service says so.
+    _rule(
+        "permission",
+        Cause.USER_CODE,
+        r"not authorized to perform|KMS\.|\binaccessible (?:\w+ )?KMS key|\bKMS (?:access|key)\b"
+        r".{0,80}(?:denied|disabled|not (?:found|exist|accessible)|pending deletion)",
     ),
     # ---- Infrastructure around the job: nodes, network, storage, external servers.
     _rule(
@@ -518,7 +529,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:security )?token .{0,30}(?:expired|is expired)|\bRequest ?(?:has )?expired|CredentialRetrievalError|"
         r"ImagePullBackOff|ErrImagePull|Run initialization has timed out|wandb: Network error",
         r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength|RPC failed; curl",
-        r"Consistency check failed: file should|\b(?:up|down)load\b.{0,80}\bafter \d+ (?:retries|attempts|tries)\b",
+        r"Consistency check failed: file should|(?-i:Hash Sum mismatch)",
+        r"index files failed to download|\b(?:up|down)load\b.{0,80}\bafter \d+ (?:retries|attempts|tries)\b",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
@@ -541,7 +553,8 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.USER_CODE,
         r"device-side assert triggered|an? illegal (?:memory access|instruction)|misaligned address",
         r"unspecified launch failure|Memory access fault by GPU|HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL|MEMORY)\w*",
-        r"double free|corrupted (?:size|double-linked)|heap corruption|stack smashing|free\(\): invalid",
+        r"double free|\b(?:[cm]alloc|realloc|free|munmap_chunk|malloc_consolidate)\(\): |free invalid pointer",
+        r"corrupted (?:size|double-linked|unsorted)|heap corruption|stack smashing",
         r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
         r"no kernel image is available|not compatible with the current \w+ installation|kernel image is invalid",
         r"too many resources requested|IndexKernel|srcIndex < srcSelectDimSize|t >= 0 && t < n_classes",
@@ -605,11 +618,12 @@ RULES: tuple[SymptomRule, ...] = (
         r"ParameterError|batch[_ ]size .{0,80}(?:not (?:equal|divisible)|must be)|(?:not|must be) divisible by",
         r"world[_ ]size .{0,60}(?:not|must|divis)",
         r"AccessDenied|Access Denied|Forbidden|403 Client Error|Unauthorized|401 Client Error",
-        r"not authorized to perform|Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|"
+        r"Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|"
         r"(?<!Local)EntryNotFound",
-        r"404 Client Error|could not read (?:Username|Password) for|InvalidAccessKeyId|SignatureDoesNotMatch",
+        r"404 Client Error|returned error 40[0134]\b|manifest unknown",
+        r"could not read (?:Username|Password) for|InvalidAccessKeyId|SignatureDoesNotMatch",
         r"Unable to locate credentials|NoCredentials",
-        r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
+        r"PartialCredentials|Invalid (?:user )?token|ParamValidationError|InvalidParameter|ValidationException",
         r"UnrecognizedClient|API key|wandb: ERROR|failed archive status|Artifact upload failed",
         r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
         r"RLIMIT_NPROC|Resource temporarily unavailable|\blicen[cs]e (?:\w+ ){0,2}expired|Expired activation key|"
@@ -815,7 +829,8 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?-i:Error|Exception|"
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
-        r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b|(?<![\w.])(?-i:Exception): \S",
+        r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b|(?<![\w.])(?-i:Exception): \S"
+        r"|\bfailed with exception\b",
     ),
     _vague_rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?"),
 )
