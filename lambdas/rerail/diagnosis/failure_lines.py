@@ -55,6 +55,8 @@ _AROUND = LazyPattern(
     r"|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: "
     r"|\b(?:AlgorithmError|ExecuteUserScriptError|framework error|uncaught exception during training):[ \t:]{0,4}"
     r"|\bExitCode \d+\b|\bErrorMessage \"{1,3}"
+    # The operation of TensorFlow's graph.
+    r"|[ \t]\[\[(?:\{\{)?[Nn]ode\b.{0,2000}"
 )
 
 # Exceptions that only report that another process, task or call has failed.
@@ -77,7 +79,7 @@ _FAULT = LazyPattern(
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
     r"|\b(?:FATAL|Fatal|CRITICAL|ERROR|FAIL)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
     r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|(?:terminated|failed) with exception"
-    r"|^\s{0,4}(?:[Ee]rror|E): "
+    r"|^\s{0,4}(?:[Ee]rror|fatal|E): "
 )
 _DEVICE = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
@@ -514,6 +516,7 @@ def _begins_anew(line: str) -> bool:
     return bool(
         is_exception(line)
         or _LEVEL.match(line)
+        or "NCCL INFO" in line
         or _LOWER_LEVEL.match(line)
         or _PROGRESS.search(line)
         or _FAULT.search(line)

@@ -173,7 +173,7 @@ RULES: tuple[SymptomRule, ...] = (
         "capacity",
         Cause.CAPACITY,
         r"\b(?:no|not enough) (?:ml\.)?(?:p|g|trn|inf)\d\w*(?:\.\w+)?(?: instances?| nodes?)? available",
-        r"provision(?:ing)? failed|Unable to provision requested ML compute capacity",
+        r"provision(?:ing)? failed|Unable to provision requested ML compute capacity|UnfulfillableCapacity",
         r"fail\w* to (?:provision|acquire) (?:\w+ ){0,3}(?:resources|instances?|capacity|nodes?|machines?)",
         r"\bCapacityError\b|Insufficient(?:Instance|HostCapacity|ReservedInstance|Capacity|FreeAddresses)\w*",
         r"\b(?:insufficient|not (?:have )?(?:enough|sufficient)|lack of|no|out of|ran out of|"
@@ -246,6 +246,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"ran out of (?:\w+ ){0,2}memory|ran out of (?:GPU )?RAM|exhausted (?:\w+ )?memory|memory space hbm",
         r"failed to alloc\w* .{0,40}(?:on device|from device|memory)|could not allocate .{0,40}(?:device|GPU) memory",
         r"NRT_RESOURCE|nrt_\w*alloc\w* status=4|Failed to allocate .{0,30}bytes|CUBLAS_STATUS_NOT_INITIALIZED",
+        r"Dst tensor is not initialized",
         # Convolutions that find no workspace.
         r"Unable to find a valid cuDNN algorithm|unable to find an engine to execute|no valid convolution algorithms",
     ),
@@ -529,7 +530,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:security )?token .{0,30}(?:expired|is expired)|\bRequest ?(?:has )?expired|CredentialRetrievalError|"
         r"ImagePullBackOff|ErrImagePull|Run initialization has timed out|wandb: Network error",
         r"context deadline exceeded|CannotPullContainer|Connection broken|InvalidChunkLength|RPC failed; curl",
-        r"Consistency check failed: file should|(?-i:Hash Sum mismatch)",
+        r"Consistency check failed: file should|(?-i:Hash Sum mismatch|Error: OS Error)|"
+        r"fatal: unable to (?:access|connect to) (?!.{0,200}returned error: 4)",
         r"index files failed to download|\b(?:up|down)load\b.{0,80}\bafter \d+ (?:retries|attempts|tries)\b",
     ),
     # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
@@ -600,7 +602,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:image|repository|tag) .{0,60}(?:does not exist|not found)",
         r"exec format error|Permission denied|undefined symbol|cannot open shared object|GLIBC(?:XX)?_",
         r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible|"
-        r"Could not open requirements file|\bUnable to load \w+ library\b",
+        r"Could not open requirements file|\bUnable to load \w+ library\b|CUDA Setup failed despite",
         r"subprocess-exited-with-error|Failed building wheel|Error building extension|CUDA_HOME|not compiled with CUDA",
         r"CUDA is not available|Found no NVIDIA driver|Ninja is required|DistributionNotFound|VersionConflict",
         r"is required\b.{0,50}\bbut\b|\bbut (?:found|you have) \S+ ?[=\d]|requires? (?:the )?(?:package|library|`\w+`)",
