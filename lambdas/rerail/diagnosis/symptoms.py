@@ -311,7 +311,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:when|while) (?:reading|decoding|loading) (?:the )?(?:image|video|audio|shard|record|sample)",
         r"broken (?:PNG|JPEG|image|GIF) file|(?:unrecognized|unsupported|bad) (?:data |image |audio |video )stream",
         r"UnidentifiedImageError|cannot identify image file|image file is truncated",
-        r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end(?: of)?|Not a|corrupt) JPEG",
+        r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end(?: of)?|Not a|corrupt) JPEG"
+        r"|NVJPEG error \"?[34]\b|jpeg_start_decompress",
         r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
@@ -832,7 +833,7 @@ FALLBACKS: tuple[SymptomRule, ...] = (
         r"Interrupt)\b\W{0,3}.{0,40}",
         r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.(?-i:[A-Z])\w+|Traceback \(most recent call last\)",
         r"executable file not found|CannotStartContainer|\b(?!c10)[a-z]\w{1,30}::Error\b|(?<![\w.])(?-i:Exception): \S"
-        r"|\bfailed with exception\b",
+        r"|\bfailed with exception\b|\bthread '.{1,60}' panicked at\b",
     ),
     _vague_rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?"),
 )
