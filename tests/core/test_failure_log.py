@@ -101,7 +101,7 @@ def make_rows(*last: object, first: int = 700) -> str:
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "expected"),
     [
         (make_rows(1e10), "the last loss was 1e+10 at step 760, 4,000,000,000 times"),
         (make_rows(1e5, 2e5, 2.5), "the loss was 2e+05 at step 761, 79,000 times the median of the 50 rows"),
@@ -119,14 +119,14 @@ def make_rows(*last: object, first: int = 700) -> str:
         ("step=1 " * 60_000, ""),
     ],
 )
-def test_a_last_loss_far_from_those_before_is_evidence(log: str, told: str) -> None:
+def test_a_last_loss_far_from_those_before_is_evidence(log: str, expected: str) -> None:
     """In the incident and its notice, while cause, evidence and what is done are the same as without."""
     reason = "AlgorithmError: OverflowError: math range error"
     worlds = [World(), World()]
     runs = [fail(world, reason, log, metrics=values) for world, values in zip(worlds, ({"loss": 1.0}, {}), strict=True)]
     (incident,), (without,) = (run.incidents for run in runs)
-    assert (told in incident.reason, told in worlds[0].bus.notices[-1].body) == (True, True)
-    assert ("loss was" in incident.reason, "loss was" in without.reason) == (bool(told), False)
+    assert (expected in incident.reason, expected in worlds[0].bus.notices[-1].body) == (True, True)
+    assert ("loss was" in incident.reason, "loss was" in without.reason) == (bool(expected), False)
     assert replace(incident, reason="") == replace(without, reason="") and worlds[1].logs.read == []
     assert [run.state for run in runs] == [RunState.WAITING] * 2
 

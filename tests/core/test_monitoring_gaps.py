@@ -84,7 +84,7 @@ def test_a_policy_can_turn_it_off(world: World) -> None:
         (("accuracy",), {}, "Completed: nothing to do"),
     ],
 )
-def test_a_run_that_completes_without_a_metric_row_says_so(
+def test_a_run_that_completes_without_a_metric_row_is_reported(
     world: World, metrics: tuple[str, ...], values: dict[str, float], headline: str
 ) -> None:
     """Not where its metrics are not Rerail's, and no decision depends on it."""
@@ -93,8 +93,8 @@ def test_a_run_that_completes_without_a_metric_row_says_so(
     world.supervisor().handle(JobStateChanged("gpt"))
     world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics=values)
     world.supervisor().handle(JobStateChanged("gpt"))
-    told, (*_, notice) = make_summary(Facts(world.run(), world.clock())), world.bus.notices
-    assert (world.run().state, told["headline"], notice.severity) == (RunState.COMPLETED, headline, Severity.INFORM)
+    summary, (*_, notice) = make_summary(Facts(world.run(), world.clock())), world.bus.notices
+    assert (world.run().state, summary["headline"], notice.severity) == (RunState.COMPLETED, headline, Severity.INFORM)
     is_silent = "check" in headline
-    assert ("`rerail logs gpt` shows whether it trained" in told["happened"]) is is_silent
+    assert ("`rerail logs gpt` shows whether it trained" in summary["happened"]) is is_silent
     assert notice.title == f"gpt: completed{' without a metric row' * is_silent}"

@@ -69,10 +69,13 @@ def describe_last_loss(text: str) -> str:
         return ""
     step, loss = far[-1]
     name = "the last loss" if far[-1] == rows[-1] else "the loss"
-    told, rows_before = f"{name} was {loss:.4g} at step {step:,}", f"the median of the {len(before)} rows before it"
+    described, rows_before = (
+        f"{name} was {loss:.4g} at step {step:,}",
+        f"the median of the {len(before)} rows before it",
+    )
     if 0 < loss / level < MOST_TIMES:
-        return f"{told}, {float(f'{loss / level:.2g}'):,.0f} times {rows_before}"
-    return f"{told}; {rows_before} was {level:.4g}"
+        return f"{described}, {float(f'{loss / level:.2g}'):,.0f} times {rows_before}"
+    return f"{described}; {rows_before} was {level:.4g}"
 
 
 def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> str:
