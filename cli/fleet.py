@@ -231,15 +231,18 @@ def find_todo(run: Run) -> tuple[str, str]:
     """What a human has to do, if anything, and the command that follows."""
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
-        return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
+        return (
+            f"{asked.what}? ({asked.why}) {format_stop(run)}".rstrip(),
+            f"rerail approve {run.id} --proposal {asked.id}",
+        )
     if run.state is RunState.HELD:
         todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
-        return "; ".join(filter(None, todo)), format_next_command(run)
+        return ". ".join(filter(None, todo)), format_next_command(run)
     if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
         return "it waits until the pause is lifted", "rerail resume"
     is_asked = run.observe_only or (run.last_policy and run.last_policy.mode is not Mode.ACT)
     if is_asked and find_open_onset(run) is not None and (warning := find_open_warning(run)):
-        return f"{warning}; {format_stop(run)}", f"rerail show {run.id}"
+        return f"{warning}. {format_stop(run)}", f"rerail show {run.id}"
     return "", ""
 
 

@@ -150,7 +150,7 @@ def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondar
     set_approval(world, on_expiry=choice)
     report_finding(world)
     what = "it is done" if choice is OnExpiry.ACT else "the job is left as it is"
-    assert pages(world)[-1].todo.endswith(f"Otherwise: {what} after 30 min")
+    assert pages(world)[-1].todo.endswith(f"an hour: rerail stop gpt\nOtherwise: {what} after 30 min")
     world.minutes(28)
     assert world.sagemaker.live() == ["gpt"]
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)

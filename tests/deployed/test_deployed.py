@@ -128,7 +128,7 @@ def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dic
     pages = account.wait("a page", lambda: on_call.received(about=name))
     assert [page["Subject"] for page in pages] == [f"{name}: held: ValueError: bad shape at step 20, twice"]
     assert "ValueError: bad shape" in pages[0]["Message"]
-    assert f"rerail submit train.py --continue {name}" in pages[0]["Message"]
+    assert f"rerail submit SCRIPT --continue {name}" in pages[0]["Message"]
     assert rerail(environment, "stop", name, "--local").returncode == 0
     notices = account.wait("the all-clear", lambda: on_call.received(about=name)[1:])
     assert [clear["Subject"] for clear in notices] == [f"{name}: all clear: no longer held (stopped)"]

@@ -175,7 +175,8 @@ def _with_proposal(
         )  # fmt: skip
     todo = (
         f"Yes: rerail approve {run.id} --proposal {proposal.id}\nNo: rerail deny {run.id} --proposal {proposal.id}\n"
-        f"Otherwise: {_format_expiry(plan, policy)} after {format_duration(policy.approval.wait)}"
+        + (f"{stop}\n" if (stop := format_stop(run)) else "")
+        + f"Otherwise: {_format_expiry(plan, policy)} after {format_duration(policy.approval.wait)}"
     )
     return run, make_notice(
         run,
