@@ -217,7 +217,7 @@ tensorboard: one object
     url  where TensorBoard listens; null with --logdir-only
     attempts  number, job, folder, how many files and how many points of each
 policy check: one object
-    files  file, name, problems and warnings of each
+    files  file, name, problems, warnings and how many values are given, of each
 policy list: one object
     policies  name, mode, how file and deployment stand, the fields that differ, and a problem of each
 policy show: one object
