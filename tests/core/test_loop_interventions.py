@@ -42,7 +42,7 @@ def test_a_warning_is_reported_once_and_nothing_is_done(world):
 
 @pytest.mark.parametrize("kind", [Kind.LOSS_SPIKE, Kind.BLIND])
 @pytest.mark.parametrize("earlier", [None, timedelta(minutes=7)], ids=["no onset", "an onset"])
-def test_a_notice_says_since_when(world, kind, earlier):
+def test_a_notice_has_the_time_of_the_onset(world, kind, earlier):
     at = world.clock()
     finding = Finding(kind, Level.INTERVENE if kind is Kind.BLIND else Level.WARN, 480, 350, "found", at)
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (replace(finding, onset_at=earlier and at - earlier),)))

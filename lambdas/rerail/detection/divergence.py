@@ -26,7 +26,7 @@ LEARNT = 0.2  # log units below the start of the run
 # Before there is a history, one rise is reported, and not acted on: the loss has fallen from its first rows, and each
 # of the last rows is above all others since then, by this much and by this multiple of their spread.
 EARLY_RISE, EARLY_SPREAD, EARLY_ROWS, FIRST_ROWS = 0.26, 1.5, 10, 3
-# A loss that has only grown has no usual rise to compare with. It is told once it is both this many times its first level
+# A loss that has only grown has no usual rise to compare with. It is told once it is this many times its first level,
 # and this large: some healthy losses start close to zero.
 GROWN = 1000.0
 # To act on a loss whose logarithm varies by this much, as in reinforcement learning, takes twice the usual rise, and
