@@ -84,7 +84,7 @@ def test_the_rank_that_others_wait_for_is_named(bucket: Bucket, tmp_path, record
 
 
 @pytest.mark.slow
-def test_a_rank_that_works_alone_for_long_is_no_hang(bucket: Bucket, tmp_path):
+def test_a_rank_that_works_alone_for_long_is_a_warning(bucket: Bucket, tmp_path):
     """As in an evaluation that the others wait for, outside guard.phase: it is reported, and nothing is stopped."""
     environment = environment_of(bucket, base=tmp_path, RERAIL_HANG_SECONDS="4")
     assert Ranks(loops.working_alone, 2, environment=environment, for_s=10).answers() == [11, 11]

@@ -1,4 +1,4 @@
-"""Which signal masks count as a handler."""
+"""Signal masks that count as a handler, and one that does not."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ def blocked(request: pytest.FixtureRequest) -> Iterator[Set[int]]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_the_mask_of_all_signals_is_not_that_of_a_process_that_waits_for_one(blocked: Set[int]) -> None:
+def test_a_mask_of_all_signals_does_not_count_as_a_handler(blocked: Set[int]) -> None:
     """torch's import creates threads: a SIGTERM sent in that instant would end the rank without a checkpoint."""
     thread = threading.get_native_id()
     assert has_handler(thread, signal.SIGUSR2, or_blocked=True) == (len(blocked) == 1)

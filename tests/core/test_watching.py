@@ -123,6 +123,23 @@ def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
         ]
 
 
+@pytest.mark.parametrize(
+    ("minutes_after", "title", "headline"),
+    [
+        (0, "completed with a loss in trouble", "Completed with a loss in trouble: check its result"),
+        (60, "completed", "Completed: nothing to do"),
+    ],
+)
+def test_a_run_that_completes_with_a_loss_in_trouble_is_to_be_checked(world, minutes_after, title, headline):
+    last = train(world, 50)
+    last = train(world, 3, first=last, loss=lambda step: 60.0)
+    train(world, minutes_after, first=last)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics={"step": 1.0})
+    world.supervisor().handle(JobStateChanged("gpt"))
+    assert make_summary(Facts(world.run(), world.clock()))["headline"] == headline
+    assert world.bus.notices[-1].title == f"gpt: {title}"
+
+
 def test_steps_with_a_loss_in_trouble_refund_no_retry(world):
     """Steps prove the progress of a script without step folders, unless the loss was in trouble at the last one."""
     last = train(world, 60)

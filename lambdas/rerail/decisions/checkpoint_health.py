@@ -164,11 +164,15 @@ def find_open_warning(run: Run) -> str:
     """Return what is wrong with the job that runs, its loss or missing data, in words; "" for nothing."""
     if run.state is not RunState.WATCHING or not run.current.may_be_live:
         return ""
-    labels = [label for label in _list_open_trouble(run) if label.why.startswith(SAVED_AFTER)]
-    label = min(labels, key=lambda label: label.step, default=None)
-    if label is not None:
+    if (label := find_open_label(run)) is not None:
         return f"warning: {label.why.removeprefix(SAVED_AFTER)}"
     return next((f"warning: {what}" for kind, what in MISSING.items() if kind in run.open_warnings), "")
+
+
+def find_open_label(run: Run) -> HealthLabel | None:
+    """Return the first label of open trouble with the current attempt's loss, or None."""
+    labels = [label for label in _list_open_trouble(run) if label.why.startswith(SAVED_AFTER)]
+    return min(labels, key=lambda label: label.step, default=None)
 
 
 def _list_open_trouble(run: Run) -> list[HealthLabel]:

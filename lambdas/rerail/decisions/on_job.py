@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from rerail.decisions.checkpoint_health import with_sagemaker_restart
+from rerail.decisions.checkpoint_health import find_open_label, with_sagemaker_restart
 from rerail.decisions.decision import (
     Decision,
     find_proving_step,
@@ -48,6 +48,13 @@ PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPe
 WITHDRAWN = (CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
 UNLISTED, DEFECT = "its checkpoints cannot be listed", "unlisted"
 NEW_JOB_GRACE = timedelta(minutes=5)
+ERROR_AT_END, LOSS_AT_END = "error-at-end", "loss-at-end"
+# What is to be checked of a completed run, by the warning that the run has.
+DOUBTFUL_ENDS = {
+    ERROR_AT_END: "with an error at the end: check its result",
+    LOSS_AT_END: "with a loss in trouble: check its result",
+    NO_ROW: "without a metric row: check its log",
+}
 
 
 def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
@@ -228,8 +235,13 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, is_recovered=True)
     title, reason, todo = "completed", f"attempt {run.current.number} completed: the run is done", ""
     if error := seen.job.error_at_end:
+        run = with_warnings(run, ERROR_AT_END)
         title, reason = "completed, with an error at the end", f"{reason}; but its log ends with an error: {error}"
         todo = "Check the result before you use it; have the script end with its exit code"
+    elif label := find_open_label(run):
+        run = with_warnings(run, LOSS_AT_END)
+        title, reason = "completed with a loss in trouble", f"{reason}; but its last steps were {label.why}"
+        todo = "Check the result before you use it"
     elif has_no_row(run, seen.job, policy):
         run = with_warnings(run, NO_ROW)
         title, todo = "completed without a metric row", format_instruction(format_no_row(run))

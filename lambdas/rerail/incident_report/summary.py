@@ -7,6 +7,7 @@ from typing import Any
 from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
 from rerail.decisions.monitoring_gaps import NO_ROW, format_no_row
+from rerail.decisions.on_job import DOUBTFUL_ENDS
 from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
@@ -80,8 +81,8 @@ def _headline(run: Run, tone: Urgency) -> str:
         case RunState.HELD:
             return "Held: waiting for an operator"
         case RunState.COMPLETED:
-            lacks_rows = NO_ROW in run.warnings
-            return f"Completed{after}" + (" without a metric row: check its log" if lacks_rows else ": nothing to do")
+            doubt = next((doubt for key, doubt in DOUBTFUL_ENDS.items() if key in run.warnings), "")
+            return f"Completed{after} {doubt}" if doubt else f"Completed{after}: nothing to do"
         case RunState.STOPPED:
             return "Stopped: the run is over"
         case _ if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
