@@ -12,10 +12,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from rerail_agent.processes import count_io_bytes, measure_child_cpu_s
+
 # Often: an evaluation is in one instruction most of the time, such as the one that reads a loss from the GPU.
 CHECKS, CHECK_EVERY_S = 10, 0.01
-# A process that reads or writes more bytes than this in a second is loading or saving.
-QUIET_BYTES = 1 << 20
+# A process that reads or writes more bytes than this in a second is loading or saving. Its children compute for it, as
+# in tokenizing or compiling, if they use more than this share of a core.
+QUIET_BYTES, IDLE_SHARE, CLOCK_TICK_S = 1 << 20, 0.2, 0.01
 FRAMES = 60
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL; of the other backends, in newer releases
 DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
@@ -30,22 +33,15 @@ def find_position() -> StackPosition:
 
 
 def stands_still(seconds: float, wait: Callable[[float], object] = time.sleep) -> bool:
-    """Return whether the main thread stays at one instruction for so long, and the process reads and writes little."""
-    first, checks, io_bytes = find_position(), max(CHECKS, round(seconds / CHECK_EVERY_S)), _read_io_bytes()
+    """Return whether the main thread stays at one instruction for so long, and nothing else works for it meanwhile."""
+    first, checks = find_position(), max(CHECKS, round(seconds / CHECK_EVERY_S))
+    io_bytes, cpu_s = count_io_bytes(), measure_child_cpu_s()
     for _ in range(checks):
         wait(seconds / checks)
         if find_position() != first:
             return False
-    return _read_io_bytes() - io_bytes <= QUIET_BYTES * max(1.0, seconds)
-
-
-def _read_io_bytes() -> int:
-    """Return how much this process has read and written, without sockets; 0 where Linux does not say."""
-    try:
-        counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(counters.get("rchar", 0)) + int(counters.get("wchar", 0))
+    is_quiet = count_io_bytes() - io_bytes <= QUIET_BYTES * max(1.0, seconds)
+    return is_quiet and measure_child_cpu_s() - cpu_s <= IDLE_SHARE * seconds + CLOCK_TICK_S
 
 
 def format_stacks() -> str:

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from types import SimpleNamespace
@@ -230,6 +231,19 @@ def test_a_moving_thread_is_distinguished_from_a_waiting_one():
     assert moved.is_set()
     assert stood.wait(HANG_S)
     release.set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "stands"), [("sleep 60", True), ("while :; do :; done", False)])
+def test_a_thread_whose_children_compute_does_not_stand_still(monkeypatch, command, stands):
+    """As while processes tokenize or compile for it; those of a hung data loader wait."""
+    monkeypatch.setattr(stack_dump, "find_position", lambda: "in a wait for a child")
+    with subprocess.Popen(["sh", "-c", command], start_new_session=True) as child:
+        found, deadline = not stands, time.monotonic() + HANG_S
+        while found is not stands and time.monotonic() < deadline:  # its start takes time, and it has not all of a core
+            found = stack_dump.stands_still(0.3)
+        os.killpg(child.pid, signal.SIGKILL)
+    assert found is stands
 
 
 @pytest.mark.parametrize(("megabytes", "stands"), [(1, True), (40, False)], ids=["a log", "a checkpoint"])
