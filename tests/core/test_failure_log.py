@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown, Throttled
@@ -169,6 +171,7 @@ def test_a_job_that_completed_with_an_error_at_its_end_is_reported(ends: tuple[s
     notice = world.bus.notices[-1]
     assert (world.run().state, world.sagemaker.live()) == (RunState.COMPLETED, [])
     assert (error in notice.body, "with an error" in notice.title) == (True, bool(error))
+    assert ("with an error" in make_summary(Facts(world.run(), world.clock()))["headline"]) is bool(error)
 
 
 def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:
