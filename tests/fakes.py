@@ -302,6 +302,7 @@ class FakeCheckpoints:
     copies: dict[str, str] = field(default_factory=dict)
     unfinished_copies: int = 0
     overwritten: int = 0
+    on_list: Callable[[], object] | None = None
 
     def save(self, step: int, *, uri: str = BUCKET, attempt: int = 1, **facts: Any) -> None:
         checkpoint = Checkpoint(f"{uri}step-{step:09d}/", step, attempt, self.clock(), **facts)
@@ -312,10 +313,18 @@ class FakeCheckpoints:
         """Save with a manifest that is signed with the run's key, as the agent does."""
         self.save(step, **{"is_signed": True, **facts})
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
-        """Of those with a manifest the newest that are asked for; a script's own all the same."""
+    def list_checkpoints(
+        self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
+    ) -> Sequence[Checkpoint]:
+        """Of those with a manifest the newest that are asked for; a script's own all the same.
+
+        Without the key no signature is known. `on_list` is called once, as what others do meanwhile.
+        """
         assert uri, "a run without a checkpoint folder has nothing to list"
-        checkpoints = self.saved.get(uri, [])
+        self.on_list, on_list = None, self.on_list
+        if on_list:
+            on_list()
+        checkpoints = [replace(c, is_signed=c.is_signed and bool(signing_key)) for c in self.saved.get(uri, [])]
         return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
 
     def list_saves(self, uri: str) -> ListedSaves:

@@ -86,7 +86,9 @@ class Supervised:
         kept = AVAILABLE if self.world.pool_until > self.world.now else TERMINATED
         return WarmPool(kept if job.status.is_terminal else IN_USE)
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
+    def list_checkpoints(
+        self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
+    ) -> Sequence[Checkpoint]:
         return tuple(self.world.saved)
 
     def get(self, name: str) -> Policy:

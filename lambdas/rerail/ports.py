@@ -108,12 +108,14 @@ class ListedSaves(NamedTuple):
 class Checkpoints(Protocol):
     """The checkpoints of jobs."""
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
+    def list_checkpoints(
+        self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
+    ) -> Sequence[Checkpoint]:
         """Return the newest checkpoints below the URI that have a readable manifest, newest first.
 
-        With `upto`, only checkpoints up to that step count. With a key, manifests are read until one signed with it is
-        usable: unsigned ones hide none. If there is no manifest at all, return all checkpoints of a
-        known layout.
+        With `upto`, only checkpoints up to that step count. With a key, each says whether it is signed with that. With
+        `signed_only` too, manifests are read until a signed one is usable: unsigned ones hide none. Without, or if
+        there is no manifest at all, return those of a known layout too.
         """
 
     def list_saves(self, uri: str) -> ListedSaves:

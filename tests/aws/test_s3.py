@@ -194,6 +194,8 @@ def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
     assert steps() == [60, 100, 80]
     with_key = S3Checkpoints().list_checkpoints(URI, signing_key=KEY)
     assert [checkpoint.step for checkpoint in with_key] == [60], "an agent resumes from manifests alone"
+    unproved = S3Checkpoints().list_checkpoints(URI, signing_key=KEY, signed_only=False)
+    assert [checkpoint.step for checkpoint in unproved] == [60, 100, 80]
 
 
 def test_the_newest_folders_of_each_name_are_listed(s3, monkeypatch):

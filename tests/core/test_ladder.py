@@ -369,7 +369,7 @@ def test_every_later_launch_skips_the_same_samples(world):
 def test_what_vanished_before_the_launch_is_not_resumed_from(world):
     """Chosen when the loss went wrong, deleted while the job was being stopped: the one before it is taken."""
     report_divergence(world, minutes=0)
-    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.list_checkpoints(BUCKET) if c.step != 800]
+    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.saved[BUCKET] if c.step != 800]
     world.minutes(25)
     assert world.run().current.resumed_from_step == 700
 
@@ -378,7 +378,7 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 1_000
-    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.list_checkpoints(BUCKET) if c.step < 900]
+    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.saved[BUCKET] if c.step < 900]
     world.minutes(5)
     assert launch_environment(world) == {"RERAIL_RESUME_STEP": "800"}
     assert any("the checkpoint of step 1000 cannot be resumed from any more" in e.reason for e in world.runs.timeline)

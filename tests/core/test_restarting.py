@@ -366,9 +366,9 @@ def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 600)
-    assert [
-        c.health for c in select_known(world.run(), world.checkpoints.list_checkpoints(BUCKET)) if c.step == 500
-    ] == [Health.QUARANTINED]
+    assert [c.health for c in select_known(world.run(), world.checkpoints.saved[BUCKET]) if c.step == 500] == [
+        Health.QUARANTINED
+    ]
 
 
 def test_a_job_that_sagemaker_itself_restarts_is_given_time_to_find_the_order(world, job):

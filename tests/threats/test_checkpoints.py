@@ -1,10 +1,11 @@
 """Forged checkpoints choose no step, give back no retries, and hide no checkpoint of a script."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rerail.decisions.decision import find_manifest_key, select_known
+from rerail.decisions.decision import find_manifest_key, select_known, with_attempt
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.run import RunState
@@ -47,6 +48,19 @@ def test_unsigned_manifests_buy_no_retries(signed):
         fail(signed)
     assert signed.run().state is RunState.HELD
     assert len(signed.run().attempts) <= 6
+
+
+def test_a_report_that_arrives_during_the_listing_hides_no_checkpoint():
+    """A job that fails soon after its start: another invocation records its agent, which has signed what was listed."""
+    world = World(new_key=lambda: KEY).with_saves()
+
+    def record_agent() -> None:
+        run = world.run()
+        world.runs.save(replace(with_attempt(run, replace(run.current, agent=True)), version=run.version + 1))
+
+    world.checkpoints.on_list = record_agent
+    fail(world)
+    assert world.run().attempts[0].agent and world.run().current.resumed_from_step == 500
 
 
 def test_manifests_from_before_the_agent_count_until_the_first_signed_step():

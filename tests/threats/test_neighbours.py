@@ -34,9 +34,11 @@ class Poisoned(FakeCheckpoints):
 
     may_pass = False
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Any:
+    def list_checkpoints(
+        self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
+    ) -> Any:
         self._check(uri)
-        return super().list_checkpoints(uri, upto=upto, signing_key=signing_key)
+        return super().list_checkpoints(uri, upto=upto, signing_key=signing_key, signed_only=signed_only)
 
     def list_saves(self, uri: str) -> Any:
         self._check(uri)

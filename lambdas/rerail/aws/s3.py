@@ -59,7 +59,9 @@ class S3Checkpoints:
         # A run in recovery is checked each minute, and its manifests never change.
         self._read = lru_cache(maxsize=CACHE_SIZE)(_read)
 
-    def list_checkpoints(self, uri: str, *, upto: int | None = None, signing_key: str = "") -> Sequence[Checkpoint]:
+    def list_checkpoints(
+        self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
+    ) -> Sequence[Checkpoint]:
         if not self._is_allowed:
             return ()
         bucket, prefix = split_uri(uri)
@@ -68,13 +70,16 @@ class S3Checkpoints:
             _add_some(listing)
             if not has_manifests(listing.objects):
                 return _list_by_layout(listing, upto)
-            found = self._list_by_manifests(listing, upto, signing_key)
+            signed_only = signed_only and bool(signing_key)
+            found = self._list_by_manifests(listing, upto, signing_key, signed_only=signed_only)
             # An agent resumes from signed manifests alone. Another script may have left manifests beside its own files.
-            return found if signing_key else [*found, *_list_without_manifest(listing)]
+            return found if signed_only else [*found, *_list_without_manifest(listing)]
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
 
-    def _list_by_manifests(self, listing: FolderListing, upto: int | None, key: str) -> Sequence[Checkpoint]:
+    def _list_by_manifests(
+        self, listing: FolderListing, upto: int | None, key: str, *, signed_only: bool
+    ) -> Sequence[Checkpoint]:
         """Return the newest checkpoints that have a readable manifest."""
         listed = {folder for item in listing.objects if (folder := _folder_of(item.key))}
         top = {folder for folder in listing.steps if STEP_FOLDER.fullmatch(folder.rstrip("/"))}
@@ -92,7 +97,7 @@ class S3Checkpoints:
                     too_large = f"s3://{listing.bucket}/{listing.prefix}{folder}{MANIFEST}"
                 elif manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
                     found.append(read)
-            if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not key]):
+            if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not signed_only]):
                 return found
         if too_large:
             what = f"{too_large} has more than the {MANIFEST_BYTES:,} bytes that are read of a manifest"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
-from rerail.decisions.decision import find_manifest_key
+from rerail.decisions.decision import has_agent
 from rerail.decisions.on_job import TIMEOUT_STATUSES
 from rerail.decisions.on_policy import is_page_due
 from rerail.messages.messages import QueueMessage
@@ -103,9 +103,15 @@ def _is_last(run: Run, job: Job) -> bool:
 def _list_checkpoints(
     run: Run, checkpoints: Checkpoints, *, upto: int | None, at: datetime, job: Job | None = None
 ) -> tuple[Sequence[Checkpoint] | None, tuple[CheckpointsRefused, ...]]:
-    """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch."""
+    """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch.
+
+    The first report of an agent may be recorded before the decision: what it has signed must be known then.
+    """
     try:
-        return checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto, signing_key=find_manifest_key(run)), ()
+        found = checkpoints.list_checkpoints(
+            run.checkpoint_uri, upto=upto, signing_key=run.signing_key, signed_only=has_agent(run)
+        )
+        return found, ()
     except BoundsExceeded as error:
         is_needed = job is not None and not error.may_pass
         return None, (CheckpointsRefused(at, error.message, error.advice, is_needed, job),)

@@ -23,7 +23,7 @@ from rerail.decisions.adoption import (
     refuse,
 )
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import Decision, find_first_start, find_manifest_key, may_act
+from rerail.decisions.decision import Decision, find_first_start, has_agent, may_act
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -326,7 +326,7 @@ class Supervisor:
         """Return the checkpoints if the command needs a step; an operator may choose one older than usual."""
         if received.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
             return self.checkpoints.list_checkpoints(
-                run.checkpoint_uri, upto=received.step, signing_key=find_manifest_key(run)
+                run.checkpoint_uri, upto=received.step, signing_key=run.signing_key, signed_only=has_agent(run)
             )
         return self._list_checkpoints(run, seen) if received.verb in LISTING_VERBS else None
 
@@ -384,7 +384,9 @@ class Supervisor:
         return (
             seen
             if seen is not None or not run.checkpoint_uri
-            else self.checkpoints.list_checkpoints(run.checkpoint_uri, signing_key=find_manifest_key(run))
+            else self.checkpoints.list_checkpoints(
+                run.checkpoint_uri, signing_key=run.signing_key, signed_only=has_agent(run)
+            )
         )
 
     def on_alarm(self, changed: AlarmStateChanged) -> Run | None:
