@@ -22,7 +22,7 @@ def adopt(
     if not JOB_NAME.fullmatch(job):
         place.fail(f"{job!r} is not a valid training job name", "use 1-63 letters, digits or hyphens")
     if run := where.runs.run_of(job):
-        show = where.complete_command(f"rerail show {run}")
+        show = where.complete_text(f"rerail show {run}")
         place.fail(f"{job} is supervised already, as the run {run}", f"see `{show}`")
     from rerail.aws.sagemaker import SageMakerJobs
 
@@ -42,4 +42,4 @@ def adopt(
     if as_json:
         typer.echo(json.dumps({**detail, "event": id}, indent=2))
     else:
-        say(f"asked: adopt {job}. `{where.complete_command(f'rerail show {job}')}` shows the run within a minute.")
+        say(f"asked: adopt {job}. `{where.complete_text(f'rerail show {job}')}` shows the run within a minute.")

@@ -67,7 +67,7 @@ def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once
     if not at_once and record.current.may_be_live and record.checkpoint_uri:
         until = format_save_deadline(record)
         now = f"rerail {verb} {run} --now"
-        say(f"it waits for a checkpoint {until}; `{where.complete_command(now)}` stops at once", as_json)
+        say(f"it waits for a checkpoint {until}; `{where.complete_text(now)}` stops at once", as_json)
 
 
 def format_save_deadline(run: Run) -> str:
@@ -180,7 +180,7 @@ def check_effect(where: Place, run: Run, verb: OperatorVerb) -> None:
     remedy = f"rerail show {run.id}"
     if run.state is RunState.HELD:
         remedy = format_next_command(run)
-    place.fail(f"{verb} {run.id}: {refusal}", f"`{where.complete_command(remedy)}`", status=1)
+    place.fail(f"{verb} {run.id}: {refusal}", f"`{where.complete_text(remedy)}`", status=1)
 
 
 def answer(where: Place, run: str, verb: OperatorVerb, proposal: str, why: str, *, as_json: bool = False) -> None:
@@ -192,7 +192,7 @@ def answer(where: Place, run: str, verb: OperatorVerb, proposal: str, why: str, 
         standing = record.proposal
         place.fail(
             f"{proposal} does not stand any more, {standing.id} does: {standing.what}",
-            f"look at `{where.complete_command(f'rerail show {run}')}`, then answer {standing.id}",
+            f"look at `{where.complete_text(f'rerail show {run}')}`, then answer {standing.id}",
         )
     say(f"{record.proposal.id}: {record.proposal.what} ({record.proposal.why})", as_json)
     ask(where, run, verb, why, as_json=as_json, proposal=record.proposal.id)
@@ -221,7 +221,7 @@ def ask(
     if as_json:
         typer.echo(json.dumps({**detail, "event": id}, indent=2))
     elif not quietly:
-        say(f"asked: {verb} {run}. `{where.complete_command(f'rerail show {run}')}` shows the result.")
+        say(f"asked: {verb} {run}. `{where.complete_text(f'rerail show {run}')}` shows the result.")
     return id
 
 

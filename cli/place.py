@@ -67,12 +67,8 @@ class Place:
     def client(self, service: str) -> Any:
         return client(service)
 
-    def complete_command(self, command: str) -> str:
-        """Return a `rerail` command as it must be typed here: with --local for the local AWS."""
-        return self.complete_text(command)
-
     def complete_text(self, text: str) -> str:
-        """Return the text with each quoted `rerail` command as it must be typed here."""
+        """Return the text, or a single command, with each `rerail` command as it must be typed here."""
         return complete_text(text) if self.is_local else text
 
 

@@ -99,7 +99,7 @@ def complete_commands(where: Place, incident_report: IncidentReport) -> Incident
         happened=where.complete_text(incident_report.happened),
         did=where.complete_text(incident_report.did),
         todo=tuple(where.complete_text(sentence) for sentence in incident_report.todo),
-        commands=tuple(where.complete_command(command) for command in incident_report.commands),
+        commands=tuple(where.complete_text(command) for command in incident_report.commands),
     )
 
 

@@ -316,9 +316,9 @@ class FakeCheckpoints:
     def list_checkpoints(
         self, uri: str, *, upto: int | None = None, signing_key: str = "", signed_only: bool = True
     ) -> Sequence[Checkpoint]:
-        """Of those with a manifest the newest that are asked for; a script's own all the same.
+        """Return those up to the step that have a manifest, and all that a script saves without.
 
-        Without the key no signature is known. `on_list` is called once, as what others do meanwhile.
+        Without the key no signature is known. `on_list` is called once before: others act meanwhile.
         """
         assert uri, "a run without a checkpoint folder has nothing to list"
         self.on_list, on_list = None, self.on_list

@@ -1,7 +1,7 @@
 """Watch in a thread whether this rank makes progress; write down all stacks and report a hang once.
 
 The limit follows from what the run itself has shown: five times its longest gap, and at least a floor. A training
-thread that moves, here or on the rank that others wait for, may be evaluating: that is a warning, and the supervisor
+thread that works, here or on the rank that others wait for, may be evaluating: that is a warning, and the supervisor
 acts on it once a checkpoint is overdue. Each time that the standstill has doubled, the threads are looked at again.
 The watching thread cannot run while an extension holds the interpreter's lock.
 """
@@ -118,7 +118,7 @@ class Watchdog:
         if progress.moved != moved or self._stop.is_set():
             return
         self._checked = time.monotonic()
-        level = Level.INTERVENE if stands and not culprits.moves else Level.WARN
+        level = Level.INTERVENE if stands and not culprits.works else Level.WARN
         self._reported = moved, 2 * still_s if level is Level.WARN else math.inf
         if level is Level.INTERVENE or not is_known:
             self._report(moved, phase, level, culprits, limit_s=limit_s, stands=stands)
@@ -128,7 +128,7 @@ class Watchdog:
     ) -> None:
         still_s = time.monotonic() - moved
         at = datetime.now(UTC)
-        where = "stands at one instruction" if stands else "moves"
+        where = "stands at one instruction" if stands else "works"
         text = (
             f"no step for {still_s:.0f} s in phase {phase}, limit {limit_s:.0f} s; the training thread {where}"
             f"{'' if stands else ' (a save or an evaluation outside guard.phase?)'}"

@@ -45,16 +45,16 @@ class StalledRank:
     collective: str = ""
     # What torch's flight recorder has, as JSON; empty if it is switched off.
     recorded: str = ""
-    # Whether the main thread is at another instruction from moment to moment.
-    moves: bool = False
+    # Whether its main thread executes code, it reads or writes files, or its child processes compute.
+    works: bool = False
 
     @classmethod
     def find(cls, step: int | None, place: str, *, after_s: float) -> "StalledRank":
-        """Return the position of this process, and whether it has moved for so long."""
-        moves = not stack_dump.stands_still(after_s)
+        """Return the position of this process, and whether it has worked for so long."""
+        works = not stack_dump.stands_still(after_s)
         function, script, collective = stack_dump.find_functions()
         recorded = _shorten(stack_dump.dump_flight_recorder())
-        return cls(step, place, function, script, collective, recorded, moves)
+        return cls(step, place, function, script, collective, recorded, works)
 
     @classmethod
     def read(cls, content: bytes) -> "StalledRank | None":
@@ -63,8 +63,8 @@ class StalledRank:
             position = cls(**json.loads(zlib.decompressobj().decompress(content, MOST_BYTES)))
         except (zlib.error, ValueError, TypeError, RecursionError):
             return None
-        step, *texts, moves = astuple(position)
-        is_valid = type(step) in (int, NoneType) and isinstance(moves, bool)
+        step, *texts, works = astuple(position)
+        is_valid = type(step) in (int, NoneType) and isinstance(works, bool)
         return position if is_valid and all(isinstance(text, str) for text in texts) else None
 
     @property
@@ -77,8 +77,8 @@ class Culprits(NamedTuple):
     """The ranks that the others wait for, in words; empty if none stands out."""
 
     text: str = ""
-    # Whether one of them moves, as in an evaluation or a save of its own.
-    moves: bool = False
+    # Whether one of them works, as in an evaluation or a save of its own.
+    works: bool = False
 
 
 def _shorten(dump: bytes) -> str:
@@ -102,7 +102,7 @@ class StallExchange:
     def post(self, after_s: float) -> None:
         """Write the position of a rank other than 0 in the background, unless the last write still waits.
 
-        Whether it moves is observed for so long.
+        Whether it works is observed for so long.
         """
         is_free = self._writing is None or not self._writing.is_alive()
         if is_free and self._agreement.rank and self._agreement.size > 1:
@@ -156,13 +156,13 @@ def describe_culprits(positions: Mapping[int, StalledRank], *, size: int, find_p
     named = []
     for rank, why in list(culprits.items())[:NAMED]:
         position = positions.get(rank)
-        here = f"; it {'moves' if position.moves else 'is'} in {position.where}" if position else ""
+        here = f"; it {'works' if position.works else 'is'} in {position.where}" if position else ""
         named.append(f"rank {rank} on {position.place if position else find_place(rank)}: {why}{here}")
     if len(culprits) > NAMED:
         named.append(f"the same of {len(culprits) - NAMED} more")
     if named and (waiting := next((rank for rank in sorted(positions) if rank not in culprits), None)) is not None:
         named.append(f"rank {waiting} waits in {positions[waiting].script}")
-    return Culprits("; ".join(named), any(rank in known and known[rank].moves for rank in culprits))
+    return Culprits("; ".join(named), any(rank in known and known[rank].works for rank in culprits))
 
 
 def _find_by_records(positions: Mapping[int, StalledRank]) -> dict[int, str]:

@@ -117,7 +117,7 @@ def acceptance(
     save(output / result.PAGE_FILE, result.make_acceptance_report(made, results, observed))
     say(f"result: {written}, {output / result.PAGE_FILE}")
     for remaining in session.cleanup.problems:
-        say(f"not removed: {remaining}; run `{where.complete_command('rerail acceptance')}` again")
+        say(f"not removed: {remaining}; run `{where.complete_text('rerail acceptance')}` again")
     if status := _choose_status(session, results, observed, say):
         raise typer.Exit(status)
 

@@ -188,7 +188,7 @@ def continue_run(runner: ChainRunner, submitter: Submitter, task: str, *, dry_ru
 def format_command(where: Place, chain: Chain, file: Path | None) -> str:
     """Return the command that runs the chain."""
     words = ["rerail", "chain", chain.name, *(["--file", str(file)] if file else [])]
-    return where.complete_command(shlex.join(words))
+    return where.complete_text(shlex.join(words))
 
 
 def upload_state_machine(runner: ChainRunner, submitter: Submitter) -> dict[str, Any]:

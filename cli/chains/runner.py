@@ -165,7 +165,7 @@ class ChainRunner:
     def _warn_of_earlier_run(self, task: str) -> None:
         earlier = self.find_earlier_run(task)
         if earlier and self.world.find_progress(earlier).state is TaskState.RUNNING:
-            stop = self.world.where.complete_command(f"rerail stop {earlier}")
+            stop = self.world.where.complete_text(f"rerail stop {earlier}")
             self.show(task, f"warning: its earlier run {earlier} goes on; `{stop}` ends it")
 
     def _show_change(self, one: TaskPlan) -> None:

@@ -126,7 +126,7 @@ class TaskRuns:
             reason, command = f": {run.hold_text}" if run.hold_text else "", format_next_command(run)
             if not command.startswith("rerail release"):  # which would repeat the code
                 return TaskProgress(state, text + reason, f"fix the script, then `{self.command} --continue TASK`")
-            return TaskProgress(state, text + reason, f"fix the cause, then `{self.where.complete_command(command)}`")
+            return TaskProgress(state, text + reason, f"fix the cause, then `{self.where.complete_text(command)}`")
         if state is TaskState.STOPPED:
             advice = f"`{self.command} --again TASK` starts another; `--continue TASK` goes on with it after a change"
             return TaskProgress(state, text, advice)
@@ -145,7 +145,7 @@ class TaskRuns:
         if job.status.is_terminal:
             since = self._failed_since.setdefault(run, self.clock())
             if self.clock() - since > ADOPTION_S:
-                advice = f"`{self.where.complete_command(f'rerail doctor --job {run}')}` says why it is not supervised"
+                advice = f"`{self.where.complete_text(f'rerail doctor --job {run}')}` says why it is not supervised"
                 return TaskProgress(TaskState.STOPPED, f"its job {run} is {job.status}", advice)
         return TaskProgress(TaskState.RUNNING, text)
 

@@ -114,8 +114,8 @@ class Checkpoints(Protocol):
         """Return the newest checkpoints below the URI that have a readable manifest, newest first.
 
         With `upto`, only checkpoints up to that step count. With a key, each says whether it is signed with that. With
-        `signed_only` too, manifests are read until a signed one is usable: unsigned ones hide none. Without, or if
-        there is no manifest at all, return those of a known layout too.
+        `signed_only` too, manifests are read until a signed one is usable: unsigned ones hide none. Checkpoints of a
+        known layout are returned too, unless there are manifests and `signed_only` is set.
         """
 
     def list_saves(self, uri: str) -> ListedSaves:

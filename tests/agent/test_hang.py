@@ -91,7 +91,7 @@ def test_a_rank_that_works_alone_for_long_is_a_warning(bucket: Bucket, tmp_path)
     assert Ranks(loops.working_alone, 2, environment=environment, for_s=10).answers() == [11, 11]
     (finding,) = [finding for report in bucket.reports().values() for finding in report.findings]
     assert (finding.kind, finding.level, finding.step) == ("stall", "warn", 10)
-    assert re.search("; it moves in .*evaluate at", finding.evidence)
+    assert re.search("; it works in .*evaluate at", finding.evidence)
 
 
 class Watched:
@@ -151,7 +151,7 @@ def test_a_rank_writes_where_it_stands_before_any_rank_reports(monkeypatch):
 @pytest.mark.parametrize("moving", ["this rank", "the rank that the others wait for"])
 def test_a_thread_that_moves_is_a_warning_until_it_stands(monkeypatch, moving):
     """It may be a save or an evaluation outside guard.phase, however long: it is reported once, and looked at again."""
-    watched, culprits = Watched(monkeypatch), Culprits("rank 3 on algo-1: it has not entered all_reduce", moves=True)
+    watched, culprits = Watched(monkeypatch), Culprits("rank 3 on algo-1: it has not entered all_reduce", works=True)
     watched.moves = moving == "this rank"
     if not watched.moves:
         monkeypatch.setattr(watched.watchdog._stalls, "find_culprits", lambda within_s: culprits)

@@ -47,17 +47,17 @@ def test_the_culprit_is_in_no_collective_while_most_others_wait_in_one(positions
 
 
 @pytest.mark.parametrize(
-    ("moving", "moves"),
+    ("moving", "works"),
     [(LOADING, True), (IN, False), (position(step=7), False)],
     ids=["the culprit", "one that waits", "in an earlier standstill"],
 )
-def test_only_a_culprit_that_moves_counts(moving, moves):
-    positions = {0: IN, 1: IN, 2: IN, 3: LOADING, 4: replace(moving, moves=True)}
-    assert describe_culprits(positions, size=5, find_place=str).moves is moves
+def test_only_a_culprit_that_works_counts(moving, works):
+    positions = {0: IN, 1: IN, 2: IN, 3: LOADING, 4: replace(moving, works=True)}
+    assert describe_culprits(positions, size=5, find_place=str).works is works
 
 
 @pytest.mark.parametrize(
-    "change", [{"step": "7"}, {"moves": "yes"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}]
+    "change", [{"step": "7"}, {"works": "yes"}, {"place": ["x"]}, {"more": ""}, {"place": "x" * (5 << 20)}]
 )
 def test_a_position_that_no_rank_has_sent_is_passed_over(change):
     """Anyone who reaches the store can write to it: content may decompress to far more, or to nothing readable."""

@@ -233,18 +233,17 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
         return relaunch_now(run, seen, policy, what)
     run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, is_recovered=True)
-    title, reason, todo = "completed", f"attempt {run.current.number} completed: the run is done", ""
+    title, reason, todo, doubt = "completed", f"attempt {run.current.number} completed: the run is done", "", ""
     if error := seen.job.error_at_end:
-        run = with_warnings(run, ERROR_AT_END)
-        title, reason = "completed, with an error at the end", f"{reason}; but its log ends with an error: {error}"
+        doubt, reason = ERROR_AT_END, f"{reason}; but its log ends with an error: {error}"
         todo = "Check the result before you use it; have the script end with its exit code"
     elif label := find_open_label(run):
-        run = with_warnings(run, LOSS_AT_END)
-        title, reason = "completed with a loss in trouble", f"{reason}; but its last steps were {label.why}"
+        doubt, reason = LOSS_AT_END, f"{reason}; but its last steps were {label.why}"
         todo = "Check the result before you use it"
     elif has_no_row(run, seen.job, policy):
-        run = with_warnings(run, NO_ROW)
-        title, todo = "completed without a metric row", format_instruction(format_no_row(run))
+        doubt, todo = NO_ROW, format_instruction(format_no_row(run))
+    if doubt:
+        run, title = with_warnings(run, doubt), f"completed {DOUBTFUL_ENDS[doubt].partition(':')[0]}"
     notice = make_notice(run, Severity.INFORM, title, reason, key="completed", todo=todo)
     return Decision(run, (notice,), reason, finding="completed")
 

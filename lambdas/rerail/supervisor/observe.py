@@ -103,18 +103,22 @@ def _is_last(run: Run, job: Job) -> bool:
 def _list_checkpoints(
     run: Run, checkpoints: Checkpoints, *, upto: int | None, at: datetime, job: Job | None = None
 ) -> tuple[Sequence[Checkpoint] | None, tuple[CheckpointsRefused, ...]]:
-    """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch.
-
-    The first report of an agent may be recorded before the decision: what it has signed must be known then.
-    """
+    """Return the run's checkpoints, or None and why they are more than Rerail reads; `job` is one to relaunch."""
     try:
-        found = checkpoints.list_checkpoints(
-            run.checkpoint_uri, upto=upto, signing_key=run.signing_key, signed_only=has_agent(run)
-        )
-        return found, ()
+        return list_with_signatures(run, checkpoints, upto=upto), ()
     except BoundsExceeded as error:
         is_needed = job is not None and not error.may_pass
         return None, (CheckpointsRefused(at, error.message, error.advice, is_needed, job),)
+
+
+def list_with_signatures(run: Run, checkpoints: Checkpoints, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    """Return the run's checkpoints, each with whether the run's key has signed it.
+
+    The first report of an agent may be recorded before the decision: what it has signed must be known then.
+    """
+    return checkpoints.list_checkpoints(
+        run.checkpoint_uri, upto=upto, signing_key=run.signing_key, signed_only=has_agent(run)
+    )
 
 
 def observe_policy(run: Run, policies: Policies, *, at: datetime) -> tuple[PolicyRead, ...]:

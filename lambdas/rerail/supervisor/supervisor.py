@@ -23,7 +23,7 @@ from rerail.decisions.adoption import (
     refuse,
 )
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import Decision, find_first_start, has_agent, may_act
+from rerail.decisions.decision import Decision, find_first_start, may_act
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -132,7 +132,7 @@ from rerail.requests.relaunch import (
 )
 from rerail.requests.states import EXECUTION_VARIABLE
 from rerail.supervisor.decision_metrics import RecordedDecision
-from rerail.supervisor.observe import has_looked_since, may_have_lost_job, observe, observe_policy
+from rerail.supervisor.observe import has_looked_since, list_with_signatures, may_have_lost_job, observe, observe_policy
 from rerail.supervisor.run_events import make_run_event
 
 MAX_CONFLICTS = 8
@@ -325,9 +325,7 @@ class Supervisor:
     ) -> Sequence[Checkpoint] | None:
         """Return the checkpoints if the command needs a step; an operator may choose one older than usual."""
         if received.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
-            return self.checkpoints.list_checkpoints(
-                run.checkpoint_uri, upto=received.step, signing_key=run.signing_key, signed_only=has_agent(run)
-            )
+            return list_with_signatures(run, self.checkpoints, upto=received.step)
         return self._list_checkpoints(run, seen) if received.verb in LISTING_VERBS else None
 
     def on_findings(
@@ -381,13 +379,7 @@ class Supervisor:
 
     def _list_checkpoints(self, run: Run, seen: Sequence[Checkpoint] | None) -> Sequence[Checkpoint] | None:
         """Return the run's checkpoints; they are listed only if that was not done just before."""
-        return (
-            seen
-            if seen is not None or not run.checkpoint_uri
-            else self.checkpoints.list_checkpoints(
-                run.checkpoint_uri, signing_key=run.signing_key, signed_only=has_agent(run)
-            )
-        )
+        return seen if seen is not None or not run.checkpoint_uri else list_with_signatures(run, self.checkpoints)
 
     def on_alarm(self, changed: AlarmStateChanged) -> Run | None:
         """Decide on a user's own CloudWatch alarm on a supervised job; a return to OK changes nothing."""

@@ -59,7 +59,7 @@ class World:
     strangers: set[str] = field(default_factory=set)
     _states: dict[str, TaskState] = field(default_factory=dict)
     _looked: dict[str, int] = field(default_factory=dict)
-    where = SimpleNamespace(complete_command=lambda command: command)
+    where = SimpleNamespace(complete_text=lambda command: command)
 
     def _count(self) -> None:
         if self.left is not None:
