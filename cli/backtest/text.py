@@ -80,7 +80,7 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
         if "step" in values:
             step = values["step"] + ((epoch - first) * longest if epoch is not None else 0)
         if "loss" in values:
-            silence = LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes))
+            silence = silence.with_loss()
         elif "step" in values and silence.loss_received and is_one_line:
             silence = replace(silence, minutes=silence.minutes + 1)
         is_lost = "loss" not in values and silence.tells_of_nan

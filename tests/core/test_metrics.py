@@ -314,12 +314,11 @@ def test_the_flag_reports_a_nan():
 def test_without_a_flag_a_missing_loss_is_a_nan():
     """The log flows and the loss is missing for the second minute: a number would have been read."""
     series = PublishedSeries()
-    series.minute(0, step=10.0, loss=3.0)
-    for number in (1, 2, 3):
-        series.minute(number, step=10.0 * number + 10)
+    for number in range(6):
+        series.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number < 3 else {}))
     _, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
-    assert [s.nonfinite for s in found] == [False, False, True, True]
-    assert [s.complete_to for s in found] == [None, None, 0, 0]
+    assert [s.nonfinite for s in found] == [False] * 4 + [True] * 2
+    assert [s.complete_to for s in found] == [None] * 4 + [20] * 2
 
 
 def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
@@ -341,11 +340,11 @@ def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
 @pytest.mark.parametrize(
     ("minutes", "complete_to"),
     [
-        ({0: 50_000, 1: None, 2: None}, 50_000 - 20),  # supervised since then only
+        ({0: 49_980, 4: 50_000, 8: 50_020, **dict.fromkeys(range(9, 16))}, 50_020 - 20),  # every fourth minute
         ({0: 10, 1: 20, 5: 60, 6: None, 7: None, 8: None, 9: None, 10: None}, 40),
         ({0: 10, 1: 20, 5: 30, 6: None, 7: None, 8: None, 9: None, 10: None}, 20),  # a pause
     ],
-    ids=["the first minute that was read", "minutes are missing", "no steps in the missing minutes"],
+    ids=["few minutes have a loss", "minutes are missing", "no steps in the missing minutes"],
 )
 def test_a_missing_loss_is_dated_to_the_minute_before_its_last_value_at_most(minutes, complete_to):
     """By the fastest minute, where the minute before was not read."""
@@ -367,14 +366,27 @@ def test_a_finite_flag_overrules_a_missing_loss():
     assert not any(s.nonfinite for s in found)
 
 
-def test_a_loss_that_is_logged_rarely_is_no_nan_twice():
-    """The pause that it came back from is learned; one that was never heard is a missing metric, not a NaN."""
+@pytest.mark.parametrize(
+    "with_loss",
+    [
+        *(
+            [number for number in range(200) if number % spacing == first]
+            for spacing, first in ((5, 0), (60, 7), (2, 1))
+        ),
+        [9, 15, 82, 108, 120, 129, 141, 146, 160, 168, 196],  # the updates of a run of PPO, by its episodes
+    ],
+    ids=["every fifth minute", "every hour", "every second minute", "irregular"],
+)
+def test_a_loss_that_is_logged_rarely_is_no_nan(with_loss):
+    """One that was never received is a missing metric, not a NaN."""
     series = PublishedSeries()
-    for number in range(16):
-        series.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number % 5 == 0 else {}))
+    for number in range(200):
+        series.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number in with_loss else {}))
     cursor, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
-    assert [n for n, s in enumerate(found) if s.nonfinite] == [2, 3, 4]
-    assert cursor.silence.longest == 4
+    assert len(found) > 150
+    assert not any(sample.nonfinite for sample in found)
+    gaps = [later - number - 1 for number, later in zip(with_loss, with_loss[1:], strict=False)]
+    assert (cursor.silence.shortest, cursor.silence.longest) == (min(gaps), max(gaps))
     assert not any(
         s.nonfinite for s in see(series, Cursor("gpt"), names=MetricNames(nonfinite="", loss="elsewhere"))[1]
     )

@@ -27,8 +27,10 @@ LOOK_BACK = timedelta(hours=3)
 # Runs that were read recently are queried together, separately from the few that need a longer time range.
 FRESH_PERIODS = 5
 RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricData accepts, in seconds
-# After this many minutes with other metrics but no loss, the loss counts as NaN.
+# After this many minutes with other metrics but no loss, the loss counts as NaN, if so many minutes had one before: more
+# of them if the time between them varies, as for the updates of reinforcement learning.
 MIN_SILENT_MINUTES = 2
+REGULAR_LOSSES, IRREGULAR_LOSSES = 3, 20
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
 # Steps that fell belong to another epoch once they have stayed low for half the time that they had grown, at least 3
@@ -188,8 +190,11 @@ class LossSilence:
     loss_received: bool = False
     # Minutes without a loss until now.
     minutes: int = 0
-    # The longest gap in minutes after which the loss came back.
+    # The longest and the shortest gap in minutes after which the loss came back.
     longest: int = 0
+    shortest: int | None = field(default=None, compare=False)
+    # Minutes with a loss, of all attempts.
+    losses: int = field(default=0, compare=False)
     # The step before the last minute with a loss; during that minute the loss may already have been missing.
     complete_to: int | None = None
     # The last step of the minute with the newest loss.
@@ -199,8 +204,28 @@ class LossSilence:
 
     @property
     def tells_of_nan(self) -> bool:
-        """Return whether the gap is long enough to count as NaN."""
-        return self.minutes >= max(MIN_SILENT_MINUTES, 2 * self.longest + 1)
+        """Return whether the gap is long enough to count as NaN, for a loss that came often enough to expect it."""
+        is_regular = self.longest - (self.shortest or 0) <= 1
+        is_expected = self.losses >= (REGULAR_LOSSES if is_regular else IRREGULAR_LOSSES)
+        return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, 2 * self.longest + 1)
+
+    def with_loss(self, *, complete_to: int | None = None, loss_step: int | None = None) -> "LossSilence":
+        """Return the state after a minute with a loss."""
+        longest, shortest = self.longest, self.shortest
+        if self.loss_received:
+            longest, shortest = (
+                max(longest, self.minutes),
+                min(self.minutes if shortest is None else shortest, self.minutes),
+            )
+        return LossSilence(
+            True,
+            longest=longest,
+            shortest=shortest,
+            losses=self.losses + 1,
+            complete_to=complete_to,
+            loss_step=loss_step,
+            fastest=self.fastest,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +261,7 @@ def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None)
     numbers: then `judged_to` is the step to go back to, and all later steps are evaluated again.
     """
     step = cursor.step if judged_to is None or cursor.step is None else min(cursor.step, judged_to)
-    silence = LossSilence(longest=cursor.silence.longest, fastest=cursor.silence.fastest)
+    silence = replace(cursor.silence, loss_received=False, minutes=0, complete_to=None, loss_step=None)
     return Cursor(job, step=step, behind=step is not None, silence=silence, low_minutes=cursor.low_minutes)
 
 
@@ -415,8 +440,7 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
         fastest = max(fastest, step - cursor.seen_step)
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
-        longest = max(silence.longest, silence.minutes)
-        silence = LossSilence(True, longest=longest, complete_to=before, loss_step=step)
+        silence = silence.with_loss(complete_to=before, loss_step=step)
     elif "nonfinite" not in row and silence.loss_received:
         silence = replace(silence, minutes=silence.minutes + 1)
     silence = replace(silence, fastest=fastest)
