@@ -111,6 +111,8 @@ def test_a_run_that_starts_again_is_not_intervened_on() -> None:
     """Two launches in one log: the loss is back where it began and falls again, which is no divergence."""
     found = said(samples(falling(1200) + falling(1200, seed=3)))
     assert Level.INTERVENE not in levels(found)
+    launch = [Sample(step=100 * (row + 1), loss=3e4 if row == 0 else 1 + 1 / row) for row in range(60)]
+    assert said([*launch, *launch], Kind.DIVERGENCE) == []
 
 
 def test_a_new_level_stops_alarming() -> None:
@@ -161,6 +163,15 @@ def test_a_log_of_few_digits_is_not_frozen() -> None:
 def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:
     """A loss that became ever smaller before it read 0.0 got there by learning."""
     assert said(samples([*[10.0 * 0.5**row for row in range(60)], *[0.0] * 200]), Kind.FROZEN_LOSS) == []
+
+
+@pytest.mark.parametrize(("zeros", "worst"), [(0, Level.INTERVENE), (30, Level.WARN)])
+def test_zeros_are_acted_on_unless_they_have_come_and_gone_before(zeros, worst) -> None:
+    """The policy of an agent may have nothing left to learn for a while, and its loss is printed as -0.0000."""
+    busy = [round(0.3 * math.sin(row), 4) for row in range(1, 60)]
+    found = said(samples([*busy, *[-0.0] * zeros, *busy, *[-0.0] * 400]), Kind.FROZEN_LOSS)
+    assert levels(found)[-1] is worst
+    assert "exactly 0 for" in found[0][1].evidence
 
 
 def test_a_plateau_is_told_once_after_a_fall_unless_the_policy_excludes_it() -> None:

@@ -65,6 +65,9 @@ class Divergence:
     rise: LossRise | None = None
     recovered_level: float = 0.0
     recovered_row: int = 0
+    # The largest usual rise since the loss was last back at its level, and the rows since then.
+    usual_peak: float = 0.0
+    usual_rows: int = 0
     # The most rows that a rise took until it recovered.
     recovered_rows: int = 0
     # The level that a rise was called to act on to get back to; it has not come back to it. A further rise is told.
@@ -139,7 +142,7 @@ class Divergence:
         rise = now - self.best.value()
         falls = row.is_recovered and len(self.printed) > 1 and self.printed[-1] <= self.printed[0]
         if falls or len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):
-            self.rises.push(rise)
+            self._add_usual_rise(rise, detection)
             return None
         self.rise = LossRise(
             self.best.value(), allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at
@@ -151,6 +154,17 @@ class Divergence:
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, row, rise) if is_new else None
+
+    def _add_usual_rise(self, rise: float, detection: Thresholds) -> None:
+        """Add a rise within the usual ones, and remember the largest that the run recovered from."""
+        self.rises.push(rise)
+        self.usual_peak, self.usual_rows = max(self.usual_peak, rise), self.usual_rows + 1
+        has_recovered = rise < detection.rise_recovered * self.usual_peak
+        if has_recovered and self.usual_peak > self._find_recovered(CONFIRMING_HALF_LIFE_ROWS):
+            self.recovered_level, self.recovered_row = self.usual_peak, self.rows
+            self.recovered_rows = max(self.recovered_rows, self.usual_rows)
+        if has_recovered or len(self.rises) < HISTORY_NEEDS:
+            self.usual_peak, self.usual_rows = 0.0, 0
 
     def _start_early_rise(self, now: float, row: Row) -> bool:
         """Follow a rise in the first rows: the loss has fallen, and is suddenly far above that level."""
@@ -171,7 +185,7 @@ class Divergence:
     def _start_growth(self, now: float, row: Row) -> bool:
         """Follow a loss that is far above its first level, whether it has ever fallen or not."""
         rise, allowed = now - self.start, math.log(GROWN)
-        if self.is_early_over or row.scale.unit or rise < allowed or now < allowed or self.rows < LEVEL_ROWS:
+        if self.is_early_over or row.scale.unit or rise < allowed or now < allowed or len(self.level) < LEVEL_ROWS:
             return False
         self.rise = LossRise(self.start, allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at)
         self.rise.is_reported = self.is_early_over = True
@@ -197,18 +211,22 @@ class Divergence:
 
     def _is_new(self, rise: float, detection: Thresholds, *, half_life: int) -> bool:
         """Return whether the run has not yet recovered from a rise as large as this one."""
+        return rise > detection.rise_tolerated * self._find_recovered(half_life)
+
+    def _find_recovered(self, half_life: int) -> float:
+        """Return the largest rise that the run recovered from, which counts half as much after so many rows."""
         known: float = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / half_life)
-        return rise > detection.rise_tolerated * known
+        return known
 
     def _is_confirmed(self, rise: float, row: Row, detection: Thresholds) -> bool:
         """Return whether there is a second reason to intervene besides that the rise lasts.
 
-        It must be larger, or last longer, than any that the run recovered from. If the loss was recovered from running
-        means, these must have risen too.
+        It must be larger, or last longer, than any that the run recovered from; a loss below zero, such as that of a
+        policy, may stay up for long. If the loss was recovered from running means, these must have risen too.
         """
         assert self.rise is not None
         is_new = self._is_new(rise, detection, half_life=CONFIRMING_HALF_LIFE_ROWS)
-        unusual = is_new or self.rise.rows > LONGER * self.recovered_rows
+        unusual = is_new or (not row.scale.unit and self.rise.rows > LONGER * self.recovered_rows)
         printed, loss = self.rise.printed, row.sample.loss
         return unusual and (printed is None or (loss is not None and loss > printed))
 
@@ -258,6 +276,7 @@ class Divergence:
         for window in (self.recent, self.level, self.strays, self.rises, self.best):
             window.scale(factor)
         self.start, self.recovered_level = self.start * factor, self.recovered_level * factor
+        self.usual_peak *= factor
         self.acted_from = None if self.acted_from is None else self.acted_from * factor
         if known := self.earlier:
             self.earlier = replace(known, level=known.level * factor, allowed=known.allowed * factor)
@@ -268,7 +287,7 @@ class Divergence:
     def _forget(self) -> None:
         fresh = Divergence()
         self.recent, self.level, self.strays, self.rises = fresh.recent, fresh.level, fresh.strays, fresh.rises
-        self.lagged, self.rise = [], None
+        self.lagged, self.rise, self.usual_peak, self.usual_rows = [], None, 0.0, 0
         self.best = RunningMinimum(BEST_ROWS)
 
     def _finding(self, level: Level, row: Row, rise: float) -> Finding:
