@@ -27,10 +27,12 @@ LOOK_BACK = timedelta(hours=3)
 # Runs that were read recently are queried together, separately from the few that need a longer time range.
 FRESH_PERIODS = 5
 RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricData accepts, in seconds
-# After this many minutes with other metrics but no loss, the loss counts as NaN, if so many minutes had one before: more
-# of them if the time between them varies, as for the updates of reinforcement learning.
+# After this many minutes with other metrics but no loss, and twice the longest gap, the loss counts as NaN, if so many
+# minutes had one before: more of them if the gaps vary. If it is also missing most of the time, as between the updates
+# of reinforcement learning, whose gaps may grow, after ten times the longest gap.
 MIN_SILENT_MINUTES = 2
 REGULAR_LOSSES, IRREGULAR_LOSSES = 3, 20
+GAP_FACTOR, RARE_GAP_FACTOR = 2, 10
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
 # Steps that fell belong to another epoch once they have stayed low for half the time that they had grown, at least 3
@@ -190,11 +192,11 @@ class LossSilence:
     loss_received: bool = False
     # Minutes without a loss until now.
     minutes: int = 0
-    # The longest and the shortest gap in minutes after which the loss came back.
+    # The longest gap in minutes after which the loss came back.
     longest: int = 0
-    shortest: int | None = field(default=None, compare=False)
-    # Minutes with a loss, of all attempts.
+    # Minutes with a loss, and minutes in all gaps, of all attempts.
     losses: int = field(default=0, compare=False)
+    gaps: int = field(default=0, compare=False)
     # The step before the last minute with a loss; during that minute the loss may already have been missing.
     complete_to: int | None = None
     # The last step of the minute with the newest loss.
@@ -205,26 +207,23 @@ class LossSilence:
     @property
     def tells_of_nan(self) -> bool:
         """Return whether the gap is long enough to count as NaN, for a loss that came often enough to expect it."""
-        is_regular = self.longest - (self.shortest or 0) <= 1
+        is_regular = (self.longest - 1) * self.losses <= self.gaps
         is_expected = self.losses >= (REGULAR_LOSSES if is_regular else IRREGULAR_LOSSES)
-        return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, 2 * self.longest + 1)
+        factor = GAP_FACTOR if is_regular or self.gaps <= self.losses else RARE_GAP_FACTOR
+        return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, factor * self.longest + 1)
 
     def with_loss(self, *, complete_to: int | None = None, loss_step: int | None = None) -> "LossSilence":
         """Return the state after a minute with a loss."""
-        longest, shortest = self.longest, self.shortest
-        if self.loss_received:
-            longest, shortest = (
-                max(longest, self.minutes),
-                min(self.minutes if shortest is None else shortest, self.minutes),
-            )
-        return LossSilence(
-            True,
-            longest=longest,
-            shortest=shortest,
+        gap = self.minutes if self.loss_received else 0
+        return replace(
+            self,
+            loss_received=True,
+            minutes=0,
+            longest=max(self.longest, gap),
             losses=self.losses + 1,
+            gaps=self.gaps + gap,
             complete_to=complete_to,
             loss_step=loss_step,
-            fastest=self.fastest,
         )
 
 
