@@ -28,7 +28,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rerail.model.skipped_samples import Ranges
 from rerail_agent import data_order, manifests
-from rerail_agent.checkpoints.manifest import DamagedCheckpoint
+from rerail_agent.checkpoints.manifest import DamagedCheckpoint, read_start
 from rerail_agent.data_order import DataOrder, OrderedBatches
 from rerail_agent.detection import CLEAN
 from rerail_agent.fault_isolation import FaultIsolation, print_line
@@ -273,7 +273,7 @@ class RerailCallback(TrainerCallback):
 
     def _read_detector_state(self, folder: Path) -> None:
         try:
-            self.guard.load_state_dict(json.loads((folder / DETECTOR_STATE).read_text()))
+            self.guard.load_state_dict(json.loads(read_start(folder / DETECTOR_STATE)))
         except FileNotFoundError:
             pass  # saved without the agent
         except (OSError, ValueError, RecursionError) as error:

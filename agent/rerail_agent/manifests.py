@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +28,19 @@ from rerail_agent.checkpoints.manifest import (
     Manifest,
     dump,
     format_now,
+    is_count,
     read_start,
     verify_signature,
 )
-from rerail_agent.checkpoints.store import LocalStore, compute_checksum, find_free_path, sync_folder, write_file
+from rerail_agent.checkpoints.store import (
+    LocalStore,
+    compute_checksum,
+    delete_folder,
+    find_free_path,
+    make_folder,
+    sync_folder,
+    write_file,
+)
 from rerail_agent.checkpoints.trust import UNTRUSTED, ManifestTrust
 from rerail_agent.deferred_torch import find_process_group
 from rerail_agent.fault_isolation import print_line
@@ -184,8 +192,8 @@ def read(folder: Path) -> Manifest:
         )
         table["signature"] = verify_signature(table)
         manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
-        if any(type(number) is not int for number in (manifest.step, manifest.attempt, manifest.restart)):
-            raise TypeError("step, attempt and restart must be whole numbers")
+        if not all(map(is_count, (manifest.step, manifest.attempt, manifest.restart))):
+            raise TypeError("step, attempt and restart must be whole numbers, 0 or more")
         if not all(is_inside(str(entry["name"])) for entry in files):
             raise ValueError("a file outside the checkpoint's folder")
     except FileNotFoundError as error:
@@ -250,7 +258,8 @@ def find_newest_whole(root: Path, allowed: Callable[[Manifest], bool], log: Log 
     untrusted = ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
     for folder in folders:
         try:
-            if (manifest := read(folder)).step in untrusted:
+            manifest = read(folder)
+            if manifest.step in untrusted and not manifest.signature:  # another folder of this step may be signed
                 raise DamagedCheckpoint(UNTRUSTED)
             if allowed(manifest):
                 verify(folder)
@@ -271,7 +280,7 @@ def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], l
         if (parse_step(folder) or 0) <= after or attempt is None:
             continue
         place = find_free_path(root / QUARANTINE / f"a{attempt}-{folder.name}")
-        place.parent.mkdir(exist_ok=True)
+        make_folder(place.parent)
         try:
             folder.rename(place)
         except FileNotFoundError:
@@ -319,8 +328,10 @@ def find_safe(root: Path, *, newest: int, onset: int | None = None) -> int | Non
 
 
 def _list_manifests(root: Path) -> list[Manifest]:
-    """Return the manifests that can be read, the newest step first."""
-    return [manifest for folder in list_folders(root) if (manifest := _read_or_none(folder))]
+    """Return the manifests that can be read and are trusted, the newest step first."""
+    listed = [manifest for folder in list_folders(root) if (manifest := _read_or_none(folder))]
+    untrusted = ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
+    return [manifest for manifest in listed if manifest.signature or manifest.step not in untrusted]
 
 
 def _read_or_none(folder: Path) -> Manifest | None:
@@ -331,9 +342,13 @@ def _read_or_none(folder: Path) -> Manifest | None:
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint, its manifest first: half deleted, it must not look complete."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete an outdated checkpoint; an error is logged, and training goes on."""
+    try:
+        delete_folder(folder)
+    except FileNotFoundError:
+        pass  # another machine on the same file system was faster
+    except OSError as error:
+        print_line(f"{folder.name} is out of date and could not be deleted: {error}")
 
 
 def find_root(place: str | os.PathLike[str] | None = None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -355,22 +370,23 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
         quarantine(place, after=attempt.resume_at_most, tainted=attempt.must_quarantine)
     at_most = sys.maxsize
     while True:
-        mine = _find_newest(place, attempt, at_most)
-        at_most, most = min(steps := [step for step in gather(mine) if step is not None]), max(steps)
+        found = [name for name in gather(_find_newest(place, attempt, at_most)) if name is not None]
+        steps = [parse_step(Path(name)) or 0 for name in found]
+        at_most, most = min(steps), max(steps)
         if at_most == most:
             break
     wanted = attempt.resume_at_most
     if wanted and at_most < wanted and get_rank() == 0:
         print_line(f"asked to resume from step {wanted}, which is missing or incomplete; taking step {at_most} instead")
-    return next((folder for folder in list_folders(place) if parse_step(folder) == at_most), None) if at_most else None
+    return place / found[0] if at_most else None  # by its name: another folder of that step was not verified
 
 
-def _find_newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
-    """Return this machine's newest step; None where another process of this machine reads the files."""
+def _find_newest(root: Path, attempt: AttemptInfo, at_most: int) -> str | None:
+    """Return the name of this machine's newest checkpoint, "" if it has none; None where another process reads them."""
     if find_process_group() and not is_host_leader():
         return None
     found = find_newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
-    return 0 if found is None else parse_step(found)
+    return found.name if found else ""
 
 
 # ---------------------------------------------------------------------- from a training loop
@@ -433,7 +449,7 @@ class FrameworkCheckpoints:
 
     def _make_room(self, folder: Path) -> None:
         if is_host_leader():
-            delete_checkpoint(folder)
+            delete_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:

@@ -151,6 +151,37 @@ def test_no_more_than_a_limit_is_read_of_a_manifest(tmp_path, monkeypatch):
     assert resume_from(tmp_path) == before
 
 
+@pytest.mark.threat("T25")
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "number", "no folder"])
+def test_nothing_in_the_folder_prevents_a_rollback(tmp_path, monkeypatch, kind):
+    """Others may write to it: nothing is read that does not end, and no name is made of a number without end."""
+    before, last = saved(tmp_path, "step-4"), saved(tmp_path, "step-6", attempt=AttemptInfo("night", 1))
+    manifest = last / "manifest.json"
+    text = manifest.read_text()
+    match kind:
+        case "pipe":
+            manifest.unlink()
+            os.mkfifo(manifest)
+        case "device":
+            (before / "empty").symlink_to("/dev/zero")
+            table = json.loads((before / "manifest.json").read_text())
+            table["files"].append({"name": "empty", "bytes": 0, "checksum": ""})
+            (before / "manifest.json").write_text(json.dumps(table))
+        case "folder":
+            manifest.unlink()
+            manifest.mkdir()
+        case "number":
+            manifest.write_text(text.replace('"attempt": 1', f'"attempt": {10**300}'))
+        case "no folder":
+            (tmp_path / "quarantine").write_text("x")
+    for name, value in {"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert resume_from(tmp_path) == (None if kind == "device" else before)
+    assert len(moved(tmp_path)) == 1
+    manifests.delete_checkpoint(tmp_path / "quarantine" / moved(tmp_path)[0])
+    assert moved(tmp_path) == []
+
+
 def test_a_newer_checkpoint_of_another_run_is_moved_too(tmp_path):
     """Whatever attempt it is of, it would be the newest."""
     saved(tmp_path, "step-4", attempt=OURS)

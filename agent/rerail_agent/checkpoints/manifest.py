@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import xxhash
@@ -79,8 +80,15 @@ def dump(manifest: Manifest) -> bytes:
 
 def read_start(file: Path) -> bytes:
     """Return a file's bytes up to SIZE_LIMIT: others may have written to the folder."""
+    require_regular(file)
     with file.open("rb") as stream:
         return stream.read(SIZE_LIMIT)
+
+
+def require_regular(file: Path) -> None:
+    """Raise OSError for what is not a file, where reading could block for ever: a pipe, or a link to a device."""
+    if not S_ISREG(file.stat().st_mode):
+        raise OSError(f"{file.name} is not a regular file")
 
 
 def parse(text: bytes, *, folder: str) -> Manifest:
@@ -95,8 +103,8 @@ def parse(text: bytes, *, folder: str) -> Manifest:
         files = _files(table)
         manifest = Manifest(**{**table, "files": files})
         positions = (manifest.step, manifest.attempt, manifest.restart, manifest.consumed_samples, manifest.world_size)
-        if any(type(number) is not int for number in positions):
-            raise TypeError("step, attempt, restart, consumed_samples and world_size must be whole numbers")
+        if not all(map(is_count, positions)):
+            raise TypeError("step, attempt, restart, consumed_samples and world_size must be whole numbers, 0 or more")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
     if manifest.schema != SCHEMA or parse_step(folder) != manifest.step or not files:
@@ -104,6 +112,11 @@ def parse(text: bytes, *, folder: str) -> Manifest:
     if METADATA not in [entry["name"] for entry in files]:
         raise DamagedCheckpoint(f"{MANIFEST} lists no {METADATA}: not a checkpoint of torch.distributed.checkpoint")
     return manifest
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number from 0 that fits into a file name."""
+    return type(value) is int and 0 <= value < 10**18
 
 
 def _files(table: dict[str, Any]) -> tuple[dict[str, Any], ...]:

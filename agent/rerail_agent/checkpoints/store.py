@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from rerail_agent.checkpoints.manifest import (
     make_folder_name,
     parse,
     read_start,
+    require_regular,
 )
 
 # The prefix of a folder whose save has no manifest yet.
@@ -148,7 +149,7 @@ class LocalStore:
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
         folder = self._saving(step)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return write_file(folder / name, chunks, total=total)
 
     def reveal(self, step: int) -> None:
@@ -176,11 +177,12 @@ class LocalStore:
         shutil.rmtree(self._saving(step), ignore_errors=True)
 
     def delete_leftovers(self) -> None:
-        for folder in Path(self.root).glob(f"{SAVING}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in Path(self.root).glob(f"{SAVING}*"):
+            with suppress(OSError):
+                delete_path(path)
 
     def steps(self) -> list[int]:
-        matches = (STEP.fullmatch(path.name) for path in Path(self.root).glob("step-*"))
+        matches = (STEP.fullmatch(path.name) for path in Path(self.root).glob("step-*") if path.is_dir())
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def manifest(self, step: int) -> Manifest | None:
@@ -208,18 +210,13 @@ class LocalStore:
             raise DamagedCheckpoint(f"{path.name} does not match its checksum")
 
     def drop(self, step: int) -> None:
-        folder = self._folder(step)
-        if not folder.exists():
-            return
-        (folder / MANIFEST).unlink(missing_ok=True)
-        sync_folder(folder)
-        shutil.rmtree(folder)
+        delete_folder(self._folder(step))
 
     def quarantine(self, step: int, attempt: int | str) -> str | None:
         # One rename, so a kill leaves it either here or there.
         folder = self._folder(step)
         place = find_free_path(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
-        place.parent.mkdir(exist_ok=True)
+        make_folder(place.parent)
         folder.rename(place)
         sync_folder(place.parent)
         sync_folder(Path(self.root))
@@ -296,11 +293,36 @@ _libc = _load_libc()
 
 def compute_checksum(path: Path) -> str:
     digest = xxhash.xxh3_64()
+    require_regular(path)
     with open(path, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(CHUNK))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return f"xxh3_64:{digest.hexdigest()}"
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder if it does not exist; a file that others have put in its place is deleted."""
+    if not folder.is_dir():
+        with suppress(OSError):
+            folder.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a checkpoint's folder, its manifest first: half deleted, it must not look complete."""
+    if folder.is_dir() and not folder.is_symlink():
+        delete_path(folder / MANIFEST)
+        sync_folder(folder)
+    delete_path(folder)
+
+
+def delete_path(path: Path) -> None:
+    """Delete a file, a link or a folder, whatever others have put there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

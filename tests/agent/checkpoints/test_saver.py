@@ -347,11 +347,11 @@ def test_the_writer_dies_with_its_rank(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, logged: LoggedLines) -> None:
     """The save ends with the reason, nothing is left of it, and the next one succeeds."""
     save(saver, 10)
-    (tmp_path / ".saving-step-000000020").write_text("in the way")
+    (tmp_path / ".saving-step-000000020" / "__0_0.distcp").mkdir(parents=True)
     [failed] = save(saver, 20)
     assert failed.error is not None
     assert "rank 0" in failed.error
-    (tmp_path / ".saving-step-000000020").unlink()
+    assert not (tmp_path / ".saving-step-000000020").exists()
     assert saver.newest() == 10
     assert save(saver, 20)[0].error is None
     assert saver.newest() == 20

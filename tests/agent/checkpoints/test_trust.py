@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -258,18 +259,41 @@ def test_checkpoints_from_before_the_first_key_are_restored(tmp_path: Path, as_a
     assert restored(tmp_path)[0] == 30
 
 
+def add_nothing(root: Path) -> None:
+    """The unsigned checkpoint alone."""
+
+
+def add_files(root: Path) -> None:
+    """Files where the agent expects folders."""
+    shutil.rmtree(root / "step-000000020")
+    for name in ("step-000000020", ".saving-step-000000020", "quarantine"):
+        (root / name).write_text("x")
+
+
+def add_folder(root: Path) -> None:
+    """A folder where the agent expects a file."""
+    (root / "step-000000020" / MANIFEST).unlink()
+    (root / "step-000000020" / MANIFEST / "x").mkdir(parents=True)
+
+
 @pytest.mark.threat("T25")
+@pytest.mark.parametrize("add", [add_nothing, add_files, add_folder])
 def test_a_checkpoint_that_others_add_keeps_none_from_being_saved(
-    tmp_path: Path, as_attempt: Callable[..., None]
+    tmp_path: Path, as_attempt: Callable[..., None], add: Callable[[Path], None]
 ) -> None:
     """It stands where the run is about to save: it is replaced, and does not make room for itself either."""
     as_attempt(1)
     save(tmp_path, 10)
     as_attempt(1, "")
     save(tmp_path, 20)
+    add(tmp_path)
     as_attempt(1)
     save(tmp_path, 20)
     assert restored(tmp_path)[0] == 20
+    saver = Saver(open_store(tmp_path))
+    saver.quarantine(after=10, tainted=lambda manifest: True)
+    saver.close()
+    assert restored(tmp_path)[0] == 10
 
 
 @pytest.mark.threat("T25")
@@ -284,6 +308,24 @@ def test_folders_of_frameworks_are_signed_too(tmp_path: Path, as_attempt: Callab
     as_attempt(2)
     found = manifests.find_newest_whole(tmp_path, lambda manifest: True, lambda line: None)
     assert found and found.name == "checkpoint-2"
+
+
+@pytest.mark.threat("T25")
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_another_folder_of_a_signed_step_is_not_loaded(
+    tmp_path: Path, as_attempt: Callable[..., None], has_manifest: bool
+) -> None:
+    """Nor does it hide the signed one, or have it deleted."""
+    for name, key in (("checkpoint-4", KEY), ("checkpoint-5", KEY), ("step-5", ""), ("step-6", "")):
+        as_attempt(1, key)
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"w")
+        if key or has_manifest:
+            manifests.commit(folder, step=int(name[-1]))
+    as_attempt(2)
+    assert manifests.resume_from(tmp_path) == tmp_path / "checkpoint-5"
+    assert manifests.choose_kept(tmp_path, keep=2, newest=7) == {4, 5}
 
 
 @pytest.mark.threat("T25")
