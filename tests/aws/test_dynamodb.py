@@ -14,7 +14,7 @@ from rerail.aws.records import READ_BATCH
 from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.causes import Cause
 from rerail.model.errors import Conflict
-from rerail.model.run import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, Incident, JobStatus, Run, RunState, StateChange, TimelineEntry
 from tests.aws.places import TABLE
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -235,6 +235,24 @@ def test_a_long_run_fits_into_one_item(runs):
     assert dict(runs.open_runs())["gpt"] == run
     (item,) = (item for item in everything() if item["sk"]["S"] == "run")
     assert len(item["doc"]["B"]) < 300_000
+
+
+@pytest.mark.threat("T28")
+def test_a_run_that_is_too_large_is_recorded_without_its_earlier_texts(runs):
+    """Errors that do not compress, and a bus that takes no events: the run is still recorded."""
+    run = run_with_attempts(200)
+    noise = "".join(sha256(f"n{number}".encode()).hexdigest() for number in range(14_000))
+    changes = tuple(
+        StateChange(str(n), None, RunState.HELD, NOON, n, 1, noise[n * 900 : n * 900 + 900]) for n in range(950)
+    )
+    run = replace(run, unpublished=changes)
+    runs.save(run)
+    loaded = runs.load("gpt")
+    assert (loaded.current, loaded.incidents[-1]) == (run.current, run.incidents[-1])
+    assert loaded.unpublished == changes[-100:]
+    assert [attempt.job_name for attempt in loaded.attempts] == [attempt.job_name for attempt in run.attempts]
+    assert loaded.attempts[0].failure_reason == ""
+    assert dict(runs.open_runs())["gpt"] == loaded
 
 
 @pytest.mark.parametrize("doc", [{"B": b"no zlib"}, {"S": '{"schema": 99}'}], ids=["damaged", "of another version"])

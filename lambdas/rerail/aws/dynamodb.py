@@ -24,6 +24,7 @@ from rerail.model.run import Run, TimelineEntry
 
 INDEX = "open"
 MAX_REASON_CHARS = 10_000
+MOST_UNPUBLISHED = 100  # in a record that is too large
 # A transaction has a hundred items at most.
 MOST_NEW_ATTEMPTS = 90
 
@@ -187,8 +188,25 @@ def _run(item: Mapping[str, Any]) -> Run:
 
 
 def run_doc(run: Run) -> dict[str, Any]:
-    """Return the record as an attribute; a long one is compressed (each attempt adds a thousand bytes or more)."""
-    return make_doc(dumps(run))
+    """Return the record as an attribute; a long one is compressed (each attempt adds a thousand bytes or more).
+
+    One that is too large loses the texts of earlier attempts, and the oldest events that the bus has not taken: if it
+    could not be recorded, nothing would be done for the run any more.
+    """
+    doc = make_doc(dumps(run))
+    return doc if fits(doc) else make_doc(dumps(_without_earlier_texts(run)))
+
+
+def _without_earlier_texts(run: Run) -> Run:
+    return replace(
+        run,
+        attempts=(*(replace(attempt, failure_reason="") for attempt in run.attempts[:-1]), run.current),
+        incidents=(
+            *(replace(incident, reason="", evidence="", actions=()) for incident in run.incidents[:-1]),
+            *run.incidents[-1:],
+        ),
+        unpublished=run.unpublished[-MOST_UNPUBLISHED:],
+    )
 
 
 def _make_entry_doc(entry: TimelineEntry) -> dict[str, Any]:
