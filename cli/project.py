@@ -18,7 +18,7 @@ IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 SHIPPED_CHOICES = ROOT / "cdk.json"
 CHOICES = SHIPPED_CHOICES if IS_CHECKOUT else Path.cwd() / "rerail-deploy.json"
 OWN_POLICIES = "rerail-policies"
-MAX_POLICY_BYTES = 1_000_000  # of UTF-8, far more than Parameter Store takes
+MAX_TOML_BYTES = 1_000_000  # of UTF-8, far more than a policy in Parameter Store or a project's settings need
 
 
 def find_state_folder() -> Path:
@@ -59,10 +59,10 @@ def find_policy_file(name: str) -> Path:
     return Path(name) if name.endswith(".toml") else find_policies() / f"{name}.toml"
 
 
-def read_policy_file(file: Path) -> str:
-    """Return the text of a policy file; raise OSError for a pipe, where reading may block, and for a huge file."""
-    if not file.is_file() or file.stat().st_size > MAX_POLICY_BYTES:
-        limit = f"must be a file of at most {MAX_POLICY_BYTES:,} bytes"
+def read_toml_file(file: Path) -> str:
+    """Return the text of a TOML file; raise OSError for a pipe, where reading may block, and for a huge file."""
+    if not file.is_file() or file.stat().st_size > MAX_TOML_BYTES:
+        limit = f"must be a file of at most {MAX_TOML_BYTES:,} bytes"
         raise OSError(f"{file} {limit if file.exists() else 'does not exist'}")
     try:
         return file.read_text(encoding="utf-8-sig")
@@ -77,7 +77,7 @@ def read_policy_text(name: str) -> tuple[str, str]:
 
     file = find_policy_file(name)
     try:
-        return read_policy_file(file), str(file)
+        return read_toml_file(file), str(file)
     except OSError as error:
         why = f": {error}" if file.exists() else ""
         known = list_policy_names()

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.submit.problem import Problem
-from cli.submit.settings import check_project, check_project_path, check_table, list_project_folders
+from cli.submit.settings import check_project, check_project_path, check_table, list_project_folders, read_toml
 
 FILE = "rerail.toml"
 NAME = re.compile(r"(?!.{41})[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}")
@@ -92,13 +91,7 @@ def find_file(given: Path | None, folder: Path) -> Path:
 
 def read_chain(file: Path, name: str) -> Chain:
     """Return the chain of this name; without a name, the only one of the file."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise Problem(f"{file} is not valid TOML: {error}", "correct the file") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(f"{file} cannot be read: {error}", "make it a TOML file in UTF-8") from error
-    return parse_chain(file, table.get("chain", {}), name)
+    return parse_chain(file, read_toml(file).get("chain", {}), name)
 
 
 def parse_chain(file: Path, chains: Any, name: str) -> Chain:

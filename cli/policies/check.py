@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from cli.policies.odd import find_oddities
-from cli.project import read_policy_file
+from cli.project import read_toml_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import RETIRED_FIELDS, Policy, parse_policy, to_toml
 
@@ -39,7 +39,7 @@ def check_file(file: Path) -> Checked:
             str(file), file.stem, (f"must be named *.toml to be deployed: write it in TOML as {file.stem}.toml",)
         )
     try:
-        text = read_policy_file(file)
+        text = read_toml_file(file)
     except OSError as error:
         return Checked(str(file), file.stem, (f"cannot be read: {error}; give a readable TOML file in UTF-8",))
     problems = tuple(_problems(text, file.stem))
@@ -86,7 +86,7 @@ def _without(text: str, problem: str) -> str | None:
     named = FIELD.search(problem)
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     if not named:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli.place import Place
 from cli.policies.words import list_rows
-from cli.project import find_policies, read_policy_file
+from cli.project import find_policies, read_toml_file
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -55,7 +55,7 @@ def flatten(policy: Policy) -> dict[str, object]:
 def _compared(name: str, there: str | None, here: Path | None) -> Compared:
     deployed, problem = _read(there, name)
     try:
-        filed, file_problem = _read(read_policy_file(here) if here else None, name)
+        filed, file_problem = _read(read_toml_file(here) if here else None, name)
     except OSError as error:
         filed, file_problem = None, str(error)
     mode = str((deployed or filed or Policy()).mode)

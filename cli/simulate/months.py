@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from cli.project import find_policy_file, read_policy_file
+from cli.project import find_policy_file, read_toml_file
 from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.people import OnCall
@@ -41,7 +41,7 @@ class SimulationResult:
 
 
 def read_policy(name: str = "default") -> Policy:
-    return parse_policy(read_policy_file(find_policy_file(name)), name=name)
+    return parse_policy(read_toml_file(find_policy_file(name)), name=name)
 
 
 def simulate(task: SimulationTask) -> SimulationResult:

@@ -203,12 +203,19 @@ def walk(folder: Path, patterns: Patterns) -> Iterator[str]:
             if (folder / name).is_symlink() and not check_link(folder, name, patterns):
                 continue
             if (folder / name).is_file():
+                if name.encode(errors="replace") != name.encode(errors="surrogateescape"):
+                    raise Problem(f"{name!r:.200} is not a name in UTF-8", "rename it, or leave it out with --exclude")
                 yield name
 
 
 def check_link(folder: Path, name: str, patterns: Patterns) -> bool:
     """Return whether to take the file that a link names; raise Problem if it is outside of the project, or nothing."""
-    top, target = find_project(folder), (folder / name).resolve()
+    try:
+        top, target = find_project(folder), (folder / name).resolve()
+    except (OSError, RuntimeError) as error:
+        raise Problem(
+            f"{name} cannot be read: {error}", f"fix the link, or leave it out with --exclude {name}"
+        ) from error
     if not target.is_relative_to(top):
         raise Problem(
             f"{name} is a link to {target}, outside of {top}",
@@ -265,12 +272,15 @@ def _read_files(names: Iterable[str], folder: Path) -> dict[str, tuple[bytes, bo
     files: dict[str, tuple[bytes, bool]] = {}
     sizes: list[tuple[int, str]] = []
     total = 0
-    for name in names:
-        size = (folder / name).stat().st_size
-        sizes.append((size, name))
-        total += size
-        if total <= MOST_BYTES:
-            files[name] = ((folder / name).read_bytes(), os.access(folder / name, os.X_OK))
+    try:
+        for name in names:
+            size = (folder / name).stat().st_size
+            sizes.append((size, name))
+            total += size
+            if total <= MOST_BYTES:
+                files[name] = ((folder / name).read_bytes(), os.access(folder / name, os.X_OK))
+    except OSError as error:
+        raise Problem(f"{folder} cannot be packed: {error!s:.300}", "leave the file out with --exclude") from error
     if total > MOST_BYTES:
         raise _make_size_problem(folder, sorted(sizes, reverse=True)[:3])
     return files

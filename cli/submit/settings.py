@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from cli.project import read_toml_file
 from cli.submit.images import PYTORCH
 from cli.submit.packing import find_project, find_secret_patterns
 from cli.submit.problem import Problem
@@ -179,13 +180,20 @@ def _check_owner(path: Path, folder: Path) -> None:
         raise Problem(f"{path} belongs to another user", f"copy it into {folder}, or work outside of {path.parent}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a file that others may have written; raise Problem if it cannot be read."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("submit", {})
-    except tomllib.TOMLDecodeError as error:
-        raise Problem(f"{path} is not valid TOML: {error}", "correct the file") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        table = tomllib.loads(read_toml_file(path))
+        repr(table)  # a number of more digits than Python writes could not be quoted in an error either
+    except (OSError, RecursionError) as error:
         raise Problem(f"{path} cannot be read: {error}", "make it a TOML file in UTF-8") from error
+    except ValueError as error:
+        raise Problem(f"{path} is not valid TOML: {error}", "correct the file") from error
+    return table
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = read_toml(path).get("submit", {})
     if not isinstance(table, dict):
         raise Problem(f"{path}: submit must be a table", "begin it with [submit]")
     check_table(str(path), table)

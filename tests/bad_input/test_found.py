@@ -9,6 +9,7 @@ import typer
 
 from cli.backtest import sources, tables
 from cli.backtest.corpus import BadCorpus, read_corpus
+from cli.chains.definition import read_chain
 from cli.doctor import subject
 from cli.logbook import JobLogLine
 from cli.losses import LONGEST, Losses
@@ -127,6 +128,9 @@ def test_a_policy_nested_without_end_is_no_policy():
         (b"a = " + b"[" * 5_000, "cannot be read"),
         (b"[submit]\ncount = " + json.dumps([0] * 3_000).encode(), "field 'count' is"),
         (b"[submit]\n" + b"x" * 3_000 + b" = 1", "unknown field"),
+        (b"[submit]\ncount = " + MANY.encode(), "not valid TOML"),
+        (b"[submit]\ncount = 0x" + MANY.encode(), "not valid TOML"),
+        (b"#" * 1_000_001, "must be a file of at most 1,000,000 bytes"),
     ],
 )
 def test_defaults_that_cannot_be_read_are_a_problem_with_a_remedy(tmp_path, text, what):
@@ -136,6 +140,9 @@ def test_defaults_that_cannot_be_read_are_a_problem_with_a_remedy(tmp_path, text
     with pytest.raises(Problem, match=what) as raised:
         read_defaults(tmp_path, tmp_path)
     assert len(raised.value.what) < 500 and raised.value.remedy
+    if b"[submit]" not in text or b"count" in text:
+        with pytest.raises(Problem, match="rerail.toml"):
+            read_chain(tmp_path / FILE, "")
 
 
 def test_a_header_of_a_thousand_columns_is_quoted_in_part(tmp_path):

@@ -122,6 +122,13 @@ def test_links_to_files_are_packed_as_those_files_and_other_links_are_refused(tm
     (code / "gone.py").symlink_to(outside / "gone.py")
     with pytest.raises(Problem, match=r"gone\.py is a link to nothing"):
         pack(code, exclude=["lib"])
+    (code / "gone.py").unlink()
+    (code / "gone.py").symlink_to("gone.py")
+    with pytest.raises(Problem, match=r"gone\.py"):
+        pack(code, exclude=["lib"])
+    with open(os.fsencode(code) + b"/\xff.txt", "wb"), pytest.raises(Problem, match="is not a name in UTF-8"):
+        pack(code, exclude=["lib", "gone.py"])
+    assert "train.py" in pack(code, exclude=["lib", "gone.py", "*.txt"]).files
 
 
 @pytest.mark.threat("T33")

@@ -220,7 +220,7 @@ def test_the_defaults_of_another_user_in_a_folder_above_are_refused(tmp_path: Pa
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
     stat = os.stat
-    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=4321, st_mode=stat(path).st_mode))
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_size=0, st_uid=4321, st_mode=stat(path).st_mode))
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     with pytest.raises(Problem, match=r"rerail\.toml belongs to another user"):
         read_defaults(tmp_path / "mine", tmp_path / "home")
