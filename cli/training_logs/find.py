@@ -17,9 +17,10 @@ from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPE
 _STRETCHES, _STRETCH = 20, 200
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
-# The runs of spaces are bounded: a line of thousands of them must not take minutes.
+# Words and runs of spaces are bounded, and a name begins where its word does: a line of thousands of them must not take
+# minutes.
 _FIELD = re.compile(
-    r"(?P<name>[A-Za-z_][\w/.@-]*(?: \(?[A-Za-z][\w/.)-]*){0,4}?)"
+    r"(?<![A-Za-z_])(?<![A-Za-z_][\w/.@-])(?P<name>[A-Za-z_][\w/.@-]{0,120}(?: \(?[A-Za-z][\w/.)-]{0,120}){0,4}?)"
     r"[\"']?(?: {0,40}[:=] {0,8}| {0,40}\| {1,8}| {1,40}| ?[:=]?\t|(?=\[))[\[(\"']? {0,8}"
     + WRAPPED
     + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"

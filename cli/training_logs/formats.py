@@ -129,13 +129,13 @@ FORMATS = (
         grad_norm=r"train_inner.*[ \"]gnorm(?:=|\": \"?)<n>",
     ),
     LogFormat(
-        "OpenNMT-py", r"Step [0-9]+/ *[0-9]+; .*xent: +<n>", r"Step <i>/ *[0-9]+; ", tokens_per_s=r"[0-9]+/ *<n> tok/s"
+        "OpenNMT-py", r"Step [0-9]+/ *[0-9]+; .*xent: +<n>", r"Step <i>/ *[0-9]+; ", tokens_per_s=r"[0-9]/ *<n> tok/s"
     ),
     LogFormat("Keras", r" - loss: <n>", r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ", epoch=r"^Epoch <i>/[0-9]+"),
     LogFormat(
         "ultralytics",
-        r"^[ \r]*(?:\x1b\[[0-9;]*[mK])* *[0-9]+/[0-9]+ +[0-9.]+[GM]B? +<n> ",
-        r"^[ \r]*(?:\x1b\[[0-9;]*[mK])* *<i>/[0-9]+ +[0-9.]+[GM]B? ",
+        r"^[ \r]*(?:\x1b\[[0-9;]*[mK] *)*[0-9]+/[0-9]+ +[0-9.]+[GM]B? +<n> ",
+        r"^[ \r]*(?:\x1b\[[0-9;]*[mK] *)*<i>/[0-9]+ +[0-9.]+[GM]B? ",
         note="the loss is the first of several, box_loss; the steps are epochs",
     ),
     LogFormat(
@@ -164,7 +164,7 @@ FORMATS = (
     LogFormat(
         "MLX", r"Iter [0-9]+: Train loss <n>", r"Iter <i>: Train loss ", tokens_per_s=r"Train loss .*Tokens/sec <n>"
     ),
-    LogFormat("torchtune", r"[0-9]+\|[0-9]+\|Loss: <n>", r"[0-9]+\|<i>\|Loss: "),
+    LogFormat("torchtune", r"[0-9]\|[0-9]+\|Loss: <n>", r"[0-9]\|<i>\|Loss: "),
     LogFormat("LitGPT", r"iter [0-9]+ step [0-9]+ \| loss train: <n>", r"iter [0-9]+ step <i> \| loss train: "),
     LogFormat(
         "OLMo",

@@ -14,6 +14,7 @@ from cli.training_logs.find import find_metrics, strip
 from cli.training_logs.formats import FORMATS
 from cli.training_logs.numbers import compile_reader, parse, read_number, write_definition
 from cli.training_logs.proposal import LONGEST_EXPRESSION
+from tests.timing import growth
 
 PRINTED = json.loads((Path(__file__).parent / "lines.json").read_text(encoding="utf-8"))
 
@@ -127,12 +128,18 @@ def test_loss_and_step_of_a_script_s_own_lines_are_read(form):
         assert len(definition) <= LONGEST_EXPRESSION
 
 
-@pytest.mark.parametrize("filler", [" ", "a ", "[ ", "| ", "1", "loss: "])
-def test_a_long_run_of_one_token_does_not_slow_the_reader(filler):
+@pytest.mark.parametrize("filler", [" ", "a ", "[ ", "| ", "1", "loss: ", "a", "a/", "a1_/@"])
+@pytest.mark.parametrize("start", ["loss", ""])
+def test_a_long_run_of_one_token_does_not_slow_the_reader(filler, start):
     """An expression that backtracks over each pair of its places takes minutes for such a line."""
-    lines = [f"loss{filler * (7900 // len(filler))} loss: {step}" for step in range(20)]
-    found = find_metrics(lines, where="train.log")
-    assert len(values(compile_reader(found.expressions["loss"]), lines)) == len(lines)
+
+    def read(length: int) -> None:
+        lines = [f"{start}{filler * (length // len(filler))} loss: {step}" for step in range(20)]
+        found = find_metrics(lines, where="train.log")
+        assert len(values(compile_reader(found.expressions["loss"]), lines)) == len(lines)
+
+    read(790)
+    assert growth(lambda: read(790), lambda: read(7900)) < 50
 
 
 def test_a_validation_that_is_still_to_come_is_not_read():
