@@ -147,6 +147,15 @@ def test_a_command_that_is_not_one_names_its_field(change, complaint):
     assert refusal({**COMMAND, "detail": {**COMMAND["detail"], **change}}).startswith(complaint)
 
 
+def test_what_is_quoted_is_text_that_aws_takes():
+    """Half of a surrogate pair would stay in the record, and be in each later notice."""
+    command = parse_message(json.dumps({**COMMAND, "detail": {**COMMAND["detail"], "why": "\ud800 bad data"}}))
+    assert command.why == "? bad data"
+    alarm = json.loads(sample("alarm_on_a_job"))
+    alarm["detail"]["state"]["reason"] = "\udfff"
+    assert parse_message(json.dumps(alarm)).reason == "?"
+
+
 def test_a_command_needs_an_id_and_no_reason():
     """Without its id a repetition could not be told from a second wish; a reason is welcome, not demanded."""
     assert refusal({**COMMAND, "id": None}).startswith("field 'id' must be text")

@@ -301,9 +301,9 @@ def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObje
         return UnrelatedObject("the alarm's metrics name no training job (dimension TrainingJobName or Host)")
     return AlarmStateChanged(
         job_name=job_name,
-        alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
+        alarm=_make_words(detail.get("alarmName", "")),
         state=str(state.get("value", "")),
-        reason=str(state.get("reason", ""))[:WORDS_LIMIT],
+        reason=_make_words(state.get("reason", "")),
         namespace=namespace,
     )
 
@@ -343,4 +343,9 @@ def _require_text(table: Mapping[str, Any], field: str, *, default: str | None =
     value = table.get(field, default)
     if not isinstance(value, str) or len(value) > WORDS_LIMIT:
         raise BadMessage(f"field '{field}' must be text of at most {WORDS_LIMIT} characters")
-    return value
+    return _make_words(value)
+
+
+def _make_words(value: Any) -> str:
+    """Return the text to quote: its beginning, without lone surrogates, which AWS may refuse in each later notice."""
+    return str(value)[:WORDS_LIMIT].encode(errors="replace").decode()
