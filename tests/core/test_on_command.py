@@ -47,6 +47,20 @@ def test_a_command_of_hours_ago_changes_nothing(verb):
     assert world.sagemaker.live() != ["gpt"] or world.run().held_by == "ada"
 
 
+@pytest.mark.parametrize("verb", [OperatorVerb.RESTART, OperatorVerb.DRILL])
+def test_a_command_that_is_delivered_again_after_many_others_changes_nothing(verb):
+    """A queue delivers at least once: neither a second restart nor a second drill stops the healthy job."""
+    world = World().with_saves()
+    command = CommandReceived("c1", "gpt", verb, "ada", "", asked_at=world.clock())
+    world.supervisor().handle(command)
+    world.minutes(20)
+    for number in range(60):
+        world.send_command(OperatorVerb.SAVE, f"save-{number}", asked_at=world.clock())
+    world.supervisor().handle(command)
+    world.minutes(20)
+    assert (world.sagemaker.live(), len(world.run().attempts)) == (["gpt-a002"], 2)
+
+
 @pytest.mark.parametrize("later", [0, -1], ids=["the-same-second", "a-second-earlier"])
 def test_of_two_commands_only_an_earlier_one_is_outdated(later):
     """EventBridge's times have whole seconds, so two commands of one second are carried out as they arrive."""

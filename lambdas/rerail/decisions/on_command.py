@@ -31,7 +31,8 @@ from rerail.model.run import AfterStop, JobStatus, PlannedStop, ProposedAction, 
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorCommand, OperatorVerb
 
-MAX_COMMANDS = 10
+# More than are given in an hour, after which a command expires: a repeated one must still be known.
+MAX_COMMANDS = 100
 # A command that arrives later, from the queue of what could not be handled for one, may be about another situation.
 EXPIRES_AFTER = timedelta(hours=1)
 # EventBridge's times have no fractions.
