@@ -64,7 +64,7 @@ class FrozenLoss:
         return quantum > 0 and (varied < VARIED * quantum or abs(loss) <= NEARLY_ZERO * quantum)
 
     def _evaluate(self, row: Row, detection: Thresholds) -> Finding | None:
-        if self.is_explained or not len(self.level):
+        if self.is_explained or not len(self.level) or self.value is None:
             return None
         rows = detection.frozen_zero_rows if self.value == 0 else detection.frozen_rows
         # A log with few digits repeats values, so earlier repetitions raise the limit.
