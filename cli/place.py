@@ -71,6 +71,14 @@ class Place:
         """Return the text, or a single command, with each `rerail` command as it must be typed here."""
         return complete_text(text) if self.is_local else text
 
+    def complete_plain(self, plain: Any) -> Any:
+        """Return the JSON value with each `rerail` command in its texts as it must be typed here."""
+        if isinstance(plain, dict):
+            return {key: self.complete_plain(value) for key, value in plain.items()}
+        if isinstance(plain, list | tuple):
+            return [self.complete_plain(value) for value in plain]
+        return self.complete_text(plain) if isinstance(plain, str) else plain
+
 
 def complete_text(text: str) -> str:
     """Return the text with --local in each quoted `rerail` command that has this option."""

@@ -55,7 +55,8 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
     incident_report = complete_commands(where, make_report(Facts(record, now(), policy, timeline)))
     if as_json:
-        typer.echo(json.dumps(make_plain_run(incident_report, record, timeline, policy), indent=2))
+        plain = make_plain_run(incident_report, record, timeline, policy)
+        typer.echo(json.dumps(where.complete_plain(plain), indent=2))
         return
     console = Console()
     console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)

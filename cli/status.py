@@ -86,7 +86,7 @@ def status(
     fleet = look.read()
     rows = rows_of(fleet)
     if as_json:
-        typer.echo(json.dumps(make_plain_fleet(fleet, rows), indent=2))
+        typer.echo(json.dumps(look.where.complete_plain(make_plain_fleet(fleet, rows)), indent=2))
         return
     console = Console()
     console.print(make_picture(fleet, rows, width=console.width))

@@ -67,7 +67,7 @@ def wait(
         raise typer.Exit(INTERRUPTED) from None
     reached = record is not None and has_reached(record, until)
     if as_json:
-        typer.echo(json.dumps(describe(run, record, reached=reached), indent=2))
+        typer.echo(json.dumps(where.complete_plain(describe(run, record, reached=reached)), indent=2))
     if not reached:
         is_end = record is not None and record.state.is_end
         if not is_end:

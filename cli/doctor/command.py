@@ -54,7 +54,7 @@ def doctor(
     verdict = find_worst(checks)
     if as_json:
         answer = {"place": where.name, "verdict": verdict.value, "checks": [asdict(check) for check in checks]}
-        typer.echo(json.dumps(answer, indent=2))
+        typer.echo(json.dumps(where.complete_plain(answer), indent=2))
     else:
         _print(checks)
     raise typer.Exit({CheckStatus.BROKEN: 1, CheckStatus.UNKNOWN: 2}.get(verdict, 0))

@@ -86,6 +86,13 @@ def test_each_command_that_is_printed_names_the_local_aws(deployed):
             assert place.complete_text(f"rerail {words}") == f"rerail {words}{more}"
     text = "Now: rerail stop gpt\nThe line `rerail step=1 loss=2` of `rerail show gpt --local`, é: rerail init"
     assert place.complete_text(text) == text.replace("stop gpt", "stop gpt --local")
+    here = place.Place("here", {}, is_local=True)
+    plain = {"checks": [{"remedy": "`rerail resume`", "steps": 3}], "commands": ("rerail show gpt",)}
+    completed_plain = {
+        "checks": [{"remedy": "`rerail resume --local`", "steps": 3}],
+        "commands": ["rerail show gpt --local"],
+    }
+    assert here.complete_plain(plain) == completed_plain
 
 
 def test_runs_are_completed_from_the_table(deployed, monkeypatch):

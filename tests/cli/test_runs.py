@@ -177,6 +177,11 @@ def test_local_commands_can_be_pasted(deployed, monkeypatch):
     assert "rerail release bert --local" in shown(
         replace(RUN, id="bert", state=RunState.HELD, hold_advice=advice, attempts=(TRAINED,)), "status"
     )
+    advice = "fix it, and `rerail submit SCRIPT --continue gpt`"
+    for version, words in enumerate((("show", "gpt"), ("status",)), start=1):
+        held = replace(RUN, state=RunState.HELD, hold_advice=advice, attempts=(TRAINED,), version=version)
+        said = shown(held, *words, "--json")
+        assert said.count("rerail submit") == said.count("--continue gpt --local`") > 0
 
 
 def test_a_runbook_is_printed_without_a_deployment():
