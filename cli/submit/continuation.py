@@ -33,6 +33,7 @@ from rerail.model.errors import RequestRefused
 from rerail.model.mailbox import SIZE_LIMIT, make_change_key
 from rerail.model.signals import OperatorVerb
 from rerail.requests.continuation import change_request, read_change
+from rerail.requests.identity import SCRIPT_SETTING
 from rerail.requests.relaunch import rebuild
 
 ARCHIVE = "/sourcedir.tar.gz"
@@ -157,7 +158,7 @@ def make_change(
     if not arguments and not named:
         arguments, named = previous.read_arguments()
     source, hyperparameters = with_arguments(wanted.source, arguments, named)
-    settings = dict(previous.settings)
+    settings = {name: value for name, value in previous.settings.items() if name != SCRIPT_SETTING}
     settings["sagemaker_program"] = json.dumps(source.entry)
     settings["sagemaker_submit_directory"] = json.dumps(make_code_uri(previous, source))
     if "torchrun" in given:

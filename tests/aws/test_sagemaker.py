@@ -149,6 +149,8 @@ def test_a_new_job_has_empty_fields():
     )
     scripts = [read_job({**table, "HyperParameters": {"sagemaker_program": program}}).script for program in programs]
     assert scripts == ["src/fit.py", "entraînement.py", *[""] * 6]
+    wrapped = {"sagemaker_program": '"rerail_entry.py"', "sagemaker_rerail_script": '"fit.py"'}
+    assert read_job({**table, "HyperParameters": wrapped}).script == "fit.py"
 
 
 @pytest.mark.parametrize(

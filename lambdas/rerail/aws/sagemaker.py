@@ -25,6 +25,7 @@ from rerail.model.machines import read_cluster, read_warm_pool
 from rerail.model.redaction import find_secrets, redact_secrets, redact_values
 from rerail.model.run import Job, JobStatus
 from rerail.model.self_repairs import count_repairs
+from rerail.requests.identity import SCRIPT_SETTING
 from rerail.requests.relaunch import read_checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
@@ -180,7 +181,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
         pool=read_warm_pool(description),
         lacks_machines=_lacks_machines(description),
         artifacts=description.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
-        script=_read_script(description.get("HyperParameters", {}).get("sagemaker_program", "")),
+        script=_read_script(description.get("HyperParameters", {})),
         pending_ran_out=_pending_ran_out(description),
         repaired=count_repairs(
             description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))
@@ -188,8 +189,9 @@ def read_job(description: Mapping[str, Any]) -> Job:
     )
 
 
-def _read_script(program: str) -> str:
-    """Return the script that `sagemaker_program` names; "" for Rerail's own, and for names that need quotes."""
+def _read_script(hyperparameters: Mapping[str, str]) -> str:
+    """Return the script that the job runs; "" for Rerail's own, and for names that need quotes."""
+    program = hyperparameters.get(SCRIPT_SETTING) or hyperparameters.get("sagemaker_program", "")
     try:
         name = str(json.loads(program))
     except ValueError:

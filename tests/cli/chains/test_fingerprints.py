@@ -85,6 +85,7 @@ def test_what_does_not_change_a_result_is_not_among_the_options():
         "AlgorithmSpecification": {"TrainingImage": "i", "ContainerEntrypoint": ["python", "/x/mode.py"],
                                    "MetricDefinitions": [{"Name": "loss", "Regex": "(x)"}]},
         "HyperParameters": {"sagemaker_program": '"train.py"', "sagemaker_job_name": '"n"', "lr": "1",
+                            "sagemaker_rerail_script": '"train.py"',
                             "sagemaker_submit_directory": '"s3://b/rerail/code/abc/sourcedir.tar.gz"'},
         "InputDataConfig": [
             {"ChannelName": "data", "DataSource": {"S3DataSource": {"S3Uri": "s3://a/", "S3DataType": "S3Prefix"}}},
