@@ -419,6 +419,13 @@ def test_a_report_cut_at_1024_characters_still_speaks() -> None:
         assert found.evidence == 'ValueError: bad "quoted" \\ value'
 
 
+@pytest.mark.parametrize("error", ["argument --lr: invalid float value: 'x'", "unrecognized arguments: --lrr 1"])
+def test_the_error_of_argparse_is_quoted_and_not_the_usage(error: str) -> None:
+    text = f"usage: fit.py [-h]\n              [--lr LR]\nfit.py: error: {error}"
+    assert diagnose(text).evidence == f"fit.py: error: {error}"
+    assert diagnose("usage: fit.py [-h] [--lr LR]").evidence == "usage: fit.py [-h] [--lr LR]"
+
+
 @given(cut=st.integers(0, 400))
 def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
     """However little is left, the answer is the reported cause or none."""

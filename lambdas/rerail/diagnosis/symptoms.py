@@ -53,6 +53,10 @@ _XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|ev
 # NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
 # up after a killed process, 63 and 92 are repaired memory. All other numbers are faults of the device.
 _XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
+# The errors that argparse prints below the usage.
+_ARGPARSE = (
+    r"(?<!\w)error: (?:argument|unrecognized arguments|the following arguments|one of the arguments|ambiguous option)"
+)
 # Followed by these words, or in "multi-GPU", a use of GPUs or CPUs is meant, and not the part of a machine.
 _NOT_A_USE = (
     r"(?! ?(?:node|memory|util|support|accelerat|collective|training|kernel|build|mode|backend|direct|offload|version|"
@@ -635,7 +639,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|NotADirectory|FileExists|"
         r"Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
         r"\b(?:StopIteration|argparse\.ArgumentError|TorchRuntimeError|InternalTorchDynamoError)\b",
-        r"(?<!\w)error: argument|usage: \S+\.py|assertion .{0,80}failed|Fatal Python error: (?!Aborted|Bus error)\w",
+        rf"{_ARGPARSE}|usage: \S+\.py(?!.{{0,2000}}{_ARGPARSE})",
+        r"assertion .{0,80}failed|Fatal Python error: (?!Aborted|Bus error)\w",
     ),
     # ---- A local error of NCCL's, often of its settings: the other ranks wait for this one until their clocks run out.
     _rule("nccl-system-error", Cause.UNKNOWN, r"ncclSystemError|unhandled system error"),
