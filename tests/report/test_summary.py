@@ -85,6 +85,15 @@ def test_a_recovered_run_asks_for_nothing(recorded: Facts):
     assert "recovered: attempt 2 committed a new checkpoint" in report.did
 
 
+def test_a_hold_that_has_ended_promises_nothing():
+    """No job was launched while the run was held; once it goes on, that sentence is not true."""
+    known = held()
+    notice = {"type": "Notify", "key": "gpt/held-1", "did": "no other job is launched, until you release the run"}
+    known = replace(known, timeline=(replace(known.timeline[0], actions=(notice,)),))
+    for state, did in ((RunState.HELD, f"{notice['did']}\nthe run was held"), (RunState.COMPLETED, "the run was held")):
+        assert make_report(replace(known, run=replace(known.run, state=state, pages=()))).did == did
+
+
 def test_a_run_without_any_trouble_has_a_report_too():
     """Somebody may ask before anything has happened, even before the first job trains."""
     run = replace(held().run, state=RunState.STARTING, incidents=(), pages=(), attempts=(Attempt(1, "gpt"),))

@@ -51,7 +51,9 @@ def make_summary(known: Facts) -> dict[str, Any]:
     tone, warning = _urgency(run), find_open_warning(run)
     incident = run.incidents[-1] if run.incidents else None
     notice = _find_notice(known.timeline, incident) if incident else {}
-    did = str(notice.get("did", ""))
+    # That no job is launched is over, as the hold is.
+    is_over = "/held-" in str(notice.get("key", "")) and run.state is not RunState.HELD
+    did = "" if is_over else str(notice.get("did", ""))
     resolution = incident.resolution if incident and incident.closed_at else ""
     return {
         "tone": tone,
