@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 
+from cli.policies.words import make_plain
 from rerail.model.policy import Mode, Policy
 
 Oddity = Callable[[Policy], str]
@@ -22,7 +23,21 @@ def check_sizes(policy: Policy) -> str:
             value, default = getattr(ours, name), getattr(usual, name)
             is_size = isinstance(value, int | float | timedelta) and not isinstance(value, bool)
             if is_size and default and value > 100 * default:
-                return f"{section}.{name} is more than 100 times its default, {default}; correct it if that is a slip"
+                usually = make_plain(default)
+                return f"{section}.{name} is more than 100 times its default, {usually}; correct it if that is a slip"
+    return ""
+
+
+def check_shares(policy: Policy) -> str:
+    for name in ("throughput_drop", "throughput_grave", "throughput_rise"):
+        if (value := getattr(policy.detection, name)) >= 1:
+            return f"detection.{name} is {value:g}, a share that is never reached: 0.1 is 10 %; give less than 1"
+    return ""
+
+
+def check_save_interval(policy: Policy) -> str:
+    if policy.interval.shortest > policy.interval.longest:
+        return "interval.shortest is longer than interval.longest: no interval is between them; swap them"
     return ""
 
 
@@ -126,6 +141,8 @@ def check_detection_delay(policy: Policy) -> str:
 
 QUESTIONS: tuple[Oddity, ...] = (
     check_sizes,
+    check_shares,
+    check_save_interval,
     check_relaunches,
     check_start_limit,
     check_dollar_limits,

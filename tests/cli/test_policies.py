@@ -99,6 +99,8 @@ def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
 
 ODD = (
     ("check_sizes", "[retries]\nhang = 999999"),
+    ("check_shares", "[detection]\nthroughput_drop = 10"),
+    ("check_save_interval", '[interval]\nshortest = "90m"'),
     ("check_relaunches", "[retries]\ninfrastructure = 0"),
     ("check_start_limit", "[limits]\nstarts = 0"),
     ("check_start_limit", "[limits]\nattempts = 3\nstarts = 9"),
