@@ -31,7 +31,10 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
         with _opened(file) as lines:
             delimiter = _find_delimiter(_read_header(lines, file))
             lines.seek(0)
-            table = csv.DictReader(lines, delimiter=delimiter)
+            # With semicolons, spreadsheets of many countries write a comma in numbers.
+            has_commas = delimiter == ";"
+            text = (line.replace(",", ".") if has_commas and at else line for at, line in enumerate(lines))
+            table = csv.DictReader(text, delimiter=delimiter)
             if not table.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
             names = [name for name in table.fieldnames if name]

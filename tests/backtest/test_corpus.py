@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.backtest import tables
 from cli.backtest.corpus import BadCorpus, read_corpus, read_log
 from tests.house.sources import ROOT
 
@@ -40,6 +41,13 @@ def test_a_row_becomes_a_sample(corpus):
     assert (first.step, first.loss, first.step_time_s, first.grad_norm, first.lr) == (1, 2.5, None, 0.5, None)
     assert (second.step, second.loss != second.loss, second.lr) == (None, True, 3e-4)
     assert found.runs[0].labels[0].onset == 1
+
+
+def test_a_table_with_semicolons_may_have_commas_in_its_numbers(tmp_path):
+    """As spreadsheets of many countries write it."""
+    file = tmp_path / "log.csv"
+    file.write_text("Schritt;Verlust, Mittel;Rate\n1;2,5;0,1\n2;2;0,1\n")
+    assert [sample.loss for sample in tables.read(file, loss="Verlust, Mittel").samples] == [2.5, 2.0]
 
 
 def test_labels_are_not_needed(corpus):
