@@ -41,7 +41,7 @@ def up(
         return
     say("running: `rerail status --local` looks at it; other clients reach it with")
     keys = f"AWS_ACCESS_KEY_ID={ACCOUNT} AWS_SECRET_ACCESS_KEY=local"
-    typer.echo(f"AWS_ENDPOINT_URL={aws.endpoint_url} {keys} AWS_REGION={REGION}")
+    typer.echo(f"AWS_ENDPOINT_URL={aws.endpoint_url} {keys} AWS_DEFAULT_REGION={REGION}")
 
 
 class LocalFault(StrEnum):

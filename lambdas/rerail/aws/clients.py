@@ -1,5 +1,6 @@
 """Boto3 clients, made on first use and shared by all adapters of a process."""
 
+import os
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,8 @@ QUICK = Config(retries={"mode": "standard", "max_attempts": 2}, connect_timeout=
 @cache
 def _session() -> boto3.Session:
     session = boto3.Session()
+    if not session.region_name:  # AWS_REGION, which the other SDKs and the CDK read, and boto3 does not
+        session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     session.events.register("creating-client-class", install_validation)
     return session
 
