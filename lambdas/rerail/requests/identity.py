@@ -16,8 +16,13 @@ from rerail.requests.supervised import CHANNEL
 # The hyperparameter with the script that Rerail's own entry script starts.
 SCRIPT_SETTING = "sagemaker_rerail_script"
 # Hyperparameters with the job's name or place, or what its code says too.
-JOBS_OWN = ("sagemaker_job_name", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_submit_directory")
-JOBS_OWN += (SCRIPT_SETTING,)
+JOBS_OWN = (
+    "sagemaker_job_name",
+    "sagemaker_region",
+    "sagemaker_container_log_level",
+    "sagemaker_submit_directory",
+    SCRIPT_SETTING,
+)
 NAMED = 3
 # The ECR repository, in any partition, that `rerail submit` pushes the images of Dockerfiles to.
 BUILT = "/rerail-submit"
