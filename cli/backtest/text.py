@@ -74,15 +74,17 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     losses = sum("loss" in values for _, values in rows)
     is_one_line = sum("loss" in values and "step" in values for _, values in rows) >= _ONE_LINE * max(1, losses)
     step = epoch = None
-    count, silence = 0, LossSilence()
+    count, last, silence = 0, 0.0, LossSilence()
     for row, values in rows:
         epoch = values.get("epoch", epoch)
+        begins_again, last = values.get("step", last) < last, values.get("step", last)
         if "step" in values:
             step = values["step"] + ((epoch - first) * longest if epoch is not None else 0)
         if "loss" in values:
             silence = silence.with_loss()
-        elif "step" in values and silence.loss_received and is_one_line:
-            silence = replace(silence, minutes=silence.minutes + 1)
+        elif "step" in values and is_one_line:
+            silence = silence.without_expectation() if begins_again else silence
+            silence = replace(silence, minutes=silence.minutes + silence.loss_received)
         is_lost = "loss" not in values and silence.tells_of_nan
         if set(METRICS) & set(values) or is_lost:
             given = {**values, "step": float(count) if step is None else step}

@@ -356,6 +356,19 @@ def test_a_missing_loss_is_dated_to_the_minute_before_its_last_value_at_most(min
     assert found[-1].complete_to == complete_to
 
 
+@pytest.mark.parametrize(("last_loss", "found_at"), [(9, None), (7, 10)])
+def test_a_phase_that_prints_no_loss_is_no_nan(last_loss, found_at):
+    """Its steps begin again; a loss that went missing before that is still missing."""
+    series = PublishedSeries()
+    for number in range(30):
+        loss = {"loss": 3.0} if number <= last_loss else {}
+        series.minute(number, step=10.0 * (number % 10) + 10, **loss)
+    _, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
+    assert [sample.at for sample in found if sample.nonfinite][:1] == (
+        [] if found_at is None else [START + found_at * MINUTE]
+    )
+
+
 def test_a_finite_flag_overrules_a_missing_loss():
     """The loss is late or logged more rarely: no NaN."""
     series = PublishedSeries()

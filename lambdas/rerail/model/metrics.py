@@ -212,6 +212,13 @@ class LossSilence:
         factor = GAP_FACTOR if is_regular or self.gaps <= self.losses else RARE_GAP_FACTOR
         return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, factor * self.longest + 1)
 
+    def without_expectation(self) -> "LossSilence":
+        """Return the state after steps that began again without a loss: another phase may print none.
+
+        A loss that was missing before then is still expected.
+        """
+        return replace(self, loss_received=False, minutes=0) if self.minutes <= self.longest else self
+
     def with_loss(self, *, complete_to: int | None = None, loss_step: int | None = None) -> "LossSilence":
         """Return the state after a minute with a loss."""
         gap = self.minutes if self.loss_received else 0
@@ -440,8 +447,11 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
         silence = silence.with_loss(complete_to=before, loss_step=step)
-    elif "nonfinite" not in row and silence.loss_received:
-        silence = replace(silence, minutes=silence.minutes + 1)
+    elif "nonfinite" not in row:
+        if step is not None and cursor.seen_step is not None and step < cursor.seen_step:
+            silence = silence.without_expectation()
+        if silence.loss_received:
+            silence = replace(silence, minutes=silence.minutes + 1)
     silence = replace(silence, fastest=fastest)
     if silence.loss_step is None or silence.complete_to is None or not fastest:
         return silence
