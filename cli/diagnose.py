@@ -27,6 +27,7 @@ from rerail.model.flight_recorder import BYTES_LIMIT, RankDump, describe_unfinis
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
 
 MAX_PATH = 4_096  # characters
+FILE_NAME = re.compile(r"[^\s:]+\.(?:log|txt|out|err|jsonl?|gz)")
 DUMP_NAME = re.compile(r"(?<!\d)(\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 
 _WORDS = {
@@ -118,6 +119,8 @@ def _read_text(text: str) -> str:
         return sys.stdin.read()
     try:
         path = Path(text)
+        if len(text) <= MAX_PATH and FILE_NAME.fullmatch(text) and not path.exists():
+            place.fail(f"{text} does not exist", "give the path of a log, or the text of a failure")
         if len(text) > MAX_PATH or "\n" in text or not path.is_file():
             return text
         return path.read_text(encoding="utf-8", errors="replace")
@@ -161,7 +164,9 @@ def _print_words(found: Diagnosis) -> None:
     advice = find_advice(found).removesuffix(", then release the run")
     advice = advice.partition(": ")[2] if advice.startswith(REPEATS) else advice
     retry = "may help" if RETRY[found.cause] else f"will not help: first {advice}"
-    console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {_WORDS[found.cause]}"))
+    is_named = found.cause is Cause.UNKNOWN and found.rule not in ("no-rule", "empty")
+    said = "the text says how it ended, and not why" if is_named else _WORDS[found.cause]
+    console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {said}"))
     console.print(Text(f"Relaunch  unchanged, it {retry}"))
     console.print(Text(f"Evidence  {found.evidence or 'none, the text is empty'}"))
     where = [f"{name} {value}" for name, value in (("step", found.step), ("rank", found.rank)) if value is not None]

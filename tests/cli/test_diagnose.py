@@ -56,6 +56,7 @@ def test_a_text_is_explained() -> None:
     assert "memory ran out" in result.stdout
     assert "will not help: first take a smaller batch, or a larger machine" in result.stdout
     assert "CUDA out of memory" in result.stdout
+    assert "unknown: the text says how it ended, and not why" in run("Killed").stdout
 
 
 def test_a_policy_names_the_cause_of_a_text(tmp_path: Path) -> None:
@@ -168,7 +169,13 @@ def test_unusable_input_is_refused(tmp_path: Path, failures: Path) -> None:
     """Nothing given, both given, no such file, not text: status 2 and what to give instead."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
-    for args in ((), (OOM, "--file", str(failures)), ("--file", str(tmp_path / "none")), ("--file", str(binary))):
+    for args in (
+        (),
+        (OOM, "--file", str(failures)),
+        ("--file", str(tmp_path / "none")),
+        ("--file", str(binary)),
+        ("a/lost.log",),
+    ):
         result = run(*args)
         assert result.exit_code == 2
         assert "give" in result.stderr
