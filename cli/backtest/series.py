@@ -108,7 +108,7 @@ def find_columns(names: Iterable[str], *, where: str, loss: str = "") -> dict[st
 
 
 def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
-    losses = [name for name in named if re.search(r"(^|_)loss(_|$)", name) and not NOT_TRAINING.search(name)]
+    losses = [name for name in named if re.search(r"(^|_)loss(es)?(_|$)", name) and not NOT_TRAINING.search(name)]
     if len(losses) > 1:
         several = _listed(named[name] for name in losses)
         raise BadInput(f"{where} has several losses: {several}", "say which is trained on: --loss NAME")

@@ -70,6 +70,7 @@ def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path:
         (["Loss/train", "Loss/val"], "Loss/train"),
         (["lm loss", "aux loss"], "lm loss"),
         (["mlm_loss", "val_loss", "best_loss"], "mlm_loss"),
+        (["losses", "val_losses"], "losses"),
     ],
 )
 def test_the_training_loss_is_recognised(names, loss):
