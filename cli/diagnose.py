@@ -164,9 +164,9 @@ def _print_words(found: Diagnosis) -> None:
     advice = find_advice(found).removesuffix(", then release the run")
     advice = advice.partition(": ")[2] if advice.startswith(REPEATS) else advice
     retry = "may help" if RETRY[found.cause] else f"will not help: first {advice}"
-    is_named = found.cause is Cause.UNKNOWN and found.rule not in ("no-rule", "empty")
-    said = "the text says how it ended, and not why" if is_named else _WORDS[found.cause]
-    console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {said}"))
+    lacks_reason = found.cause is Cause.UNKNOWN and found.rule not in ("no-rule", "empty")
+    meaning = "the text says how it ended, and not why" if lacks_reason else _WORDS[found.cause]
+    console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {meaning}"))
     console.print(Text(f"Relaunch  unchanged, it {retry}"))
     console.print(Text(f"Evidence  {found.evidence or 'none, the text is empty'}"))
     where = [f"{name} {value}" for name, value in (("step", found.step), ("rank", found.rank)) if value is not None]

@@ -27,11 +27,12 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     known = gather_facts(where, run)
     if known is None:
         place.fail(*explain_unknown_run(where, run))
-    incident_report = complete_commands(where, make_report(known))
+    incident_report = make_report(known)
     if as_json:
         typer.echo(json.dumps(where.complete_plain(to_plain(incident_report)), indent=2))
         return
     page = out or place.LOCAL_STATE / "reports" / f"{run}.html"
+    incident_report = complete_commands(where, incident_report)
     save(page, incident_report, region="" if where.is_local else where.client("sagemaker").meta.region_name)
     typer.echo(f"report: {page}")
     for problem in incident_report.unread:

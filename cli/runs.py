@@ -53,11 +53,12 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     record = find_run(where, run)
     timeline = tuple(where.runs.timeline(run))
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
-    incident_report = complete_commands(where, make_report(Facts(record, now(), policy, timeline)))
+    incident_report = make_report(Facts(record, now(), policy, timeline))
     if as_json:
         plain = make_plain_run(incident_report, record, timeline, policy)
         typer.echo(json.dumps(where.complete_plain(plain), indent=2))
         return
+    incident_report = complete_commands(where, incident_report)
     console = Console()
     console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)
     console.print(f"now {now():%Y-%m-%d %H:%M:%S}, all times are UTC", style="dim", highlight=False)

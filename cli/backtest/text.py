@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, make_sample
@@ -83,8 +82,7 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
         if "loss" in values:
             silence = silence.with_loss()
         elif "step" in values and is_one_line:
-            silence = silence.without_expectation() if begins_again else silence
-            silence = replace(silence, minutes=silence.minutes + silence.loss_received)
+            silence = silence.without_loss(begins_again=begins_again)
         is_lost = "loss" not in values and silence.tells_of_nan
         if set(METRICS) & set(values) or is_lost:
             given = {**values, "step": float(count) if step is None else step}

@@ -71,9 +71,9 @@ class FrozenLoss:
         rows = max(rows, detection.frozen_factor * self.longest)
         if self.repeats not in (rows, detection.frozen_patience * rows):
             return None
-        # Where zero has come and gone before, such as in reinforcement learning, more of it is told, and not acted on.
-        if self.repeats != rows and self.value == 0 and self.longest >= detection.frozen_zero_rows:
-            return None
         level = Level.WARN if self.repeats == rows else Level.INTERVENE
+        # A loss that was zero for a while before, as in reinforcement learning, may be so again: that is only reported.
+        if level is Level.INTERVENE and self.value == 0 and self.longest >= detection.frozen_zero_rows:
+            return None
         text = f"loss reads exactly {self.value + 0:.6g} for {self.repeats} rows; never before more than {self.longest}"
         return Finding(Kind.FROZEN_LOSS, level, row.sample.step, self.onset, text, row.sample.at)

@@ -27,11 +27,12 @@ LOOK_BACK = timedelta(hours=3)
 # Runs that were read recently are queried together, separately from the few that need a longer time range.
 FRESH_PERIODS = 5
 RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricData accepts, in seconds
-# After this many minutes with other metrics but no loss, and twice the longest gap, the loss counts as NaN, if so many
-# minutes had one before: more of them if the gaps vary. If it is also missing most of the time, as between the updates
-# of reinforcement learning, whose gaps may grow, after ten times the longest gap.
+# A loss counts as NaN once it has been missing for this many minutes while other metrics arrived.
 MIN_SILENT_MINUTES = 2
+# So many minutes must have had a loss before: more of them if the gaps between these vary.
 REGULAR_LOSSES, IRREGULAR_LOSSES = 3, 20
+# The loss must be missing for longer than its longest gap, by this factor. The second is for a loss that is missing
+# most of the time and irregularly, as between the updates of reinforcement learning, whose gaps may grow.
 GAP_FACTOR, RARE_GAP_FACTOR = 2, 10
 # A loss that is missing now went wrong in the minute of its last value, or at most in the minute before that.
 LATEST_MINUTES = 2
@@ -195,8 +196,8 @@ class LossSilence:
     # The longest gap in minutes after which the loss came back.
     longest: int = 0
     # Minutes with a loss, and minutes in all gaps, of all attempts.
-    losses: int = field(default=0, compare=False)
-    gaps: int = field(default=0, compare=False)
+    loss_minutes: int = field(default=0, compare=False)
+    gap_minutes: int = field(default=0, compare=False)
     # The step before the last minute with a loss; during that minute the loss may already have been missing.
     complete_to: int | None = None
     # The last step of the minute with the newest loss.
@@ -207,17 +208,19 @@ class LossSilence:
     @property
     def tells_of_nan(self) -> bool:
         """Return whether the gap is long enough to count as NaN, for a loss that came often enough to expect it."""
-        is_regular = (self.longest - 1) * self.losses <= self.gaps
-        is_expected = self.losses >= (REGULAR_LOSSES if is_regular else IRREGULAR_LOSSES)
-        factor = GAP_FACTOR if is_regular or self.gaps <= self.losses else RARE_GAP_FACTOR
+        is_regular = (self.longest - 1) * self.loss_minutes <= self.gap_minutes
+        is_expected = self.loss_minutes >= (REGULAR_LOSSES if is_regular else IRREGULAR_LOSSES)
+        factor = GAP_FACTOR if is_regular or self.gap_minutes <= self.loss_minutes else RARE_GAP_FACTOR
         return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, factor * self.longest + 1)
 
-    def without_expectation(self) -> "LossSilence":
-        """Return the state after steps that began again without a loss: another phase may print none.
+    def without_loss(self, *, begins_again: bool) -> "LossSilence":
+        """Return the state after a minute without a loss.
 
-        A loss that was missing before then is still expected.
+        If steps begin again, another phase may print none; a loss that was missing before is still expected.
         """
-        return replace(self, loss_received=False, minutes=0) if self.minutes <= self.longest else self
+        if begins_again and self.minutes <= self.longest:
+            return replace(self, loss_received=False, minutes=0)
+        return replace(self, minutes=self.minutes + 1) if self.loss_received else self
 
     def with_loss(self, *, complete_to: int | None = None, loss_step: int | None = None) -> "LossSilence":
         """Return the state after a minute with a loss."""
@@ -227,8 +230,8 @@ class LossSilence:
             loss_received=True,
             minutes=0,
             longest=max(self.longest, gap),
-            losses=self.losses + 1,
-            gaps=self.gaps + gap,
+            loss_minutes=self.loss_minutes + 1,
+            gap_minutes=self.gap_minutes + gap,
             complete_to=complete_to,
             loss_step=loss_step,
         )
@@ -448,10 +451,8 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
         silence = silence.with_loss(complete_to=before, loss_step=step)
     elif "nonfinite" not in row:
-        if step is not None and cursor.seen_step is not None and step < cursor.seen_step:
-            silence = silence.without_expectation()
-        if silence.loss_received:
-            silence = replace(silence, minutes=silence.minutes + 1)
+        begins_again = step is not None and cursor.seen_step is not None and step < cursor.seen_step
+        silence = silence.without_loss(begins_again=begins_again)
     silence = replace(silence, fastest=fastest)
     if silence.loss_step is None or silence.complete_to is None or not fastest:
         return silence
