@@ -54,12 +54,12 @@ class LinuxProcess:
         return bool(re.fullmatch(r"python[\d.]*t?", self.program))
 
 
-def list_descendants(root: int) -> dict[int, LinuxProcess]:
-    """Return all living processes below one, by pid, parents first; only pids, parents and start times are set."""
+def list_descendants(root: int, *, zombies: bool = False) -> dict[int, LinuxProcess]:
+    """Return all living processes below one, or also zombies, by pid, parents first; sets pids, parents and starts."""
     rows = [row for entry in os.listdir(PROC) if entry.isdigit() and (row := _read_stat(int(entry)))]
     children: dict[int, list[tuple[int, int]]] = {}
     for pid, state, parent, started, _ in rows:
-        if state not in "ZX":
+        if zombies or state not in "ZX":
             children.setdefault(parent, []).append((pid, started))
     found: dict[int, LinuxProcess] = {}
     parents = [root]
@@ -87,8 +87,8 @@ def _read_fields(pid: int) -> list[bytes]:
 
 
 def measure_child_cpu_s() -> float:
-    """Return the CPU time of all processes below this one, of those that have ended too."""
-    ticks = [sum(map(int, _read_fields(pid)[11:15])) for pid in list_descendants(os.getpid())]
+    """Return the CPU time of all processes below this one, of those that have ended too; reaping adds nothing."""
+    ticks = [sum(map(int, _read_fields(pid)[11:15])) for pid in list_descendants(os.getpid(), zombies=True)]
     ended = os.times()
     return sum(ticks) / os.sysconf("SC_CLK_TCK") + ended.children_user + ended.children_system
 

@@ -103,8 +103,9 @@ class Watched:
         monkeypatch.setattr("rerail_agent.hang.time", clock)
         monkeypatch.setattr("rerail_agent.progress.time", clock)
         monkeypatch.setattr("rerail_agent.hang.CHECK_SPAN_S", 0.0)
-        # The process of the tests exchanges messages with its runner meanwhile.
+        # The process of the tests exchanges messages with its runner meanwhile, and has children of other tests.
         monkeypatch.setattr(stack_dump, "count_io_bytes", lambda: 0)
+        monkeypatch.setattr(stack_dump, "measure_child_cpu_s", lambda: 0.0)
         monkeypatch.setattr(stack_dump, "find_position", lambda: next(self._places) if self.moves else "here")
         self.progress, self.levels, self.kinds = Progress(), [], []
         values = {"step_s": 0.2, "save_s": 60.0, "unknown_s": 60.0, "factor": 5.0, **limits}
@@ -252,6 +253,7 @@ def test_a_thread_whose_children_compute_does_not_stand_still(monkeypatch, comma
 def test_a_thread_that_saves_does_not_stand_still(tmp_path, monkeypatch, megabytes, stands):
     """One call of a library may write for minutes, without a further instruction of the training thread."""
     monkeypatch.setattr(stack_dump, "find_position", lambda: "in torch.save")
+    monkeypatch.setattr(stack_dump, "measure_child_cpu_s", lambda: 0.0)
     with (tmp_path / "state.pt").open("wb", buffering=0) as file:
         written = iter([bytes(megabytes << 19)])
         assert stack_dump.stands_still(0.0, lambda seconds: file.write(next(written, b""))) is stands
