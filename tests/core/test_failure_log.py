@@ -117,6 +117,7 @@ def make_rows(*last: object, first: int = 700) -> str:
         (make_rows(1e10, *[2.5] * 10), ""),
         ("step=1 loss=2\n" * 18 + "step=2 loss=1e9\n", ""),
         ("step=1 loss=-2\n" * 30 + "step=2 loss=1e9\n", ""),
+        ("step=1 loss=nan\n" * 99, "the last loss was nan at step 1"),
         ("step=1 loss=1.2.3\n" * 30, ""),
         ("step=1 " * 60_000, ""),
     ],
@@ -149,7 +150,7 @@ TABLE = "=====\ntrain.py FAILED\n-----\nFailures:\n  <NO_OTHER_FAILURES>\n-----\
 
 
 @pytest.mark.parametrize(
-    ("ends", "error"),
+    ("ends", "doubt"),
     [
         ((STEPS + TRACE + "KeyError: 'eos'\n" + SUCCESS,), "KeyError: 'eos'"),
         ((STEPS, STEPS + "[rank1]: " + TRACE.replace("\n", "\n[rank1]: ") + "ValueError: bad\n"), "ValueError: bad"),
@@ -159,10 +160,13 @@ TABLE = "=====\ntrain.py FAILED\n-----\nFailures:\n  <NO_OTHER_FAILURES>\n-----\
         ((STEPS + TRACE + "KeyError: 'eos'\nretrying\n" + STEPS + SUCCESS,), ""),
         ((STEPS + TRACE + "KeyError: 'eos'\nwrote model.pt\n" + SUCCESS,), ""),
         ((STEPS + "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + TRACE + "TypeError: 'NoneType'\n",), ""),
+        ((make_rows("nan", "nan"), STEPS), "the last loss was nan at step 761"),
+        ((make_rows(1e10),), "the last loss was 1e+10 at step 760"),
+        ((make_rows(1e10, 2.5),), ""),
         ((), ""),
     ],
 )
-def test_a_job_that_completed_with_an_error_at_its_end_is_reported(ends: tuple[str, ...], error: str) -> None:
+def test_a_job_that_completed_with_an_error_or_a_far_loss_is_reported(ends: tuple[str, ...], doubt: str) -> None:
     """A shell pipeline hides the exit code. The run is done all the same: nothing is relaunched."""
     world = World().with_saves()
     world.logs.ends["gpt"] = ends
@@ -170,8 +174,11 @@ def test_a_job_that_completed_with_an_error_at_its_end_is_reported(ends: tuple[s
     world.supervisor().handle(JobStateChanged("gpt"))
     notice = world.bus.notices[-1]
     assert (world.run().state, world.sagemaker.live()) == (RunState.COMPLETED, [])
-    assert (error in notice.body, "with an error" in notice.title) == (True, bool(error))
-    assert ("with an error" in make_summary(Facts(world.run(), world.clock()))["headline"]) is bool(error)
+    end = "with a loss in trouble" if "loss" in doubt else "with an error at the end" if doubt else ""
+    assert doubt in notice.body and notice.title == f"gpt: completed {end}".rstrip()
+    assert make_summary(Facts(world.run(), world.clock()))["headline"].startswith(
+        f"Completed {end}" if end else "Completed: "
+    )
 
 
 def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:

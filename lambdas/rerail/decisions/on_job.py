@@ -237,8 +237,9 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     if error := seen.job.error_at_end:
         doubt, reason = ERROR_AT_END, f"{reason}; but its log ends with an error: {error}"
         todo = "Check the result before you use it; have the script end with its exit code"
-    elif label := find_open_label(run):
-        doubt, reason = LOSS_AT_END, f"{reason}; but its last steps were {label.why}"
+    elif (label := find_open_label(run)) or seen.job.loss_at_end:
+        trouble = f"its last steps were {label.why}" if label else seen.job.loss_at_end
+        doubt, reason = LOSS_AT_END, f"{reason}; but {trouble}"
         todo = "Check the result before you use it"
     elif has_no_row(run, seen.job, policy):
         doubt, todo = NO_ROW, format_instruction(format_no_row(run))

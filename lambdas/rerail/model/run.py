@@ -100,6 +100,8 @@ class Job:
     diagnosis: Diagnosis | None = None
     # The error with which the log of a completed job ends.
     error_at_end: str = ""
+    # The loss with which the log of a completed job ends, if it is far above those before or not finite.
+    loss_at_end: str = ""
     checkpoint_uri: str = ""
     # KeepAlivePeriodInSeconds of the warm pool.
     keep_alive_seconds: int = 0

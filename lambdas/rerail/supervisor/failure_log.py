@@ -37,7 +37,7 @@ def with_log_read(
     A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed.
     """
     if job.status is JobStatus.COMPLETED:
-        return replace(job, error_at_end=_find_error_at_end(job, description, logs))
+        return _with_end_read(job, description, logs)
     reason, secondary = str(description.get("FailureReason") or job.failure_reason), job.secondary
     is_needed = bool(needs_log(reason, secondary_status=secondary) or causes)
     # The error of a script with a loss may follow from that loss.
@@ -63,7 +63,8 @@ def describe_last_loss(text: str) -> str:
     rows = [(int(step), float(loss)) for step, loss in ROW.findall(text[-TEXT_LIMIT:])][-LEVEL_ROWS - LAST_ROWS :]
     before, last = [loss for _, loss in rows[:-LAST_ROWS] if isfinite(loss)], rows[-LAST_ROWS:]
     if len(before) < LAST_ROWS or (level := median(before)) <= 0:
-        return ""
+        is_finite = not rows or isfinite(rows[-1][1])
+        return "" if is_finite else f"the last loss was {rows[-1][1]} at step {rows[-1][0]:,}"
     far = [row for row in last if not abs(row[1]) <= FAR * max(map(abs, before))]
     if not far:
         return ""
@@ -78,10 +79,13 @@ def describe_last_loss(text: str) -> str:
     return f"{described}; {rows_before} was {level:.4g}"
 
 
-def _find_error_at_end(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> str:
+def _with_end_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> Job:
+    """Return a completed job with the error, and the loss far above those before, with which its log ends."""
     try:
         ends = logs.read_ends(job)
     except (StateUnknown, Throttled):
-        return ""  # the job is complete, whatever its log says
-    error = next(filter(None, map(find_final_error, ends)), "")
-    return redact_secrets(error, find_secrets(description))[:MAX_PROBLEM_CHARS]  # a part may not look like a secret
+        return job  # the job is complete, whatever its log says
+    error = redact_secrets(next(filter(None, map(find_final_error, ends)), ""), find_secrets(description))
+    loss = next((text for text in map(describe_last_loss, ends) if text.startswith("the last loss")), "")
+    # A part of a secret may not look like one.
+    return replace(job, error_at_end=error[:MAX_PROBLEM_CHARS], loss_at_end=loss)
