@@ -16,6 +16,7 @@ from cli import place
 from cli.console import Console
 from cli.names import complete_policies
 from cli.project import read_policy
+from cli.text_files import read_text
 from rerail.decisions.remedies import REPEATS, find_advice
 from rerail.diagnosis.classify import diagnose as diagnose_text
 from rerail.diagnosis.classify import with_named_cause
@@ -123,7 +124,7 @@ def _read_text(text: str) -> str:
             place.fail(f"{text} does not exist", "give the path of a log, or the text of a failure")
         if len(text) > MAX_PATH or "\n" in text or not path.is_file():
             return text
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except (OSError, ValueError) as error:
         place.fail(f"cannot read {text}: {error}", "give a readable file, or the text itself")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cli.backtest import tables, trainer
 from cli.backtest.series import BadInput, LogSeries
+from cli.text_files import open_text, read_text
 
 WHAT_IS_READ = "give JSON lines, a list of objects, or one list of numbers for each name"
 # In which of these a logger says that a row is of a validation.
@@ -18,7 +19,7 @@ _DEEPEST = 4
 def is_lines(file: Path) -> bool:
     """Return whether the first line of a file is an object in JSON."""
     try:
-        with file.open(encoding="utf-8-sig", errors="replace") as lines:
+        with open_text(file) as lines:
             starts = iter(partial(lines.readline, tables.LINE_LIMIT), "")
             first = next((line for line in starts if line.strip()), "")
     except OSError as error:
@@ -30,9 +31,9 @@ def is_lines(file: Path) -> bool:
 def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the training rows of a log in JSON; raise BadInput if it has none."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read: {error}", "give JSON in UTF-8") from error
+        text = read_text(file)
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error}", "give JSON in a file that can be read") from error
     whole = _parse(text)
     if isinstance(whole, dict) and "log_history" in whole:
         return trainer.read(file)

@@ -1,9 +1,7 @@
 """Reads one CSV of a training run, whatever its columns are called."""
 
 import csv
-import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +16,7 @@ from cli.backtest.series import (
     make_sample,
     parse_time,
 )
+from cli.text_files import open_text
 from cli.training_logs.numbers import parse
 
 # In characters; a header or a row of thousands of columns has fewer.
@@ -28,7 +27,7 @@ NOTHING = {"", "none", "null", "na", "n/a", "-"}
 def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
-        with _opened(file) as lines:
+        with open_text(file) as lines:
             delimiter = _find_delimiter(_read_header(lines, file))
             lines.seek(0)
             # With semicolons, spreadsheets of many countries write a comma in numbers.
@@ -39,16 +38,16 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
             names = [name for name in table.fieldnames if name]
             return read_rows(file, names, enumerate(table), loss=loss)
-    except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
-        raise BadInput(f"{file} cannot be read: {error}", "give a CSV in UTF-8, gzipped or not") from error
+    except (OSError, csv.Error) as error:
+        raise BadInput(f"{file} cannot be read: {error}", "give a CSV, gzipped or not") from error
 
 
 def is_table(file: Path) -> bool:
     """Return whether a file begins with a header and a row of numbers, whatever its name."""
     try:
-        with _opened(file) as lines:
+        with open_text(file) as lines:
             header, row = lines.readline(LINE_LIMIT), lines.readline(LINE_LIMIT)
-    except (OSError, UnicodeDecodeError, EOFError):
+    except OSError:
         return False
     delimiter = _find_delimiter(header)
     names, values = header.split(delimiter), row.split(delimiter)
@@ -84,13 +83,6 @@ def read_rows(
     ]
     name = file.name.removesuffix(".gz").removesuffix(".csv")
     return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read))
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[TextIO]:
-    open_text = gzip.open if file.suffix == ".gz" else open
-    with open_text(file, "rt", newline="", encoding="utf-8-sig") as lines:
-        yield lines
 
 
 def _read_row(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.backtest.series import BadInput, LogSeries, make_sample
+from cli.text_files import read_text
 
 STATE = "trainer_state.json"
 
@@ -20,7 +21,7 @@ def find_newest_state(folder: Path) -> Path | None:
 def read(file: Path) -> LogSeries:
     """Return the training entries of `log_history`, without evaluations and the final summary."""
     try:
-        state: Any = json.loads(file.read_text(encoding="utf-8-sig"))
+        state: Any = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} is not JSON: {error}", f"give the {STATE} of a checkpoint") from error
     history = state.get("log_history") if isinstance(state, dict) else None

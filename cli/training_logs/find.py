@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, normalize_name
+from cli.text_files import read_text
 from cli.training_logs.formats import BAR, FORMATS, LogFormat
 from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPED, compile_reader, parse, read_number
 
@@ -71,7 +72,7 @@ def read_lines(file: Path) -> list[str]:
 def read_raw_lines(file: Path) -> list[str]:
     """Return the lines of a log; a progress bar's carriage returns end lines too."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_text(file)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error}", "give a file that can be read") from error
     # Not `splitlines`, which also ends lines at characters that CloudWatch does not end them at.
@@ -227,9 +228,9 @@ def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
     if wanted:
         if normalize_name(wanted) in names:
             return normalize_name(wanted)
-        raise BadInput(
-            f"{where} prints no {wanted!r:.100}", f"give --loss one of {listed or 'the names that it prints'}"
-        )
+        reason = " of training steps; values of an evaluation are not read" if NOT_TRAINING.search(wanted) else ""
+        choices = listed or "the names that it prints"
+        raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
     known = [name for name in NAMES["loss"] if name in losses]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
     called_so = [name for name in losses if re.search("(?:^|_)train(?:ing)?_", name)]

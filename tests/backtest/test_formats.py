@@ -33,10 +33,14 @@ def test_a_csv_is_read_by_what_its_columns_mean():
     assert (series.samples[0].step, series.find_row(99), series.find_row(100)) == (150000, 99, 101)
 
 
-def test_a_csv_may_be_gzipped(tmp_path: Path):
-    """The same samples."""
-    (tmp_path / "metrics.csv.gz").write_bytes(gzip.compress(CSV.read_bytes()))
-    assert tables.read(tmp_path / "metrics.csv.gz").samples == tables.read(CSV).samples
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+@pytest.mark.parametrize("name", ["metrics.csv.gz", "metrics.csv"])
+def test_a_csv_may_be_gzipped_and_in_other_encodings(tmp_path: Path, name: str, encoding: str):
+    """The same samples: `>` writes UTF-16 in Windows PowerShell, and old spreadsheets write no UTF-8."""
+    header, rows = CSV.read_text().split("\n", 1)
+    content = f"{header},Größe\n{rows}".encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert tables.read(tmp_path / name).samples == tables.read(CSV).samples
 
 
 @pytest.mark.parametrize("start", ["step,loss", "{"])

@@ -13,10 +13,11 @@ from tests.detectors.runs import falling
 PATTERNS = ["step=step ([0-9]+)", "loss=loss: ([0-9.,e+-]+|nan)"]
 
 
-def test_every_line_with_a_metric_is_a_row(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_every_line_with_a_metric_is_a_row(tmp_path, encoding):
     """Other lines are passed over; a progress bar's carriage returns end lines too."""
     file = tmp_path / "train.log"
-    file.write_text("starting\nstep 5\nloss: 2.5\nstep 6 loss: nan\rstep 7 loss: 1,002.25\nloss: soon\n")
+    file.write_text("starting\nstep 5\nloss: 2.5\nstep 6 loss: nan\rstep 7 loss: 1,002.25\nloss: soon\n", encoding)
     series = text.read(file, text.parse_patterns(PATTERNS))
     assert [(sample.step, str(sample.loss)) for sample in series.samples] == [(5, "2.5"), (6, "nan"), (7, "1002.25")]
     assert series.rows == (2, 3, 4)

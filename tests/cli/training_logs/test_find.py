@@ -166,8 +166,9 @@ def test_several_losses_are_asked_for():
         find_metrics(lines, where="train.log")
     found = find_metrics(lines, where="train.log", loss="nsp_loss")
     assert values(compile_reader(found.expressions["loss"]), lines) == [0.3] * 10
-    with pytest.raises(BadInput, match="prints no 'other'"):
-        find_metrics(lines, where="train.log", loss="other")
+    for name, problem in (("other", "prints no 'other'"), ("val_loss", "values of an evaluation are not read")):
+        with pytest.raises(BadInput, match=problem):
+            find_metrics(lines, where="train.log", loss=name)
 
 
 def test_a_log_without_a_loss_is_explained():
