@@ -82,7 +82,9 @@ def read_rows(
         make_sample({"step": float(number), **values}, at=parse_time(row.get(at) or "")) for number, row, values in read
     ]
     name = file.name.removesuffix(".gz").removesuffix(".csv")
-    return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read))
+    judged = columns.get("loss", "loss")
+    notes = () if judged == "loss" else (f"the column {judged} was judged as the loss",)
+    return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read), notes=notes)
 
 
 def _read_row(

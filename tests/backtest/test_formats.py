@@ -31,6 +31,7 @@ def test_a_csv_is_read_by_what_its_columns_mean():
     assert [one.loss for one in series.samples] == numbers("train/loss")
     assert series.samples[0].step_time_s == pytest.approx(0.86, abs=0.05)
     assert (series.samples[0].step, series.find_row(99), series.find_row(100)) == (150000, 99, 101)
+    assert series.notes == ("the column train/loss was judged as the loss",)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
