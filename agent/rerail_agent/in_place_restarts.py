@@ -199,6 +199,8 @@ def read_restart_file(base: Path, job: str, key: str, log: Callable[[str], None]
 
     file = make_restart_file_path(base)
     try:
+        if not file.is_file():  # to read a pipe or a device can block for ever
+            return {}
         with file.open("rb") as content:
             text = content.read(MOST_BYTES)
         table = json.loads(text)

@@ -216,11 +216,12 @@ def test_what_a_stranger_left_in_the_checkpoint_folder_commands_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"job": "night"}', '{"job": "night", "told": {"RERAIL_RESTART": "x"}}']
+    "text", ["", "a pipe", "{", "[]", '{"job": "night"}', '{"job": "night", "told": {"RERAIL_RESTART": "x"}}']
 )
 def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
-    in_place_restarts.make_restart_file_path(tmp_path).write_text(text)
+    file = in_place_restarts.make_restart_file_path(tmp_path)
+    os.mkfifo(file) if text == "a pipe" else file.write_text(text)
     assert in_place_restarts.read_restart_file(tmp_path, "night", KEY, [].append) == {}
 
 
