@@ -162,6 +162,20 @@ def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondar
         assert world.run().proposal is None
 
 
+@pytest.mark.parametrize("mode", [Mode.APPROVE, Mode.PAUSE])
+def test_nothing_is_stopped_for_a_proposal_once_rerail_may_only_observe(world, mode):
+    """Neither at its expiry, although the policy acts then, nor at the end of the pause that it waited for."""
+    policy = Policy(mode=mode, approval=Approval(on_expiry=OnExpiry.ACT))
+    world.policies.by_name["default"] = policy
+    report_finding(world)
+    assert world.run().proposal
+    world.policies.by_name["default"] = replace(policy, mode=Mode.OBSERVE)
+    world.minutes(60)
+    assert (world.sagemaker.live(), world.run().stop, world.run().proposal) == (["gpt"], None, None)
+    told = "no answer, the job goes on" if mode is Mode.APPROVE else "observing only"
+    assert f"gpt: divergence: {told}" in [notice.title for notice in world.bus.notices]
+
+
 def test_a_proposal_falls_with_what_it_was_about(world):
     """The job that would be stopped dies, or completes: there is another question, or none."""
     report_finding(world)

@@ -494,7 +494,7 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
         return _on_resumed(run, proposal, seen, policy)
     if seen.at < proposal.expires_at:
         return None
-    if policy.approval.on_expiry is OnExpiry.HOLD:
+    if policy.approval.on_expiry is OnExpiry.HOLD or not may_act(run, policy):
         return leave_job_running(run, proposal)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="the policy")
     return replace(decision, reason=f"{format_unanswered(proposal)}, and the policy acts then: {decision.reason}")
@@ -509,6 +509,8 @@ def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     observed = FindingsObserved(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
     if _check_against_checkpoints(proposal.finding, observed, policy).kind is not proposal.finding.kind:
         return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves checkpoints")
+    if not may_act(run, policy):
+        return _on_intervention(replace(run, proposal=None), proposal.finding, observed, policy)
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
         return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
