@@ -21,7 +21,7 @@ from moto import mock_aws
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.budgets import with_recent_charges
-from rerail.decisions.decision import with_attempt_number
+from rerail.decisions.decision import THE_POLICY, with_attempt_number
 from rerail.messages.messages import (
     SWEEP,
     CommandReceived,
@@ -56,7 +56,7 @@ from rerail.model.errors import (
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import TYPES
 from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, run_of_report
-from rerail.model.policy import Capacity, Mode, Policy
+from rerail.model.policy import Approval, Capacity, Mode, OnExpiry, Policy
 from rerail.model.run import JobStatus, Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.supervisor import Supervisor
@@ -177,6 +177,8 @@ class History:
         retries = replace(Policy().retries, infrastructure=2, hardware=2)
         limits = replace(Policy().limits, attempts=12, account_relaunches=draw((1, 2, 100, 100)))
         self.policy = replace(DEFAULT, retries=retries, limits=limits, mode=draw((*[Mode.ACT] * 4, *Mode)))
+        expiry = Approval(timedelta(minutes=draw((2, 30))), draw([*OnExpiry]), draw([*OnExpiry]))
+        self.policy = replace(self.policy, approval=expiry)
         self.policy = replace(self.policy, capacity=Capacity(fallback_after=timedelta(minutes=2), fallbacks=FALLBACKS))
         self.world.policies.by_name["default"] = self.policy
         self.has_agent, self.trouble, self.saves = draw((True, False)), draw((0.0, 0.01, 0.03)), draw((0.3, 1.0, 1.0))
@@ -593,6 +595,9 @@ class History:
             f"{name} {job} is not what was recorded: {format_run(run)}",
         )
         self._require(modes != {Mode.PAUSE}, f"{name} {job} while Rerail is paused")
+        who = run.stop.approved_by if name == "stop" and run.stop else run.current.approved_by
+        is_wanted = who not in ("", THE_POLICY)
+        self._require(modes != {Mode.OBSERVE} or is_wanted, f"{name} {job} while Rerail only observes")
         if name == "create":
             self._check_launch(turn, run, target, modes)
         elif job in self.world.sagemaker.live():
@@ -605,7 +610,6 @@ class History:
         who, job = run.current.approved_by, run.current.job_name
         for why, since in self.bans.items():
             self._require(turn.read_at <= since, f"create {job}, though {why}")
-        self._require(modes != {Mode.OBSERVE} or who, f"create {job} while Rerail only observes")
         for cause, count in self.failures.items():
             budget = self.policy.retries.of(cause)
             self._require(budget is None or count <= budget, f"create {job} after {count} failures: {cause}")

@@ -11,7 +11,7 @@ from rerail.messages.messages import CommandReceived, FindingsReceived, JobState
 from rerail.model.actions import CreateJob, Severity, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import Mode
+from rerail.model.policy import Approval, Mode, OnExpiry
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb, Paused
 from tests.core.failures import NODE_LOST
@@ -36,16 +36,16 @@ def throttle_stops(monkeypatch, world: World) -> None:
     monkeypatch.setattr(world.sagemaker, "stop", throttled)
 
 
-@pytest.mark.parametrize("waits_for", ["delay", "capacity", "answer", "creation"])
+@pytest.mark.parametrize("waits_for", ["delay", "capacity", "answer", "creation", "creation after no answer"])
 def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
     """Whatever it waited for; it is notified once, and goes ahead when the policy acts again."""
     world = World().with_saves()
     create = world.sagemaker.create
     if waits_for == "capacity":
         world.sagemaker.no_capacity = 3
-    if waits_for == "answer":
+    if "answer" in waits_for:
         world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.APPROVE)
-    if waits_for == "creation":
+    if "creation" in waits_for:
 
         def throttled(request):
             raise Throttled("CreateTrainingJob: rate exceeded")
@@ -53,7 +53,7 @@ def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
         monkeypatch.setattr(world.sagemaker, "create", throttled)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
-    world.minutes(0 if waits_for == "delay" else 2)
+    world.minutes({"delay": 0, "creation after no answer": 40}.get(waits_for, 2))
     before = len(world.bus.notices)
     observe(world)
     world.sagemaker.no_capacity = 0
@@ -61,7 +61,7 @@ def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
     world.minutes(180)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WAITING, [])
     titles = [notice.title for notice in world.bus.notices[before:]]
-    assert titles.count("gpt: waits") == 1 or waits_for == "answer"
+    assert titles.count("gpt: waits") == 1 or "answer" in waits_for
     world.policies.by_name["default"] = DEFAULT
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -103,15 +103,20 @@ def test_an_operators_release_launches_under_observe():
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
 
 
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.APPROVE])
 @pytest.mark.parametrize("is_throttled", [False, True], ids=["saving", "throttled"])
-def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_throttled):
-    """The job goes on; what a person does with it then is not taken for Rerail's."""
+def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_throttled, mode):
+    """The job goes on; what a person does with it then is not taken for Rerail's. The policy's approval expires too."""
     world = World().with_saves()
+    approval = Approval(on_expiry=OnExpiry.ACT)
+    world.policies.by_name["default"] = replace(DEFAULT, mode=mode, approval=approval)
     if is_throttled:
         throttle_stops(monkeypatch, world)
     else:
         Agent(world).hello()
     diverge(world)
+    if mode is Mode.APPROVE:
+        world.minutes(31)
     assert world.run().state is (RunState.STOPPING if is_throttled else RunState.SAVING)
     observe(world)
     world.minutes(40)

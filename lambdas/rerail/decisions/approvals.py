@@ -7,7 +7,16 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.accounting.costs import estimate_relaunch_dollars, estimate_start_up
-from rerail.decisions.decision import Decision, format_start, format_stop, hold_run, make_notice, may_act, with_attempt
+from rerail.decisions.decision import (
+    THE_POLICY,
+    Decision,
+    format_start,
+    format_stop,
+    hold_run,
+    make_notice,
+    may_act,
+    with_attempt,
+)
 from rerail.decisions.launch import with_launch
 from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import ClearedBy, Notify, Severity
@@ -89,7 +98,7 @@ def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
         return None
     expiry = format_unanswered(proposal)
     if policy.approval.on_expiry_dead is OnExpiry.ACT:
-        return on_launch_approved(run, "the policy", f"{expiry}, and the policy acts then", at=at, policy=policy)
+        return on_launch_approved(run, THE_POLICY, f"{expiry}, and the policy acts then", at=at, policy=policy)
     todo = f"see whether to {proposal.what}"
     return hold_run(run, at, f"{expiry}: held", because="no answer", todo=todo, runbook=Runbook.APPROVAL)
 

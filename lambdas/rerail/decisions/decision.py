@@ -25,6 +25,8 @@ from rerail.model.signals import JobObserved, OperatorCommand
 MAX_WARNINGS = 20
 # The resolution of an incident that ended in a hold; reports recognize held incidents by it.
 HELD_RESOLUTION = "the run was held"
+# Who approves a proposal at its expiry, where the policy acts then.
+THE_POLICY = "the policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ class Decision:
     replaces_request: bool = False  # record the request that the operator's change makes, for this and later attempts
 
 
-def may_act(run: Run, policy: Policy) -> bool:
+def may_act(run: Run, policy: Policy, *, approved_by: str = "") -> bool:
     """Return whether the policy and the run's adoption allow actions rather than observation only.
 
-    Whether an action needs an approval or must wait is not checked here.
+    One that an operator has approved is allowed. Whether it needs an approval or must wait is not checked here.
     """
-    return policy.mode is not Mode.OBSERVE and not run.observe_only
+    return approved_by not in ("", THE_POLICY) or (policy.mode is not Mode.OBSERVE and not run.observe_only)
 
 
 def has_pending(run: Run, kind: type[Action]) -> bool:

@@ -22,7 +22,7 @@ from rerail.decisions.launch_checks import PAUSED_TEXT, Consequence, Obstacle, f
 from rerail.model.actions import ClearedBy, CreateJob, Notify, PostCommand, Severity, StopJob
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import LaunchCheck, Run, RunState
+from rerail.model.run import LaunchCheck, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import CreateRefused, Paused, Signal
 
@@ -116,8 +116,9 @@ def is_deferred_stop_due(run: Run) -> bool:
 
 def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
     """Remove new stops from the decision while Rerail is paused; a stop that was called stays Rerail's."""
-    if not may_act(decision.run, policy):
-        return _cancel_stop(decision)
+    stop = decision.run.stop
+    if stop and not may_act(decision.run, policy, approved_by=stop.approved_by):
+        return _cancel_stop(decision, stop)
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob))
@@ -129,11 +130,11 @@ def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Polic
     return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED_TEXT}")
 
 
-def _cancel_stop(decision: Decision) -> Decision:
-    """Withdraw a stop that Rerail decided on before it was to observe only, and has not called; not an operator's."""
-    run, stop = decision.run, decision.run.stop
+def _cancel_stop(decision: Decision, stop: PlannedStop) -> Decision:
+    """Withdraw a stop that Rerail decided on before it was to observe only, and has not called."""
+    run = decision.run
     is_uncalled = run.state is RunState.SAVING or any(isinstance(a, StopJob) for a in (*run.pending, *decision.actions))
-    if stop is None or stop.approved_by or run.state not in (RunState.SAVING, RunState.STOPPING) or not is_uncalled:
+    if run.state not in (RunState.SAVING, RunState.STOPPING) or not is_uncalled:
         return decision
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.WATCHING, stop=None)
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob | PostCommand))

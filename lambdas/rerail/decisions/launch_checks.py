@@ -48,7 +48,7 @@ def find_obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """While Rerail is paused, no job is created; while it only observes, none but what an operator has asked for."""
-    if not may_act(run, policy) and not run.current.approved_by:
+    if not may_act(run, policy, approved_by=run.current.approved_by):
         return Obstacle(
             LaunchCheck.PAUSE,
             Consequence.WAIT,

@@ -13,6 +13,7 @@ from rerail.decisions.checkpoint_health import (
     with_rollback_labels,
 )
 from rerail.decisions.decision import (
+    THE_POLICY,
     Decision,
     choose_resume_step,
     format_start,
@@ -496,7 +497,7 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
         return None
     if policy.approval.on_expiry is OnExpiry.HOLD or not may_act(run, policy):
         return leave_job_running(run, proposal)
-    decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="the policy")
+    decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who=THE_POLICY)
     return replace(decision, reason=f"{format_unanswered(proposal)}, and the policy acts then: {decision.reason}")
 
 

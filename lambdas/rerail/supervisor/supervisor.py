@@ -822,7 +822,7 @@ class Supervisor:
             self.failed.append(error)
             return True, False
         paused = policy.mode is Mode.PAUSE
-        return paused or not (approved_by or may_act(run, policy)), paused
+        return paused or not may_act(run, policy, approved_by=approved_by), paused
 
     def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         """Return SageMaker's refusal to create the job as a signal."""
