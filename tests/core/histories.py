@@ -475,7 +475,9 @@ class History:
         policies = self.world.policies.by_name
         policies.pop("default", None)
         if self.rng.random() < 0.7:
-            policies["default"] = replace(self.policy, mode=self.rng.choice((Mode.ACT, Mode.ACT, *Mode)))
+            asks = self.policy.mode is Mode.APPROVE
+            modes = (Mode.APPROVE, Mode.OBSERVE) if asks else (Mode.ACT, Mode.ACT, *Mode)
+            policies["default"] = replace(self.policy, mode=self.rng.choice(modes))
         self._note_mode()
 
     def _break(self) -> None:
@@ -655,7 +657,10 @@ class History:
         self._require(run and run.stop is None and run.current.may_be_live, "an order to a job that ends")
         assert run is not None
         self._require((command.attempt, run.state) == (run.current.number, RunState.RESTARTING), "an order unrecorded")
-        self._require(command.id == run.current.in_place_restarts[-1].command_id, "an order of before")
+        order, modes = run.current.in_place_restarts[-1], self._modes_since(turn.read_at)
+        self._require(command.id == order.command_id, "an order of before")
+        is_wanted = order.approved_by not in ("", THE_POLICY)
+        self._require(not modes <= {Mode.OBSERVE, Mode.PAUSE} or is_wanted, f"an order while Rerail may not: {modes}")
 
     def _check_record(self, run: Run) -> None:
         """Require what holds of each record by itself."""
