@@ -75,7 +75,7 @@ _BOILERPLATE = LazyPattern(
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?|called after throwing an instance of"
     # A hint at what may be the reason is no proof of it.
     r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
-    r"|This (?:might|may|could) be (?:caused by|due to)) ?[^.]{0,200}\.?"
+    r"|This (?:(?:might|may|could) be (?:caused by|due to)|can happen (?:if|when))) ?[^.]{0,200}\.?"
     r"|Worker unexpectedly exits with a connection error code \d+\. End of file\.?"
     r"|There are some potential root causes\. .{0,400}?unexpected errors\.?|\bSolution: 1\. .{0,600}"
     # A counter of what did not happen, and the name of a logger: "number of nan iterations: 0", "INFO:uvicorn.error:".
@@ -105,7 +105,7 @@ _IRRELEVANT = LazyPattern(
 _NUMBER = LazyPattern(r"\d+")
 # Where a traceback reads the input, what is missing belongs to it.
 _ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
-_EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}\(?(-?\d{1,4})\b", re.IGNORECASE)
+_EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}['(]?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
 # The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod, Paddle.
 _LAUNCHER_CODE = LazyPattern(

@@ -73,6 +73,9 @@ _OF_PROGRAM = LazyPattern(
     r"|SyntaxError|IndentationError|TabError|NotImplementedError|ZeroDivisionError|RecursionError)\b"
 )
 
+# What a handler raises that expects another type of exception than the one it got.
+_OF_HANDLER = LazyPattern(r"\w+Error: '\w+(?:Error|Exception|Timeout)' object (?:has no attribute|is not)\b")
+
 # Lines that a kernel, a runtime or a launcher prints when something fails.
 _FAULT = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|slurmstepd: error|srun: error|\boom[-_ ]?kill|Out of memory: Kill|^\s{0,4}Killed\b"
@@ -90,7 +93,12 @@ _LEVEL = LazyPattern(
     r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b"
     r"|(?:^|[\d\]] )NCCL INFO|warnings\.warn",
 )
-_LOWER_LEVEL = LazyPattern(r"^\s{0,4}(?:\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}|rerail init):", re.IGNORECASE)
+_LOWER_LEVEL = LazyPattern(
+    r"^\s{0,4}(?:(?:\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}|rerail init):"
+    # SageMaker's states, as its SDK prints them.
+    r"|(?:starting|pending|downloading|training|uploading) - )",
+    re.IGNORECASE,
+)
 _PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")
 _LITERAL = (
     r"(?:[-+]?[\d.][\d.eE_+-]*\w{0,3}|true|false|none|null|nan|inf|on|off|yes|no|enabled|disabled|\[.*|\{.*|\".*\"|'.*'"
@@ -223,8 +231,9 @@ class _Block:
 
     @property
     def is_of_exit(self) -> bool:
-        """Return whether the end of a `with` block raised it after another exception, which is the root."""
-        return self.is_chained and self.frames.rpartition(", in ")[2].startswith("__exit__")
+        """Return whether the end of a `with` block, or a handler, raised it after another exception, the root."""
+        is_exit = self.frames.rpartition(", in ")[2].startswith("__exit__")
+        return self.is_chained and (is_exit or _OF_HANDLER.match(self.text) is not None)
 
 
 @dataclass(slots=True)

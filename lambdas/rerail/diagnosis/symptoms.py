@@ -214,8 +214,10 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.USER_CODE,
         r"out of resources?: .{0,40}Required|\bOutOfResources\b|\b(?:ptxas|nvcc) .{0,20}(?:error|fatal)\b",
         r"Hardware limit(?:ation)?: ?\d|uses too much (?:shared|local|constant|parameter) |max regcount of \d",
-        r"Error compiling \S+\.(?:cl|cu|ptx)\b|Graph compile failed\b",
+        r"Error compiling \S+\.(?:cl|cu|ptx)\b|Graph compile failed\b|\bcompilation (?:failed|error for this graph)\b",
     ),
+    # The file is sound: PyTorch refuses to load a type that it holds.
+    _rule("refused-type", Cause.USER_CODE, r"Weights only load failed\. This file can still|not an allowed global"),
     _rule("port-in-use", Cause.USER_CODE, r"address (?:is )?already in use|EADDRINUSE|server socket has failed"),
     _rule(
         "network-settings",
@@ -228,7 +230,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"cannot allocate memory for EFA|Only EFA provider is supported|NET/OFI\b.{0,200}Invalid argument",
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)|\bfamily \d+ is neither AF_INET",
-        r"NCCL WARN (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message truncated)",
+        r"NCCL (?:WARN|error:) (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message trunc)",
+        r"peer access is not supported",
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL(?: operation nccl.{0,240}|.{0,60})invalid (?:usage|argument)",
         r"Duplicate GPU detected|(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found",
         r"Bootstrap : no socket interface|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
@@ -316,7 +319,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"broken (?:PNG|JPEG|image|GIF) file|(?:unrecognized|unsupported|bad) (?:data |image |audio |video )stream",
         r"UnidentifiedImageError|cannot identify image file|image file is truncated",
         r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end(?: of)?|Not a|corrupt) JPEG"
-        r"|NVJPEG error \"?[34]\b|jpeg_start_decompress",
+        r"|NVJPEG error \"?[34]\b|jpeg_start_decompress|/dali/image/\w+\.cc:",
         r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
@@ -428,7 +431,7 @@ RULES: tuple[SymptomRule, ...] = (
         rf"\b{_MACHINE}(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}",
         rf"\b{_HOST}(?:,? (?:and )?{_HOST}){{0,20}},? (?:(?:and|is|are|was|were|went|has|have|had|just|suddenly) )*"
         r"(?:breaks? down|broke down|down\b|died|dead\b|unreachable|rebooted|disappeared|not respond)",
-        r"node network is break ?down",
+        r"node network is break ?down|\bnode it was running on is (?:dead|unavailable)\b",
         r"\b(?:node|host|machine|server)s?(?: \S+)? (?:break-?down|outage|crash(?:es|ed)?|loss|died|down)\b",
         r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*|\b(?:marked|declared|"
         r"considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|missed too many heartbeats",
@@ -454,7 +457,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
         r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
         r"heartbeats? .{0,20}(?:lost|missed|missing from node)|ActorDiedError",
-        r"(?:Actor|Worker)\w*(?:Unavailable|Crashed)Error|NodeDiedError|kernel panic|soft lockup|system rebooted",
+        r"(?:Actor|Worker)\w*(?:Unavailable|Crashed)Error|(?:Node|Owner)DiedError|kernel panic|soft lockup",
+        r"system rebooted",
     ),
     _rule(
         "fabric",
@@ -809,7 +813,8 @@ DAMAGE = _rule(
     DAMAGED_CHECKPOINT,
     Cause.DAMAGED_CHECKPOINT,
     RULES[[rule.name for rule in RULES].index(DAMAGED_CHECKPOINT)].pattern.text,
-    r"invalid load key|UnpicklingError|Ran out of input|pickle data was truncated|unexpected EOF|\bEOFError\b",
+    r"invalid load key|UnpicklingError(?!: Weights only load failed\. This file can still)|Ran out of input"
+    r"|pickle data was truncated|unexpected EOF|\bEOFError\b",
     r"BadZipFile|not a zip file|zlib\.error|Error -\d while decompressing|unpack\w* requires a buffer|CRC check failed",
     r"(?:Unable|unable) to (?:synchronously )?open (?:file|object)|truncated file|file signature not found",
     r"(?:unpack\w*|msgpack)\b.{0,60}(?:incomplete|not enough|extra|invalid|buffer)|OutOfData|ExtraData|FormatError",
