@@ -512,7 +512,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
         r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
         r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
-        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
+        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server|from )|Bad Gateway|Gateway Time-?out",
         r"Service ?Unavailable|\(ServiceUnavailable\)|(?<!Resource )temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
         r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
@@ -622,8 +622,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Unsupported (?:backend|dtype|format|option)|not a valid (?:hyperparameter|model identifier|argument|JSON)",
         r"Additional (?:hyperparameters|properties)|No iterator has been registered|"
         r"illegal char(?:acter)? sub-sequence|did not match any variant of",
-        r"Failed to import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|required|"
-        r"not allowed|unknown|missing|must)",
+        r"Failed to import|must import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|"
+        r"required|not allowed|unknown|missing|must)",
         r"InvalidArgumentError|InvalidConfig|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue",
         r"Could not override|ValidationError|yaml\.\w+\.\w*Error|OmegaConf|hydra\.errors|Config(?:uration)?Error",
         r"ParameterError|batch[_ ]size .{0,80}(?:not (?:equal|divisible)|must be)|(?:not|must be) divisible by",
@@ -743,7 +743,7 @@ RULES: tuple[SymptomRule, ...] = (
         "hang-note",
         Cause.HANG,
         r"\b(?:hang\w*|hungs?|stuck\w*|stucks?|nothing happens|freez(?:es?|ing)|froze|frozen(?! layer| param| weight)|"
-        r"stalls?|stalled|unresponsive|watchdog|wedged?|idles? forever)\b",
+        r"stalls?|stalled|unresponsive|watchdog|wedged?|idles|idle forever)\b",
         r"stops? (?:at|responding|making)|no (?:more |further |new )?(?:output|progress|response|logs?)\b",
         r"\bGPUs?\b.{0,40}\b(?:locked|pinned|stay\w*|sit\w*|remain\w*) at \W?(?:0|100)\b|\bstops? (?:right )?there\b",
         r"never (?:finish|return|end|complete|start)\w*|util\w* .{0,30}(?:always |stay\w* |stuck |at |is |remains? |"
