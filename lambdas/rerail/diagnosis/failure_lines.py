@@ -96,7 +96,7 @@ _LEVEL = LazyPattern(
 _LOWER_LEVEL = LazyPattern(
     r"^\s{0,4}(?:(?:\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}|rerail init):"
     # SageMaker's states, as its SDK prints them.
-    r"|(?:starting|pending|downloading|training|uploading) - )",
+    r"|(?:starting|downloading|training|uploading) - (?:start|launch|prepar|download|training image|upload))",
     re.IGNORECASE,
 )
 _PROGRESS = LazyPattern(r"\d{1,3}%\s?[|\[]|\d(?:it|s|ex|batch|step|tok\w*|samples?)/(?:it|s|step)\b|\[\d\d:\d\d<")

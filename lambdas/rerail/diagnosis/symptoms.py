@@ -231,9 +231,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
         r"Could not (?:open|parse) (?:XML|graph|topology|tuner)|\bfamily \d+ is neither AF_INET",
         r"NCCL (?:WARN|error:) (?:Invalid (?:rank|device|root)|Bootstrap Root : (?:rank \d|mismatch)|Message trunc)",
-        r"peer access is not supported",
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL(?: operation nccl.{0,240}|.{0,60})invalid (?:usage|argument)",
-        r"Duplicate GPU detected|(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found",
+        r"Duplicate GPU detected|peer access is not|(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found",
         r"Bootstrap : no socket interface|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
         # The image lacks a certificate, or a firewall puts its own in front of every server.
         r"self[- ]signed certificate|unable to get (?:local )?issuer certificate|signed by unknown authority",
@@ -456,9 +455,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"daemon was unable to complete|PMIX ERROR",
         r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
         r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
-        r"heartbeats? .{0,20}(?:lost|missed|missing from node)|ActorDiedError",
+        r"heartbeats? .{0,20}(?:lost|missed|missing from node)|ActorDiedError|system rebooted",
         r"(?:Actor|Worker)\w*(?:Unavailable|Crashed)Error|(?:Node|Owner)DiedError|kernel panic|soft lockup",
-        r"system rebooted",
     ),
     _rule(
         "fabric",
@@ -512,7 +510,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
         r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
         r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
-        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server|from )|Bad Gateway|Gateway Time-?out",
+        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
         r"Service ?Unavailable|\(ServiceUnavailable\)|(?<!Resource )temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
         r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
@@ -521,7 +519,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"SSL(?:EOF)?Error|SSLZeroReturn|EOF occurred in violation of protocol|(?:SSL|TLS) handshake",
         r"curl(?:Code|: \(\d+\)|(?: returned)? error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
         r"Temporary failure (?:in name resolution|resolving)|\bnpm ERR! .{0,40}\bE(?:TIMEDOUT|CONN\w+|AI_AGAIN)\b",
-        r"Name or service not known|getaddrinfo failed|nodename nor servname",
+        r"Name or service not known|getaddrinfo failed|nodename nor servname|\b50[0234] from .{0,9}hub",
         r"Server ?Disconnected|ClientConnector\w*|ClientPayloadError|ClientOSError|FSTimeoutError|NETWORK_CONNECTION",
         r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
         r"Protocol)\w*|(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
