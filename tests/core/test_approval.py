@@ -172,8 +172,8 @@ def test_nothing_is_stopped_for_a_proposal_once_rerail_may_only_observe(world, m
     world.policies.by_name["default"] = replace(policy, mode=Mode.OBSERVE)
     world.minutes(60)
     assert (world.sagemaker.live(), world.run().stop, world.run().proposal) == (["gpt"], None, None)
-    told = "no answer, the job goes on" if mode is Mode.APPROVE else "observing only"
-    assert f"gpt: divergence: {told}" in [notice.title for notice in world.bus.notices]
+    title = "no answer, the job goes on" if mode is Mode.APPROVE else "observing only"
+    assert f"gpt: divergence: {title}" in [notice.title for notice in world.bus.notices]
 
 
 def test_a_proposal_falls_with_what_it_was_about(world):
