@@ -1,12 +1,12 @@
 """Which permissions an AWS call needs: its IAM actions, each with the resource and the condition keys that AWS weighs.
 
-Most operations are an action of the same name. Those that are not (a listing of S3, the parts of a transaction, what a
-request passes on to another service, the customer's key behind a queue or a table) are said here one by one. An
-operation that is not listed here is an error, so that every call is compared."""
+Most operations are an action of the same name. Those that are not (the parts of a transaction, what a request passes on
+to another service, the customer's key behind a queue or a table) are said here one by one. MiniStack itself knows what
+S3, SNS, Lambda, CloudWatch and Step Functions need."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 PARTITION = re.compile(r"pk = (:\w+)")
@@ -18,45 +18,20 @@ TRANSACTED = {
     "Delete": "dynamodb:DeleteItem",
     "ConditionCheck": "dynamodb:ConditionCheckItem",
 }
-# Of S3 as its own manual has it; without the permission to list a bucket, a missing object is 403 instead of 404.
-OF_OBJECT = {
-    "GetObject": "s3:GetObject",
-    "SignedGetObject": "s3:GetObject",  # by the holder of the link, with the permissions of its creator
-    "HeadObject": "s3:GetObject",
-    "PutObject": "s3:PutObject",
-    "DeleteObject": "s3:DeleteObject",
-    "CopyObject": "s3:PutObject",
-    "CreateMultipartUpload": "s3:PutObject",
-    "UploadPart": "s3:PutObject",
-    "UploadPartCopy": "s3:PutObject",
-    "CompleteMultipartUpload": "s3:PutObject",
-    "AbortMultipartUpload": "s3:AbortMultipartUpload",
-    "ListParts": "s3:ListMultipartUploadParts",
-    "GetObjectTagging": "s3:GetObjectTagging",
-}
-OF_BUCKET = {
-    "ListObjectsV2": "s3:ListBucket",
-    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
-}
-READS = ("GetObject", "HeadObject")
-COPIES = ("CopyObject", "UploadPartCopy")
 OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "DeleteTrainingJob")
 OF_TAGS = ("AddTags", "DeleteTags")
 OF_TABLE = ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query", "Scan")
-OF_TOKEN = ("SendTaskSuccess", "SendTaskFailure", "SendTaskHeartbeat")
 OF_STEP = ("SendPipelineExecutionStepSuccess", "SendPipelineExecutionStepFailure")
 OF_TABLES = ("BatchGetItem", "BatchWriteItem")
 
 
 @dataclass(frozen=True, slots=True)
 class AwsCall:
-    """One that was noted: by which function, from which call site, with which parameters."""
+    """An operation of a service, with the parameters of the request."""
 
-    function: str
     service: str
     operation: str
-    site: str
-    asked: Mapping[str, Any] = field(hash=False, compare=False)
+    asked: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,8 +45,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where calls are made: `key_of` tells the ARN of the customer's key of a queue, topic, table or bucket ("" where
-    it has none), `tags_of` the tags of a training job by its ARN."""
+    """Where calls are made: `key_of` tells the ARN of the customer's key of a queue, topic or table ("" where it has
+    none), `tags_of` the tags of a training job by its ARN."""
 
     account: str
     region: str
@@ -94,19 +69,11 @@ def needs(call: AwsCall, place: CallPlace) -> Iterator[Need]:
     match call.service:
         case "dynamodb":
             yield from _of_dynamodb(call, place)
-        case "s3":
-            for need in _of_s3(call, place):
-                owner = (("aws:resourceaccount", place.account),) if need.action.startswith("s3:") else ()
-                yield Need(need.action, need.resource, need.keys + owner)
         case "sagemaker":
             yield from _of_sagemaker(call, place)
         case "sqs" if call.operation in ("SendMessage", "SendMessageBatch"):
             queue = place.arn("sqs", str(call.asked["QueueUrl"]).rpartition("/")[2])
             yield from sending(queue, place)
-        case "sns" if call.operation == "Publish":
-            topic = str(call.asked["TopicArn"])
-            yield Need("sns:Publish", topic)
-            yield from place.with_key("sns", topic, "Decrypt", "GenerateDataKey")
         case "events" if call.operation == "PutEvents":
             for entry in call.asked["Entries"]:
                 yield Need("events:PutEvents", place.arn("events", f"event-bus/{entry.get('EventBusName', 'default')}"))
@@ -114,15 +81,6 @@ def needs(call: AwsCall, place: CallPlace) -> Iterator[Need]:
             yield Need(f"kms:{call.operation}", place.arn("kms", f"key/{call.asked['KeyId']}"))
         case "ssm" if call.operation == "GetParameter":
             yield Need("ssm:GetParameter", place.arn("ssm", f"parameter{call.asked['Name']}"))
-        case "lambda" if call.operation == "Invoke":
-            name = str(call.asked["FunctionName"])
-            yield Need("lambda:InvokeFunction", name if ":" in name else place.arn("lambda", f"function:{name}"))
-        case "stepfunctions" if call.operation in OF_TOKEN:
-            yield Need(f"states:{call.operation}", "*")
-        case "stepfunctions" if call.operation == "DescribeExecution":
-            yield Need("states:DescribeExecution", str(call.asked["executionArn"]))
-        case "cloudwatch" if call.operation == "GetMetricData":
-            yield Need("cloudwatch:GetMetricData", "*")
         case "logs" if call.operation == "DescribeLogStreams":
             # Of a log group as IAM wants it: with `:*` at its end.
             yield Need("logs:DescribeLogStreams", place.arn("logs", f"log-group:{call.asked['logGroupName']}:*"))
@@ -184,31 +142,6 @@ def _table(action: str, name: str, leading: list[str], place: CallPlace) -> Iter
     yield Need(action, place.arn("dynamodb", f"table/{name}"), keys)
     # The key of a table is only ever decrypted for who reads and writes items.
     yield from place.with_key("dynamodb", place.arn("dynamodb", f"table/{name.partition('/')[0]}"), "Decrypt")
-
-
-def _of_s3(call: AwsCall, place: CallPlace) -> Iterator[Need]:
-    bucket = f"arn:aws:s3:::{call.asked['Bucket']}"
-    if action := OF_BUCKET.get(call.operation):
-        yield Need(action, bucket)
-        return
-    if call.operation not in OF_OBJECT:
-        raise ValueError(f"not known which permissions s3:{call.operation} needs")
-    action = OF_OBJECT[call.operation]
-    yield Need(action, f"{bucket}/{call.asked['Key']}")
-    if call.operation in READS:
-        yield Need("s3:ListBucket", bucket)
-    if call.operation in COPIES:
-        source = call.asked["CopySource"]
-        yield Need("s3:GetObject", f"arn:aws:s3:::{source['Bucket']}/{source['Key']}")
-    if call.operation == "CopyObject" and call.asked.get("TaggingDirective") != "REPLACE":
-        yield Need("s3:GetObjectTagging", f"{bucket}/{call.asked['CopySource']['Key']}")
-        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
-    if call.asked.get("Tagging"):
-        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
-    if call.operation == "GetObject" or call.operation in COPIES:
-        yield from place.with_key("s3", bucket, "Decrypt")
-    if action == "s3:PutObject":
-        yield from place.with_key("s3", bucket, "GenerateDataKey")
 
 
 def _of_sagemaker(call: AwsCall, place: CallPlace) -> Iterator[Need]:

@@ -62,7 +62,7 @@ def _refuse(service: str, headers: dict[str, str], body: bytes, place: CallPlace
         return None  # MiniStack has authenticated the call already; None stands for the account itself
     operation = headers.get("x-amz-target", "").rpartition(".")[2]
     try:
-        needed = list(needs(AwsCall("", service, operation, "", json.loads(body or b"{}")), place))
+        needed = list(needs(AwsCall(service, operation, json.loads(body or b"{}")), place))
     except ValueError:
         needed = [Need(f"{service}:{operation}", "*")]
     for need in needed:

@@ -1,7 +1,7 @@
 """One local AWS with the deployed template for the whole suite, on a clock that this machine keeps pace with.
 
-All workers of a run share it. Whatever the tests have the functions call is held against their roles in the end, and
-no dead letter may be left.
+All workers of a run share it. At the end none of the functions' calls was refused by its role, and no dead letter is
+left.
 """
 
 import os
@@ -12,11 +12,9 @@ import pytest
 
 from local.pace import VARIABLE, Pace, measure_pace
 from local.stack import LocalAws
-from tests.deployed.jobs import HANG_S, Account, apart, no_sweeps
+from tests.deployed.jobs import HANG_S, Account, apart, refusals
 from tests.deployed.shared import joined, locked
 from tests.deployed.still import set_still
-from tests.iam.calls import instrument, read_calls
-from tests.iam.permissions import refusals
 
 ASSEMBLIES = Path(__file__).parents[2] / ".local" / "assemblies"
 HERE = Path(__file__).parent
@@ -65,24 +63,16 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def account(state_dir: Path, pace: Pace) -> Iterator[Account]:
     """The deployed stack, its policy on the scaled clock, and a bucket."""
-    calls = state_dir / "calls.jsonl"
 
     def start() -> LocalAws:
-        calls.unlink(missing_ok=True)
         aws = LocalAws(state_dir, scale=pace.scale, schedule_scale=pace.scale, assemblies=ASSEMBLIES)
         with locked(ASSEMBLIES.parent / "assemblies.lock"):
             aws.start()
         Account(aws, pace).set_up_for_tests()
-        # New settings end a function's workers, and a round that is ended so counts as failed.
-        with no_sweeps(Account(aws, pace)):
-            aws.client("lambda").invoke(FunctionName=aws.outputs["SweepFunctionName"], Payload=b"{}")
-            instrument(aws, calls)
         return aws
 
     def check(aws: LocalAws) -> None:
-        assert read_calls(calls), "the functions have called nothing, or nobody has noted it"
-        refused = refusals(aws, calls)
-        assert not refused, "the functions called what their roles do not allow:\n" + "\n".join(refused)
+        assert refusals(aws) == []
         assert Account(aws, pace).dead_letters() == []
 
     with joined(state_dir, start, check) as aws:

@@ -29,8 +29,6 @@ from rerail.model.policy import Policy, parse_policy, to_toml
 from rerail.model.run import Run, RunState
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG
-from tests.iam.calls import instrument
-from tests.iam.permissions import refusals
 
 BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
@@ -41,6 +39,8 @@ MACHINES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB":
 HANG_S = 240.0
 # Queues in which messages lie that nobody could handle.
 DEAD = re.compile(r"DeadLetters|Undelivered")
+# What local/permissions.py logs, but for the sessions of a test that tries what is forbidden.
+REFUSAL = re.compile(r"\S+:assumed-role/(?!\S+/forbidden )\S+ may not .*")
 SCHEDULE = ("Name", "GroupName", "ScheduleExpression", "FlexibleTimeWindow", "Target", "Description")
 # Nothing comes after these; a held run may be released.
 OVER = (RunState.COMPLETED, RunState.STOPPED)
@@ -74,10 +74,14 @@ def apart_with(folder: Path, context: Mapping[str, Any], assemblies: Path, pace:
         aws.redeployed(deploy.deploy(assembly, "Rerail", aws.client))
         account = Account(aws, pace)
         account.set_up_for_tests()
-        instrument(aws, folder / "calls.jsonl")
         yield account
-        assert not refusals(aws, folder / "calls.jsonl")
+        assert refusals(aws) == []
         assert account.dead_letters() == []
+
+
+def refusals(aws: LocalAws) -> list[str]:
+    """Return the calls of functions that the emulator has refused, since the function's role does not allow them."""
+    return REFUSAL.findall(aws.log_file.read_text(errors="replace"))
 
 
 def patient(policy: Policy, pace: Pace) -> Policy:

@@ -24,10 +24,8 @@ from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
 from rerail.notices.notifiers.webhook import format_webhook
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import Account, NotificationQueue, apart, patient
+from tests.deployed.jobs import Account, NotificationQueue, apart, patient, refusals
 from tests.deployed.receiver import Receiver, listening
-from tests.iam.calls import instrument
-from tests.iam.permissions import refusals
 
 pytestmark = pytest.mark.slow
 ROUTING_KEY, AUTHORIZATION = "R0123456789abcdef0123456789abcde", "Bearer of-a-webhook"
@@ -111,9 +109,8 @@ def receivers(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[
         aws.redeployed(outputs)
         account = Account(aws, pace)
         account.set_up()
-        instrument(aws, folder / "calls.jsonl")
         yield Receivers(account, receiver)
-        assert not refusals(aws, folder / "calls.jsonl")
+        assert refusals(aws) == []
 
 
 def move_here(aws: LocalAws, url: str) -> None:

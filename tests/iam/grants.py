@@ -1,7 +1,7 @@
 """What a template allows to whom, as IAM would judge it; and what its own wiring needs without any line of code.
 
-References become the names that the resources got, so that a statement can be held against a call. The judge is the one
-of the emulator, which implements the order of AWS: a Deny anywhere wins, then an Allow, else no."""
+References become names and ARNs, so that a statement can be held against a need. The evaluator is that of the emulator,
+which implements the order of AWS: a Deny anywhere wins, then an Allow, else no."""
 
 import json
 import re
@@ -15,6 +15,7 @@ from ministack.core import iam_evaluator
 from cli.deploy.permissions import HASH, format_value
 from local.needs import CallPlace, Need, receiving, sending
 
+ACCOUNT, REGION = "000000000000", "us-east-1"
 # The property that names a resource, where its template does.
 NAMED_BY = {"AWS::S3::Bucket": "BucketName", "AWS::Events::EventBus": "Name", "AWS::SSM::Parameter": "Name"}
 ARNS = {
@@ -38,8 +39,8 @@ KEYED_BY = {
     "AWS::SNS::Topic": ("KmsMasterKeyId",),
     "AWS::DynamoDB::Table": ("SSESpecification", "KMSMasterKeyId"),
 }
-# Whose policy is a resource of its own, and which property says of what.
-POLICIES = {"AWS::S3::BucketPolicy": "Bucket", "AWS::SQS::QueuePolicy": "Queues", "AWS::SNS::TopicPolicy": "Topics"}
+# Policies that are resources of their own.
+POLICIES = ("AWS::S3::BucketPolicy", "AWS::SQS::QueuePolicy", "AWS::SNS::TopicPolicy")
 EVENTS, CLOUDWATCH, SCHEDULER = "events.amazonaws.com", "cloudwatch.amazonaws.com", "scheduler.amazonaws.com"
 
 
@@ -64,9 +65,9 @@ class Grant:
         """The pattern that is judged."""
         return str(json.loads(self.statement)["Resource"])
 
-    def covers(self, need: Need, place: CallPlace) -> bool:
+    def covers(self, need: Need) -> bool:
         """It alone allows this."""
-        return judged([json.loads(self.statement)], need, place) == "Allow"
+        return judged([json.loads(self.statement)], need) == "Allow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +79,29 @@ class Wired:
     need: Need
 
 
-def judged(statements: Iterable[Mapping[str, Any]], need: Need, place: CallPlace, *, principal: str = "") -> str:
+def judged(statements: Iterable[Mapping[str, Any]], need: Need) -> str:
     """ "Allow", "Deny" or "ImplicitDeny"; over TLS, as all our calls are."""
-    context = _context(need, place, principal)
+    context = iam_evaluator.EvalContext(
+        principal_arn=f"arn:aws:iam::{ACCOUNT}:role/somebody",
+        principal_type="AssumedRole",
+        principal_account=ACCOUNT,
+        action=need.action,
+        resource_arn=need.resource,
+        region=REGION,
+        secure_transport=True,
+        service_context={name: list(value) if isinstance(value, tuple) else value for name, value in need.keys},
+    )
     policy = iam_evaluator.parse_policy_document({"Statement": list(statements)})
     return str(iam_evaluator.evaluate(context, [policy]).decision)
 
 
-def _context(need: Need, place: CallPlace, principal: str) -> Any:
-    return iam_evaluator.EvalContext(
-        principal_arn=principal or f"arn:aws:iam::{place.account}:role/somebody",
-        principal_type="AssumedRole",
-        principal_account=place.account,
-        action=need.action,
-        resource_arn=need.resource,
-        region=place.region,
-        secure_transport=True,
-        service_context={name: list(value) if isinstance(value, tuple) else value for name, value in need.keys},
-    )
-
-
 class Granted:
-    """One template; `names` are the physical names by logical id, the logical ids themselves where there are none."""
+    """The permissions of one template; `names` are physical names by logical id, where they are known."""
 
-    def __init__(self, template: Mapping[str, Any], *, account: str, region: str, names: Mapping[str, str]) -> None:
+    def __init__(self, template: Mapping[str, Any], *, region: str = REGION, names: Mapping[str, str] = {}) -> None:
         self._resources: Mapping[str, Mapping[str, Any]] = template["Resources"]
-        self._names = names
-        self.account, self.region = account, region
-
-    def place(self, tags_of: Any, keys: Mapping[str, str]) -> CallPlace:
-        """Where its functions call; `keys` are those of buckets that are not its own."""
-        known = {**keys, **self._keys}
-        return CallPlace(self.account, self.region, lambda arn: known.get(arn, ""), tags_of)
+        self._region, self._names = region, names
+        self.place = CallPlace(ACCOUNT, REGION, lambda arn: self._keys.get(arn, ""), lambda arn: {})
 
     def value(self, given: Any) -> Any:
         """With every reference as the name or the ARN that it stands for."""
@@ -131,7 +123,7 @@ class Granted:
         return given
 
     def _pseudo(self, name: str) -> str:
-        known = {"AWS::AccountId": self.account, "AWS::Region": self.region, "AWS::Partition": "aws"}
+        known = {"AWS::AccountId": ACCOUNT, "AWS::Region": self._region, "AWS::Partition": "aws"}
         return {**known, "AWS::URLSuffix": "amazonaws.com"}.get(name, "")
 
     def _referred(self, name: str) -> str:
@@ -139,18 +131,17 @@ class Granted:
         return self.arn(name) if kind == "AWS::SNS::Topic" else self.name(name)
 
     def name(self, id: str) -> str:
-        """The physical one, as far as it is known."""
+        """The one that the template gives, or that it got, or the logical id."""
         resource = self._resources.get(id, {})
         given = resource.get("Properties", {}).get(NAMED_BY.get(resource.get("Type", ""), ""), "")
-        known = self._names.get(id) or (self.value(given) if given else id)
-        return str(known).rpartition("/")[2] if "://" in str(known) else str(known).rpartition(":")[2]
+        return str(self.value(given) if given else self._names.get(id, id))
 
     def arn(self, id: str) -> str:
         """Of a resource of the template."""
         kind = self._resources[id]["Type"]
         if kind not in ARNS:
             return f"<{id}.Arn>"
-        return "arn:aws:" + ARNS[kind].format(region=self.region, account=self.account, name=self.name(id))
+        return "arn:aws:" + ARNS[kind].format(region=self._region, account=ACCOUNT, name=self.name(id))
 
     @cached_property
     def _keys(self) -> dict[str, str]:
@@ -217,36 +208,21 @@ class Granted:
         """In a key's policy `*` is this key."""
         return next(self.arn(id) for id, resource in self._resources.items() if resource is key)
 
-    def decision(self, who: str, need: Need, place: CallPlace) -> str:
-        """For a role: what its own policy and the policy of the resource say together; for a service, the latter."""
+    def decision(self, who: str, need: Need) -> str:
+        """What the permissions of a role or service say, with every refusal in the policy of a resource."""
         own = [json.loads(grant.statement) for grant in self.grants if grant.who == who]
-        found = judged(own, need, place)
-        document = self._policy_of(need.resource)
-        if found != "Allow" or document is None or who.endswith(".amazonaws.com"):
-            return found
-        role = next(id for id, name in self.roles.items() if name == who)
-        context = _context(need, place, self.arn(role))
-        refused = iam_evaluator.evaluate_resource_policy(document, context).decision == "Deny"
-        return "Deny" if refused else found
-
-    def _policy_of(self, arn: str) -> dict[str, Any] | None:
-        for about, document in self._policies:
-            if arn == about or arn.startswith(f"{about}/"):
-                return document
-        return None
+        return judged([*own, *self._denials], need)
 
     @cached_property
-    def _policies(self) -> list[tuple[str, dict[str, Any]]]:
-        found = []
-        for resource in self._resources.values():
-            if resource["Type"] in POLICIES:
-                for about in _many(resource["Properties"][POLICIES[resource["Type"]]]):
-                    found.append((self.arn(about["Ref"]), self.value(resource["Properties"]["PolicyDocument"])))
-        return found
+    def _denials(self) -> list[Any]:
+        documents = (resource["PolicyDocument"] for kind in POLICIES for resource in self._of(kind))
+        statements = (self.value(statement) for document in documents for statement in document["Statement"])
+        return [statement for statement in statements if statement["Effect"] == "Deny"]
 
-    def wired(self, place: CallPlace) -> Iterator[Wired]:
-        """What Lambda, EventBridge, Scheduler and CloudWatch do with these permissions, by what the template asks of
-        them: logs, traces, feeding, dead letters, deliveries, alarms."""
+    def wired(self) -> Iterator[Wired]:
+        """What Lambda, EventBridge, Scheduler, CloudWatch and SNS do with these permissions, by what the template asks
+        of them: logs, traces, feeding, dead letters, deliveries, alarms, a topic under a key."""
+        place = self.place
         for function in self._of("AWS::Lambda::Function"):
             yield from self._of_function(function, place)
         for mapping in self._of("AWS::Lambda::EventSourceMapping"):
@@ -263,6 +239,10 @@ class Granted:
             if resource["Type"] == "AWS::Events::Rule":
                 yield from self._of_rule(id, resource["Properties"], place)
         yield from self._of_alarms(place)
+        for grant in self.grants:
+            if grant.action == "sns:Publish" and not grant.who.endswith(".amazonaws.com"):
+                keyed = place.with_key("sns", grant.resource, "Decrypt", "GenerateDataKey")
+                yield from (Wired(grant.who, "SNS encrypts what it publishes", need) for need in keyed)
 
     def _handler(self, function: str) -> str:
         return str(self._resources[function]["Properties"]["Handler"]).partition(".")[0]
@@ -280,7 +260,7 @@ class Granted:
             yield from (Wired(who, "Lambda sends its dead letters", need) for need in sending(queue, place))
 
     def _of_rule(self, id: str, rule: Mapping[str, Any], place: CallPlace) -> Iterator[Wired]:
-        source = (("aws:sourcearn", self.arn(id)), ("aws:sourceaccount", self.account))
+        source = (("aws:sourcearn", self.arn(id)), ("aws:sourceaccount", ACCOUNT))
         for target in rule.get("Targets", []):
             about = f"the rule {HASH.sub('', id)}"
             for queue in (target["Arn"], target.get("DeadLetterConfig", {}).get("Arn")):
@@ -295,7 +275,7 @@ class Granted:
                 yield Wired(who, about, Need("events:InvokeApiDestination", str(self.value(target["Arn"]))))
 
     def _of_alarms(self, place: CallPlace) -> Iterator[Wired]:
-        source = (("aws:sourceaccount", self.account),)
+        source = (("aws:sourceaccount", ACCOUNT),)
         expected = {
             str(self.value(topic))
             for kind in ("AWS::CloudWatch::Alarm", "AWS::CloudWatch::CompositeAlarm")

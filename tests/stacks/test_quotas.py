@@ -127,7 +127,7 @@ def used(templates) -> dict[str, dict[str, float]]:
             id: f"{STACK}-{id}-0123456789AB"[: LONGEST.get(resource["Type"], 255)]
             for id, resource in template.resources.items()
         }
-        granted = Granted(template.body, account="111122223333", region="ap-northeast-1", names=names)
+        granted = Granted(template.body, region="ap-northeast-1", names=names)
         for measure in MEASURES:
             for about, share in measure(template, granted):
                 key = f"{name}: {about}"
