@@ -50,25 +50,6 @@ def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
     assert json.loads(card["Message"])["metadata"]["threadId"] == detail["run"]
 
 
-def test_an_all_clear_goes_where_its_page_went(account):
-    """Whoever was woken may sleep again."""
-    send("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
-    assert {topic for topic, messages in received(account).items() if messages} == {"page", "chat-page"}
-
-
-def test_receivers_outside_of_aws_find_their_body_on_the_bus(account, receivers):
-    """The page triggers, the all-clear resolves; the webhook is told of all."""
-    send("notice_page")
-    send("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
-    send("notice_inform")
-    events = account.received(receivers)
-    pager = [event["detail"] for event in events if event["detail-type"] == "Rerail PagerDuty"]
-    webhook = [event["detail"] for event in events if event["detail-type"] == "Rerail Webhook"]
-    assert [event["event_action"] for event in pager] == ["trigger", "resolve"]
-    assert {event["dedup_key"] for event in pager} == {"gpt-7b/held-2"}
-    assert [event["severity"] for event in webhook] == ["page", "clear", "inform"]
-
-
 def test_the_links_lead_to_report_runbook_and_console(account):
     """Region and account are those of the event."""
     send("notice_page")

@@ -1,7 +1,6 @@
 """The function that thinks: messages in, runs in the table, and only what failed goes back."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from moto.sagemaker.models import sagemaker_backends
@@ -10,11 +9,9 @@ import supervise
 import wiring.supervise
 import wiring.sweep
 from rerail.aws.clients import client
-from rerail.model.mailbox import Report, ReportKind, serialize
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import RunState
-from rerail.model.signatures import sign
-from tests.functions.account import COMMANDS, Context, sample
+from tests.functions.account import Context, sample
 
 
 def batch(*bodies: object, queue: str = "") -> dict:
@@ -69,25 +66,6 @@ def test_a_job_in_an_event_is_adopted_once(account):
     assert [entry.finding for entry in account.runs.timeline("gpt-7b")][0] == "adopted"
 
 
-def test_a_job_without_the_tag_is_left_alone(account):
-    """No run, no request, only a note that it is none of ours."""
-    account.submit("gpt-7b", policy=None)
-    assert failed(batch(sample("training_job_state_change"))) == []
-    assert account.runs.load("gpt-7b") is None
-    assert account.runs.find_unknown_jobs(["gpt-7b"]) == set()
-
-
-def test_an_operator_is_obeyed(account):
-    """A wish that comes over the bus holds the run and is quoted in its timeline."""
-    account.submit("gpt-7b")
-    hold = sample("operator_command")
-    hold["detail"] |= {"verb": "hold", "why": "the cluster moves"}
-    hold["time"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    assert failed(batch(sample("training_job_state_change"), hold, queue=COMMANDS)) == []
-    run = account.runs.load("gpt-7b")
-    assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")
-
-
 @pytest.mark.threat("T11")
 def test_only_the_queue_of_commands_commands(account, logged):
     """EventBridge alone may write there. The sweep, which may send to the queue of signals, can claim no command,
@@ -103,19 +81,6 @@ def test_only_the_queue_of_commands_commands(account, logged):
     assert account.runs.load("gpt-7b").stop is None
     assert sum(line.get("RejectedMessages", 0) == [1.0] for line in logged()) == 4
     assert failed(batch(sample("training_job_state_change"))) == [], "a hint, about which SageMaker is asked"
-
-
-def test_a_report_of_an_agent_is_handled(account):
-    """The event names the object, the object says hello, and the run knows of its agent."""
-    account.submit("gpt-7b")
-    assert failed(batch(sample("training_job_state_change"))) == []
-    event = sample("report_filed")
-    key = event["detail"]["object"]["key"]
-    id = key.rpartition("/")[2].removesuffix(".json")
-    hello = Report(id, "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
-    account.leave(key, sign(serialize(hello), name=key, key=account.runs.load("gpt-7b").signing_key))
-    assert failed(batch(event)) == []
-    assert account.runs.load("gpt-7b").current.agent
 
 
 def test_mail_that_cannot_be_read_does_not_come_back(account):
@@ -195,18 +160,3 @@ def test_a_pause_keeps_a_dead_job_dead(hasty):
     wiring.supervise.make_supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
     assert failed(batch(due("gpt-7b"))) == []
     assert sorted(launched(hasty)) == ["gpt-7b", "gpt-7b-a002"]
-
-
-def test_a_broken_node_of_hyperpod_is_reported(account):
-    """A cluster is no run: its notice goes on the bus, is remembered in the table, and is not told again."""
-    rule, queue = "ears", account.sqs.create_queue(QueueName="bus-ears")["QueueUrl"]
-    arn = account.sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    pattern = json.dumps({"source": ["rerail"]})
-    client("events").put_rule(Name=rule, EventBusName="rerail", EventPattern=pattern)
-    client("events").put_targets(Rule=rule, EventBusName="rerail", Targets=[{"Id": "ears", "Arn": arn}])
-    event = sample("hyperpod_node_unhealthy")
-    assert failed(batch(event, event, queue=COMMANDS)) == []
-    (message,) = account.sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
-    detail = json.loads(message["Body"])["detail"]
-    assert (detail["severity"], detail["runbook"]) == ("page", "hyperpod")
-    assert wiring.supervise.make_cluster_monitor().memories.recall("sample-cluster").pending == ()

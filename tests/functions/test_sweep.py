@@ -28,16 +28,6 @@ def test_an_empty_account_has_nothing_to_do(account):
     assert account.waiting() == []
 
 
-def test_a_job_whose_event_was_lost_is_found(account):
-    """The round names it, and what it sends is what the supervisor reads: the job becomes a run."""
-    account.submit("gpt-7b")
-    assert swept() == NOTHING | {"DiscoveredJobs": 1}
-    (message,) = account.waiting()
-    assert supervise.handler(batch(message), Context()) == {"batchItemFailures": []}
-    assert account.runs.load("gpt-7b") is not None
-    assert swept() == NOTHING | {"OpenRuns": 1}
-
-
 def test_the_counts_are_metrics_and_a_log_line(account, logged):
     """The alarm on a missing round watches these, and people read the line."""
     swept()
