@@ -93,9 +93,9 @@ class Target:
     name: str
     reader: str
     samples: Callable[[], Iterator[bytes]]
-    change: Change
     inputs: int
     wrapper: str = ""
+    change: Change = json_changed
     longest: int = 20_000
 
     def load(self) -> Callable[[bytes], None]:
@@ -191,11 +191,9 @@ MEGATRON_SAVED = _listing("iter_0000010/a.pt", "iter_0000020/a.pt", "latest_chec
 LIGHTNING_SAVED = _listing("epoch=1-step=10.ckpt", "epoch=1-step=20.ckpt", "last.ckpt")
 
 PARSERS = (
-    Target(
-        "event of SageMaker", "parsers:message", _files(EVENTS, "training_*", "other_p*"), json_changed, 80000, CLEARLY
-    ),
-    Target("event of an alarm", "parsers:message", _files(EVENTS, "*alarm*"), json_changed, 80000, CLEARLY),
-    Target("event of the mailbox", "parsers:message", _files(EVENTS, "report_*"), json_changed, 80000, CLEARLY),
+    Target("event of SageMaker", "parsers:message", _files(EVENTS, "training_*", "other_p*"), 80000, CLEARLY),
+    Target("event of an alarm", "parsers:message", _files(EVENTS, "*alarm*"), 80000, CLEARLY),
+    Target("event of the mailbox", "parsers:message", _files(EVENTS, "report_*"), 80000, CLEARLY),
     Target(
         "wake-up of the sweep",
         "parsers:message",
@@ -203,131 +201,107 @@ PARSERS = (
             {"source": "rerail.sweep", "detail": {"run": "gpt", "job": "gpt", "findings": [FINDING]}},
             {"source": "rerail.sweep", "detail": {"run": "gpt"}},
         ),
-        json_changed,
         100000,
         CLEARLY,
     ),
-    Target("operator's command", "parsers:message", _files(EVENTS, "operator_*"), json_changed, 80000, CLEARLY),
+    Target("operator's command", "parsers:message", _files(EVENTS, "operator_*"), 80000, CLEARLY),
     Target(
-        "event of HyperPod, told",
-        "parsers:cluster_event",
-        _files(EVENTS, "hyperpod_*", "other_h*"),
-        json_changed,
-        30000,
-        CLEARLY,
+        "event of HyperPod, told", "parsers:cluster_event", _files(EVENTS, "hyperpod_*", "other_h*"), 30000, CLEARLY
     ),
-    Target("callback of a pipeline", "parsers:callback", _texts(CALLBACK), json_changed, 20000, CLEARLY),
-    Target("report", "parsers:report", _texts(REPORT, FOUND), json_changed, 150000, CLEARLY, longest=80000),
-    Target("heartbeat", "parsers:heartbeat", _texts(HEARTBEAT), json_changed, 120000, CLEARLY),
-    Target("command", "parsers:command", _texts(COMMAND), json_changed, 80000, CLEARLY),
-    Target("manifest", "parsers:manifest", _texts(MANIFEST), json_changed, 120000, CLEARLY),
-    Target("policy", "parsers:policy", _files(ROOT / "policies", "*.toml"), toml_changed, 40000, CLEARLY),
-    Target("pause", "parsers:pause", _texts("on", "off"), text_changed, 5000, CLEARLY),
+    Target("callback of a pipeline", "parsers:callback", _texts(CALLBACK), 20000, CLEARLY),
+    Target("report", "parsers:report", _texts(REPORT, FOUND), 150000, CLEARLY, longest=80000),
+    Target("heartbeat", "parsers:heartbeat", _texts(HEARTBEAT), 120000, CLEARLY),
+    Target("command", "parsers:command", _texts(COMMAND), 80000, CLEARLY),
+    Target("manifest", "parsers:manifest", _texts(MANIFEST), 120000, CLEARLY),
+    Target("policy", "parsers:policy", _files(ROOT / "policies", "*.toml"), 40000, CLEARLY, change=toml_changed),
+    Target("pause", "parsers:pause", _texts("on", "off"), 5000, CLEARLY, change=text_changed),
     Target(
-        "fall-back", "parsers:fallback", _texts("ml.p4d.24xlarge ml.p5.48xlarge subnet-1"), text_changed, 20000, VALUE
+        "fall-back",
+        "parsers:fallback",
+        _texts("ml.p4d.24xlarge ml.p5.48xlarge subnet-1"),
+        20000,
+        VALUE,
+        change=text_changed,
     ),
-    Target("ranges of samples", "parsers:ranges", _texts("0-99,200-300"), text_changed, 20000, VALUE),
-    Target("tags and enrolment", "parsers:tags", _texts({"Tags": TAGS}, {"Tags": OURS}), json_changed, 80000),
-    Target("record of a run", "parsers:stored_run", _records, json_changed, 40000, CLEARLY),
-    Target("records of detectors", "parsers:stored_memory", _records, json_changed, 10000),
-    Target("failure reason", "parsers:failure", _failures, text_changed, 20000),
-    Target("metric line", "parsers:metric_line", _texts(LINE, f"{LINE} {LINE}"), text_changed, 80000),
-    Target("notice, in all its forms", "parsers:notice", _texts(NIGHT), json_changed, 20000, CLEARLY),
+    Target("ranges of samples", "parsers:ranges", _texts("0-99,200-300"), 20000, VALUE, change=text_changed),
+    Target("tags and enrolment", "parsers:tags", _texts({"Tags": TAGS}, {"Tags": OURS}), 80000),
+    Target("record of a run", "parsers:stored_run", _records, 40000, CLEARLY),
+    Target("records of detectors", "parsers:stored_memory", _records, 10000),
+    Target("failure reason", "parsers:failure", _failures, 20000, change=text_changed),
+    Target("metric line", "parsers:metric_line", _texts(LINE, f"{LINE} {LINE}"), 80000, change=text_changed),
+    Target("notice, in all its forms", "parsers:notice", _texts(NIGHT), 20000, CLEARLY),
 )
 AGENTS = (
-    Target("command, in a job", "agents:command", _texts(COMMAND), json_changed, 80000),
-    Target("environment of a job", "agents:environment", _texts(SETTINGS), json_changed, 40000),
-    Target("files of a machine", "agents:machine", _texts(MACHINE), json_changed, 20000),
-    Target("manifest, in a job", "agents:manifest", _texts(SAVED), json_changed, 40000),
-    Target("last words of a script", "agents:failure", _failures, text_changed, 6000),
-    Target(
-        "values that a script logs",
-        "agents:logged",
-        _texts({"loss": 2.5, "accuracy": 0.5, "note": "a b"}),
-        json_changed,
-        40000,
-    ),
-    Target("saved state of detectors", "agents:learnt", _learnt, json_changed, 5000),
+    Target("command, in a job", "agents:command", _texts(COMMAND), 80000),
+    Target("environment of a job", "agents:environment", _texts(SETTINGS), 40000),
+    Target("files of a machine", "agents:machine", _texts(MACHINE), 20000),
+    Target("manifest, in a job", "agents:manifest", _texts(SAVED), 40000),
+    Target("last words of a script", "agents:failure", _failures, 6000, change=text_changed),
+    Target("values that a script logs", "agents:logged", _texts({"loss": 2.5, "accuracy": 0.5, "note": "a b"}), 40000),
+    Target("saved state of detectors", "agents:learnt", _learnt, 5000),
 )
 FILES = (
-    Target("CSV to backtest", "files:table", _texts(TABLE), text_changed, 10000, REMEDY),
-    Target("gzipped CSV", "files:zipped", _texts(TABLE), text_changed, 5000, REMEDY),
-    Target("trainer_state.json", "files:trainer_state", _files(LOGS, "trainer_state.json"), json_changed, 5000, REMEDY),
-    Target("corpus of logs", "files:corpus", _texts(CORPUS), text_changed, 10000, REMEDY),
+    Target("CSV to backtest", "files:table", _texts(TABLE), 10000, REMEDY, change=text_changed),
+    Target("gzipped CSV", "files:zipped", _texts(TABLE), 5000, REMEDY, change=text_changed),
+    Target("trainer_state.json", "files:trainer_state", _files(LOGS, "trainer_state.json"), 5000, REMEDY),
+    Target("corpus of logs", "files:corpus", _texts(CORPUS), 10000, REMEDY, change=text_changed),
     Target(
-        "TensorBoard events", "files:events", _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"), text_changed, 2000, REMEDY
+        "TensorBoard events",
+        "files:events",
+        _texts("\x01\x00\x00\x00\x00\x00\x00\x00abcd"),
+        2000,
+        REMEDY,
+        change=text_changed,
     ),
-    Target("policy's file", "files:policy_file", _files(ROOT / "policies", "*.toml"), toml_changed, 5000),
-    Target("rerail.toml", "files:defaults", _texts(DEFAULTS), toml_changed, 20000, REMEDY),
-    Target("request for the doctor", "files:request", _files(RECORDS, "describe_*.json"), json_changed, 10000),
-    Target("lines of a job's log", "files:log_lines", _texts(LINE, "step 3 loss: 2.5"), text_changed, 50000),
+    Target("policy's file", "files:policy_file", _files(ROOT / "policies", "*.toml"), 5000, change=toml_changed),
+    Target("rerail.toml", "files:defaults", _texts(DEFAULTS), 20000, REMEDY, change=toml_changed),
+    Target("request for the doctor", "files:request", _files(RECORDS, "describe_*.json"), 10000),
+    Target("lines of a job's log", "files:log_lines", _texts(LINE, "step 3 loss: 2.5"), 50000, change=text_changed),
     Target(
         "arguments of a script",
         "files:arguments",
         _texts("--lr\n1e-3\n-n\n4", "--a=b\n--c\n007"),
-        text_changed,
         20000,
         REMEDY,
+        change=text_changed,
     ),
 )
 ANSWERS = (
-    Target("DescribeTrainingJob", "answers:described", _files(RECORDS, "describe_*.json"), json_changed, 15000),
-    Target(
-        "ListTags",
-        "answers:tagged",
-        _texts({"Tags": [{"Key": k, "Value": v} for k, v in TAGS.items()]}),
-        json_changed,
-        10000,
-    ),
-    Target(
-        "ListTrainingJobs", "answers:listed", _texts({"TrainingJobSummaries": [SUMMARY, SUMMARY]}), json_changed, 8000
-    ),
+    Target("DescribeTrainingJob", "answers:described", _files(RECORDS, "describe_*.json"), 15000),
+    Target("ListTags", "answers:tagged", _texts({"Tags": [{"Key": k, "Value": v} for k, v in TAGS.items()]}), 10000),
+    Target("ListTrainingJobs", "answers:listed", _texts({"TrainingJobSummaries": [SUMMARY, SUMMARY]}), 8000),
     Target(
         "refusals of SageMaker",
         "answers:refused",
         _texts({"__type": "ValidationException", "message": "no"}, {"__type": "ResourceLimitExceeded", "message": "x"}),
-        json_changed,
         8000,
     ),
-    Target(
-        "GetMetricData",
-        "answers:metrics",
-        _texts({"MetricDataResults": [POINTS, {**POINTS, "Id": "q1"}]}),
-        json_changed,
-        10000,
-    ),
+    Target("GetMetricData", "answers:metrics", _texts({"MetricDataResults": [POINTS, {**POINTS, "Id": "q1"}]}), 10000),
     Target(
         "logs of jobs",
         "answers:logs",
         _texts(f"{json.dumps(STREAMS)}\n\n{json.dumps(EVENTS_READ)}"),
-        text_changed,
         8000,
+        change=text_changed,
     ),
-    Target(
-        "GetParameter",
-        "answers:parameters",
-        _texts({"Parameter": {"Name": "n", "Value": 'mode = "act"'}}),
-        json_changed,
-        10000,
-    ),
-    Target("runs in the table", "answers:stored", _items, json_changed, 8000),
-    Target("memories in the table", "answers:remembered", _memories, json_changed, 8000),
+    Target("GetParameter", "answers:parameters", _texts({"Parameter": {"Name": "n", "Value": 'mode = "act"'}}), 10000),
+    Target("runs in the table", "answers:stored", _items, 8000),
+    Target("memories in the table", "answers:remembered", _memories, 8000),
     Target(
         "checkpoint folder in S3",
         "answers:folder",
         _texts(OURS_SAVED, HF_SAVED, MEGATRON_SAVED, LIGHTNING_SAVED),
-        text_changed,
         15000,
+        change=text_changed,
     ),
-    Target("mailbox in S3", "answers:mail", _texts(REPORT, HEARTBEAT), json_changed, 8000),
+    Target("mailbox in S3", "answers:mail", _texts(REPORT, HEARTBEAT), 8000),
     Target(
         "answers to what is sent",
         "answers:taken",
         _texts({"FailedEntryCount": 1, "Entries": [{"ErrorCode": "x", "ErrorMessage": "y"}], "Failed": [{"Id": "0"}]}),
-        json_changed,
         8000,
     ),
 )
-LOOP = (Target("messages about a healthy job", "healthy:batch", _batches, json_changed, 25000),)
-COMMANDS = (Target("command line", "commands:line", _lines, json_changed, 12000),)
+LOOP = (Target("messages about a healthy job", "healthy:batch", _batches, 25000),)
+COMMANDS = (Target("command line", "commands:line", _lines, 12000),)
 TARGETS = {target.name: target for target in (*LOOP, *COMMANDS, *ANSWERS, *PARSERS, *AGENTS, *FILES)}
