@@ -20,6 +20,8 @@ from tests.core.failures import ECC, NODE_LOST
 from tests.core.test_damaged_checkpoint import DAMAGED
 from tests.fakes import BUCKET, Agent, World
 
+Scenario = Callable[["FaultInjector"], World]
+
 
 class Crash(BaseException):
     """Ends the function at this call; no handler catches it."""
@@ -199,50 +201,67 @@ def outcome(world: World) -> dict[str, Any]:
     }
 
 
-UNDISTURBED = FaultInjector(fail_at=0, after=False)
-UNDISTURBED_EVENTS = FaultInjector(fail_at=0, after=False)
-EXPECTED = outcome(relaunch_scenario(UNDISTURBED))
+def play_undisturbed(scenario: Scenario) -> tuple[World, int]:
+    """Return the world at the end of a scenario without a fault, and the number of calls."""
+    injector = FaultInjector(fail_at=0, after=False)
+    return scenario(injector), injector.calls
+
+
+SCENARIOS = (relaunch_scenario, handshake_scenario, continue_scenario, copy_scenario)
+UNDISTURBED = {scenario: play_undisturbed(scenario) for scenario in SCENARIOS}
+EXPECTED = {scenario: outcome(world) for scenario, (world, _) in UNDISTURBED.items()}
+CALLS = [(scenario, call) for scenario, (_, calls) in UNDISTURBED.items() for call in range(calls + 1)]
 
 
 def test_the_undisturbed_relaunch_completes():
-    assert EXPECTED["state"] is RunState.COMPLETED
-    assert EXPECTED["jobs"] == ["gpt", "gpt-a002"]
-    assert EXPECTED["most live at once"] == 1
-    assert EXPECTED["unpublished"] == ()
-    assert [event.is_end for event in relaunch_scenario(UNDISTURBED_EVENTS).bus.events].count(True) == 1
-    assert UNDISTURBED.calls > 30
-
-
-@pytest.mark.parametrize("call", range(UNDISTURBED.calls + 1))
-def test_a_crash_at_any_call_changes_nothing_in_the_end(call):
-    assert outcome(relaunch_scenario(crash_after(call))) == EXPECTED
-
-
-UNDISTURBED_HANDSHAKE = FaultInjector(fail_at=0, after=False)
-EXPECTED_HANDSHAKE = outcome(handshake_scenario(UNDISTURBED_HANDSHAKE))
+    world, calls = UNDISTURBED[relaunch_scenario]
+    expected = EXPECTED[relaunch_scenario]
+    assert expected["state"] is RunState.COMPLETED
+    assert expected["jobs"] == ["gpt", "gpt-a002"]
+    assert expected["most live at once"] == 1
+    assert expected["unpublished"] == ()
+    assert [event.is_end for event in world.bus.events].count(True) == 1
+    assert calls > 30
 
 
 def test_the_undisturbed_handshake_relaunches_twice():
-    assert EXPECTED_HANDSHAKE["state"] is RunState.WATCHING
-    assert EXPECTED_HANDSHAKE["jobs"] == ["gpt", "gpt-a002", "gpt-a003"]
-    assert EXPECTED_HANDSHAKE["resumed_from"] == [None, 120, 100]
-    assert EXPECTED_HANDSHAKE["pending"] == ()
+    expected = EXPECTED[handshake_scenario]
+    assert expected["state"] is RunState.WATCHING
+    assert expected["jobs"] == ["gpt", "gpt-a002", "gpt-a003"]
+    assert expected["resumed_from"] == [None, 120, 100]
+    assert expected["pending"] == ()
 
 
-@pytest.mark.parametrize("call", range(UNDISTURBED_HANDSHAKE.calls + 1))
-def test_a_crash_at_any_call_of_a_handshake_changes_nothing_in_the_end(call):
+def test_a_continued_run_keeps_its_checkpoints_and_every_later_job_has_the_new_code():
+    world, _ = UNDISTURBED[continue_scenario]
+    expected = EXPECTED[continue_scenario]
+    assert expected["state"] is RunState.WATCHING
+    assert expected["resumed_from"] == [None, 100, 100]
+    for job in ("gpt-a002", "gpt-a003"):
+        request = world.sagemaker.requests[job]
+        assert (request["HyperParameters"], request["Environment"]["BATCH"]) == ({"code": "new"}, "4")
+
+
+@pytest.mark.parametrize(("scenario", "call"), CALLS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_crash_at_any_call_changes_nothing_in_the_end(scenario, call):
     """Before and after each read of the mailbox, each command, each stop."""
-    assert outcome(handshake_scenario(crash_after(call))) == EXPECTED_HANDSHAKE
+    world = scenario(crash_after(call))
+    assert outcome(world) == EXPECTED[scenario]
+    if scenario is copy_scenario:
+        run, (file,) = world.run(), world.checkpoints.saved[BUCKET]
+        assert (run.state, run.current.number, run.pending, file.etag) == (RunState.WATCHING, 3, (), "b")
+        assert {copy.key: copy.etag for copy in run.copies} == world.checkpoints.copies
+        assert [file.etag for file in world.checkpoints.quarantined] == ["torn"]
 
 
-@pytest.mark.parametrize("call", range(1, UNDISTURBED_HANDSHAKE.calls + 1))
+@pytest.mark.parametrize("call", range(1, UNDISTURBED[handshake_scenario][1] + 1))
 def test_an_error_at_any_call_of_a_handshake_changes_nothing_in_the_end(call):
     """The service refuses one call; the other actions are done before the message goes back."""
     injector = FaultInjector(call, after=False, error=lambda: CommandNotStored("PutObject: refused"))
-    assert outcome(handshake_scenario(injector)) == EXPECTED_HANDSHAKE
+    assert outcome(handshake_scenario(injector)) == EXPECTED[handshake_scenario]
 
 
-@pytest.mark.parametrize("call", range(1, UNDISTURBED.calls + 1))
+@pytest.mark.parametrize("call", range(1, UNDISTURBED[relaunch_scenario][1] + 1))
 def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_end(call):
     """At one call of the first, a second supervisor handles the same message from beginning to end.
 
@@ -272,38 +291,6 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
     assert len(sent) == len(set(sent)) > 0
     ids = [event.id for event in world.bus.events if event.previous_state]
     assert len(ids) == len(set(ids)) > 0
-
-
-UNDISTURBED_CONTINUATION = FaultInjector(fail_at=0, after=False)
-EXPECTED_CONTINUATION = outcome(continue_scenario(UNDISTURBED_CONTINUATION))
-
-
-def test_a_continued_run_keeps_its_checkpoints_and_every_later_job_has_the_new_code():
-    world = continue_scenario(FaultInjector(fail_at=0, after=False))
-    assert EXPECTED_CONTINUATION["state"] is RunState.WATCHING
-    assert EXPECTED_CONTINUATION["resumed_from"] == [None, 100, 100]
-    for job in ("gpt-a002", "gpt-a003"):
-        request = world.sagemaker.requests[job]
-        assert (request["HyperParameters"], request["Environment"]["BATCH"]) == ({"code": "new"}, "4")
-
-
-@pytest.mark.parametrize("call", range(UNDISTURBED_CONTINUATION.calls + 1))
-def test_a_crash_at_any_call_of_a_continuation_changes_nothing_in_the_end(call):
-    assert outcome(continue_scenario(crash_after(call))) == EXPECTED_CONTINUATION
-
-
-UNDISTURBED_COPIES = FaultInjector(fail_at=0, after=False)
-EXPECTED_COPIES = outcome(copy_scenario(UNDISTURBED_COPIES))
-
-
-@pytest.mark.parametrize("call", range(UNDISTURBED_COPIES.calls + 1))
-def test_a_crash_at_any_call_of_a_copy_or_its_restoration_changes_nothing_in_the_end(call):
-    world = copy_scenario(crash_after(call))
-    assert outcome(world) == EXPECTED_COPIES
-    run, (file,) = world.run(), world.checkpoints.saved[BUCKET]
-    assert (run.state, run.current.number, run.pending, file.etag) == (RunState.WATCHING, 3, (), "b")
-    assert {copy.key: copy.etag for copy in run.copies} == world.checkpoints.copies
-    assert [file.etag for file in world.checkpoints.quarantined] == ["torn"]
 
 
 def test_throttling_leaves_the_action_pending_for_the_next_sweep():
