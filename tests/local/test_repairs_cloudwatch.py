@@ -1,4 +1,4 @@
-"""Alarms, the metrics of queues and functions, and metrics written into log lines."""
+"""Alarms, metrics of functions, and logs; tests/deployed has alarms of queues and of alarms, and embedded metrics."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from local.stack import LocalAws
-from tests.local.waiting import HANG_S, Mailbox, eventually, put_event
+from tests.local.waiting import HANG_S, eventually, put_event
 
 pytestmark = pytest.mark.slow
 
@@ -81,50 +81,6 @@ def test_missing_data_is_treated_as_asked(aws: LocalAws, treatment: str, expecte
     assert state(aws, name) == expected
 
 
-def test_an_alarm_reaches_the_bus_and_the_topic(aws: LocalAws) -> None:
-    """A change of state is an event on the default bus and a message to the alarm's topic."""
-    alarm(aws, "Told", AlarmActions=[aws.outputs["TopicArn"]])
-    put(aws, "Told", 6.0)
-    raised = [
-        m["body"]
-        for m in Mailbox(aws, "AlarmEvents").find(
-            lambda m: m["body"]["detail"]["alarmName"] == "Told" and m["body"]["detail"]["state"]["value"] == "ALARM"
-        )
-    ]
-    assert raised[0]["source"] == "aws.cloudwatch"
-    metric = raised[0]["detail"]["configuration"]["metrics"][0]["metricStat"]["metric"]
-    assert metric == {"namespace": NAMESPACE, "name": "Told", "dimensions": {"Run": "one"}}
-    [paged] = Mailbox(aws, "Paged").find(lambda m: m["body"]["AlarmName"] == "Told")
-    assert paged["body"]["NewStateValue"] == "ALARM"
-
-
-def test_dead_letter_in_a_queue_raises_the_alarm_of_the_template(aws: LocalAws) -> None:
-    """A message in a dead-letter queue is seen in AWS/SQS by the alarm that the template put on its depth."""
-    aws.client("sqs").send_message(QueueUrl=aws.outputs["WorkDeadUrl"], MessageBody='{"dead": true}')
-    assert becomes(aws, aws.outputs["WorkDeadAlarmName"], "ALARM")
-    queue = aws.outputs["WorkDeadUrl"].rpartition("/")[2]
-    assert total(aws, "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue}, "Maximum") >= 1
-
-
-def test_composite_alarm_of_the_template_follows_its_rule(aws: LocalAws) -> None:
-    """One of its children is in alarm, so it is: it says which one, to its topic and the bus, and ends when it does."""
-    cloudwatch, child = aws.client("cloudwatch"), aws.outputs["WorkDeadAlarmName"]
-    unwell = lambda: cloudwatch.describe_alarms(AlarmNames=["Unwell"], AlarmTypes=["CompositeAlarm"])  # noqa: E731
-    assert eventually(lambda: unwell()["CompositeAlarms"][0]["StateValue"] == "OK")
-    cloudwatch.set_alarm_state(AlarmName=child, StateValue="ALARM", StateReason="said so")
-    messages = Mailbox(aws, "Paged").find(
-        lambda m: m["body"]["AlarmName"] == "Unwell" and m["body"]["NewStateValue"] == "ALARM"
-    )
-    assert messages[0]["body"]["AlarmArn"] == aws.outputs["UnwellArn"]
-    assert messages[0]["body"]["TriggeringChildren"][0]["Arn"].endswith(child)
-    assert f"{child} transitioned to ALARM" in messages[0]["body"]["NewStateReason"]
-    raised = Mailbox(aws, "AlarmEvents").find(
-        lambda m: m["body"]["detail"]["alarmName"] == "Unwell" and m["body"]["detail"]["state"]["value"] == "ALARM"
-    )
-    assert child in raised[0]["body"]["detail"]["configuration"]["alarmRule"]
-    assert eventually(lambda: unwell()["CompositeAlarms"][0]["StateValue"] == "OK")
-
-
 def test_periods_of_a_minute_pass_as_fast_as_schedules_do(aws: LocalAws) -> None:
     """Two minutes without data are over in four seconds: no faster than an alarm is looked at."""
     minutes = {"Period": 60, "EvaluationPeriods": 2, "DatapointsToAlarm": 2, "TreatMissingData": "breaching"}
@@ -142,12 +98,6 @@ def test_error_of_a_run_by_a_rule_raises_the_alarm_of_the_template(aws: LocalAws
     counts = ("Invocations", "Errors")
     # A further run may be counted between the two answers.
     assert eventually(lambda: len({total(aws, "AWS/Lambda", count, function) for count in counts}) == 1)
-
-
-def test_metric_in_a_log_line_becomes_a_metric(aws: LocalAws) -> None:
-    """What Powertools Metrics prints can be read from CloudWatch."""
-    aws.client("lambda").invoke(FunctionName=aws.outputs["SweptName"], Payload=b"{}")
-    assert eventually(lambda: total(aws, "Sample", "Recorded", {"service": "Swept"}) >= 1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Template properties and events that stock MiniStack loses or refuses."""
 
-import json
 from datetime import UTC, datetime
 
 import pytest
@@ -54,10 +53,3 @@ def test_a_conditional_read_reports_unchanged_and_missing_objects(aws: LocalAws)
     assert unchanged.value.response["ResponseMetadata"]["HTTPStatusCode"] == 304
     s3.put_object(**place, Body=b"{ }")
     assert s3.get_object(**place, IfNoneMatch=etag)["Body"].read() == b"{ }"
-
-
-def test_clients_may_not_send_events_of_aws(aws: LocalAws) -> None:
-    """As on AWS, PutEvents refuses the source aws.sagemaker: only the service itself may use it."""
-    entry = {"Source": "aws.sagemaker", "DetailType": "SageMaker Training Job State Change", "Detail": json.dumps({})}
-    answer = aws.client("events").put_events(Entries=[entry])
-    assert answer["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"

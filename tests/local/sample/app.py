@@ -4,7 +4,6 @@ from pathlib import Path
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
-from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_dynamodb as dynamodb
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
@@ -14,8 +13,6 @@ from aws_cdk import aws_lambda_event_sources as sources
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_scheduler_targets as scheduler_targets
-from aws_cdk import aws_sns as sns
-from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -29,7 +26,6 @@ class Sample(cdk.Stack):
     def __init__(self, scope: Construct) -> None:
         super().__init__(scope, "Sample")
         self.outputs: dict[str, str] = {}
-        self.alarms: list[cloudwatch.Alarm] = []
         self.code = functions.Code.from_asset(str(Path(__file__).parent / "lambdas"), exclude=["__pycache__", "*.pyc"])
         self.powertools = functions.LayerVersion.from_layer_version_arn(
             self, "Powertools", ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
@@ -37,10 +33,8 @@ class Sample(cdk.Stack):
         self.seen = self.queue("Seen")
         self.bus = events.EventBus(self, "Bus", event_bus_name="sample")
         self.table()
-        self.topics()
         self.asynchronous()
         self.queue_consumer()
-        self.unwell()
         self.training_events()
         self.schedule()
         self.bucket()
@@ -81,13 +75,6 @@ class Sample(cdk.Stack):
         )  # fmt: skip
         self.outputs["TableName"] = table.table_name
 
-    def topics(self) -> None:
-        topic = sns.Topic(self, "Topic")
-        topic.node.default_child.add_property_override("KmsMasterKeyId", "alias/aws/sns")  # type: ignore[union-attr]
-        topic.add_subscription(subscriptions.SqsSubscription(self.queue("Paged"), raw_message_delivery=True))
-        self.outputs["TopicArn"] = topic.topic_arn
-        self.page = actions.SnsAction(topic)
-
     def asynchronous(self) -> None:
         """Rules to functions: one that counts its tries, one with a dead-letter queue, one with a destination."""
         self.rule("Flaky", targets.LambdaFunction(self.function("Flaky", "flaky")))
@@ -102,26 +89,12 @@ class Sample(cdk.Stack):
         self.rule("Narrow", targets.LambdaFunction(narrow))
         gone = self.function("Gone")
         self.rule("Gone", targets.LambdaFunction(gone, dead_letter_queue=self.queue("Undelivered")))
-        self.alarm("Errors", dead.metric_errors(period=cdk.Duration.minutes(1), statistic="Sum"))
-
-    def alarm(self, name: str, metric: cloudwatch.IMetric) -> None:
+        errors = dead.metric_errors(period=cdk.Duration.minutes(1), statistic="Sum")
         alarm = cloudwatch.Alarm(
-            self, f"{name}Alarm", metric=metric, threshold=1, evaluation_periods=1,
+            self, "ErrorsAlarm", metric=errors, threshold=1, evaluation_periods=1,
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
         )  # fmt: skip
-        alarm.add_alarm_action(self.page)
-        self.outputs[f"{name}AlarmName"] = alarm.alarm_name
-        self.alarms.append(alarm)
-
-    def unwell(self) -> None:
-        """One state over all alarms, after them."""
-        rules = [cloudwatch.AlarmRule.from_alarm(alarm, cloudwatch.AlarmState.ALARM) for alarm in self.alarms]
-        composite = cloudwatch.CompositeAlarm(
-            self, "Unwell", composite_alarm_name="Unwell", alarm_rule=cloudwatch.AlarmRule.any_of(*rules),
-            alarm_description="something is wrong",
-        )  # fmt: skip
-        composite.add_alarm_action(self.page)
-        self.outputs["UnwellArn"] = composite.alarm_arn
+        self.outputs["ErrorsAlarmName"] = alarm.alarm_name
 
     def queue_consumer(self) -> None:
         dead = self.queue("WorkDead")
@@ -139,16 +112,12 @@ class Sample(cdk.Stack):
         consumer.add_event_source(
             sources.SqsEventSource(work, batch_size=10, max_concurrency=2, report_batch_item_failures=True)
         )
-        depth = dead.metric_approximate_number_of_messages_visible(period=cdk.Duration.minutes(1), statistic="Maximum")
-        self.alarm("WorkDead", depth)
 
     def training_events(self) -> None:
-        """The rule of the product, and one for the alarms' own events."""
+        """The rule of the product, and one for an event's time."""
         queue = targets.SqsQueue(self.queue("Heard"))
         pattern = events.EventPattern(source=["aws.sagemaker"], detail_type=["SageMaker Training Job State Change"])
         events.Rule(self, "Training", event_pattern=pattern, targets=[queue])
-        alarms = events.EventPattern(source=["aws.cloudwatch"], detail_type=["CloudWatch Alarm State Change"])
-        events.Rule(self, "Alarms", event_pattern=alarms, targets=[targets.SqsQueue(self.queue("AlarmEvents"))])
         events.Rule(
             self, "Timed", event_bus=self.bus, event_pattern=events.EventPattern(detail_type=["Timed"]),
             targets=[targets.SqsQueue(self.queue("TimedEvents"))],
