@@ -1,10 +1,9 @@
 """Setting aside in S3: whatever dies, and when, nothing is lost, nothing tainted is left, and repeating mends it."""
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, RerailError, Throttled
 from rerail.model.file_copies import FileCopy
 from tests.aws.places import REGION
+from tests.crashes import Crash, FaultInjector
 
 URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"
 TRAINER = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
@@ -252,51 +252,11 @@ def test_many_objects_take_as_many_turns_as_they_need(s3):
 # ---------------------------------------------------------------------- what goes wrong
 
 
-class Crash(BaseException):
-    """Ends the function at this call."""
-
-
-@dataclass
-class FaultInjector:
-    """Raise an error before or after one call to S3."""
-
-    fail_at: int = 0
-    after: bool = False
-    error: Callable[[], BaseException] = Crash
-    calls: int = 0
-    lock: Any = field(default_factory=threading.Lock)
-
-    def client(self, service: str) -> Any:
-        injector, real = self, client(service)
-
-        class Client:
-            def __getattr__(self, name: str) -> Any:
-                found = getattr(real, name)
-                return injector.watched(found) if callable(found) and name != "get_paginator" else found
-
-        return Client()
-
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.lock:
-                self.calls += 1
-                fails_here = self.calls == self.fail_at
-            if fails_here and not self.after:
-                raise self.error()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                if fails_here:
-                    raise self.error()
-
-        return call
-
-
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultInjector], None]]:
     """Calls in one order, by way of a injector."""
     monkeypatch.setattr(quarantine, "MOVERS", 1)
-    yield lambda injector: monkeypatch.setattr(quarantine, "client", injector.client)
+    yield lambda injector: monkeypatch.setattr(quarantine, "client", lambda name: injector.wrap(client(name)))
 
 
 def a_rollback(s3: Any) -> dict[str, bytes]:
@@ -386,14 +346,11 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
     trainer_saves(s3, 400, 500)
 
     class Damaging(FaultInjector):
-        def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(**kwargs: Any) -> Any:
-                result = method(**kwargs)
-                if "CopySource" in kwargs:
-                    client("s3").put_object(Bucket="bucket", Key=kwargs["Key"], Body=b"damaged")
-                return result
-
-            return call
+        def call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = method(*args, **kwargs)
+            if "CopySource" in kwargs:
+                client("s3").put_object(Bucket="bucket", Key=kwargs["Key"], Body=b"damaged")
+            return result
 
     one_at_a_time(Damaging())
     with pytest.raises(QuarantineFailed, match="is not the same"):

@@ -1,7 +1,6 @@
 """Kill the supervisor before and after every call that it makes: the run ends as it would have, every time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -18,43 +17,10 @@ from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import ECC, NODE_LOST
 from tests.core.test_damaged_checkpoint import DAMAGED
+from tests.crashes import Crash, FaultInjector
 from tests.fakes import BUCKET, Agent, World
 
-Scenario = Callable[["FaultInjector"], World]
-
-
-class Crash(BaseException):
-    """Ends the function at this call; no handler catches it."""
-
-
-@dataclass
-class FaultInjector:
-    """Stand between the loop and its ports, and raise an error before or after one call."""
-
-    fail_at: int
-    after: bool
-    error: Callable[[], Exception] = Crash
-    calls: int = 0
-
-    def wrap(self, port: Any) -> Any:
-        injector = self
-
-        class Port:
-            def __getattr__(self, name: str) -> Any:
-                method = getattr(port, name)
-                return (lambda *args, **kwargs: injector.call(method, args, kwargs)) if callable(method) else method
-
-        return Port()
-
-    def call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.calls += 1
-        fails_here = self.calls == self.fail_at
-        if fails_here and not self.after:
-            raise self.error()
-        result = method(*args, **kwargs)
-        if fails_here:
-            raise self.error()
-        return result
+Scenario = Callable[[FaultInjector], World]
 
 
 def crash_after(call: int) -> FaultInjector:
@@ -203,7 +169,7 @@ def outcome(world: World) -> dict[str, Any]:
 
 def play_undisturbed(scenario: Scenario) -> tuple[World, int]:
     """Return the world at the end of a scenario without a fault, and the number of calls."""
-    injector = FaultInjector(fail_at=0, after=False)
+    injector = FaultInjector()
     return scenario(injector), injector.calls
 
 
