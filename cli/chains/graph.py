@@ -43,14 +43,3 @@ def list_components(tasks: Mapping[str, ChainTask], among: Sequence[str]) -> lis
         groups = [group for group in groups if not group & linked] + [linked.union(*touching)]
     ordered = [[name for name in among if name in group] for group in groups]
     return sorted(ordered, key=lambda group: among.index(group[0]))
-
-
-def find_dependents(tasks: Mapping[str, ChainTask], name: str, *, by_data: bool = False) -> set[str]:
-    """Return the tasks that depend on this one, directly or through others; `by_data` ignores `after`."""
-    found: set[str] = set()
-    grows = True
-    while grows:
-        reached = {name, *found}
-        more = {task.name for task in tasks.values() if reached & set(task.sources if by_data else task.dependencies)}
-        grows, found = not more <= found, found | more
-    return found

@@ -1,5 +1,6 @@
 """Chains of any shape."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -20,3 +21,9 @@ def chains(draw: st.DrawFn) -> Chain:
         tasks[name] = ChainTask(name, Path("train.py"), inputs=inputs, after=tuple(draw(before)))
     order = draw(st.permutations(names))
     return Chain("c", Path("rerail.toml"), {name: tasks[name] for name in order})
+
+
+def find_dependents(tasks: Mapping[str, ChainTask], name: str, *, by_data: bool = False) -> set[str]:
+    """Return the tasks that depend on this one, directly or through others; `by_data` ignores `after`."""
+    direct = {task.name for task in tasks.values() if name in (task.sources if by_data else task.dependencies)}
+    return direct.union(*(find_dependents(tasks, task, by_data=by_data) for task in direct))

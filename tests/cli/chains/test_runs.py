@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from cli.chains.command import continue_run
 from cli.chains.definition import Artifact, Chain, ChainTask, TaskInput
 from cli.chains.fingerprints import TaskFacts
-from cli.chains.graph import find_dependents
 from cli.chains.plan import TaskState, TaskStep, identify_runs, make_plan
 from cli.chains.records import ChainRecords, format_record
 from cli.chains.runner import ChainRunner
 from cli.chains.task_runs import CompletedRun, TaskProgress
 from cli.submit.problem import Problem
-from tests.cli.chains.graphs import chains
+from tests.cli.chains.graphs import chains, find_dependents
 from tests.cli.cloud import refused
 
 
