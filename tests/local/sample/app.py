@@ -35,7 +35,7 @@ class Sample(cdk.Stack):
         self.table()
         self.asynchronous()
         self.queue_consumer()
-        self.training_events()
+        self.timed_events()
         self.schedule()
         self.bucket()
         for name, value in self.outputs.items():
@@ -113,11 +113,7 @@ class Sample(cdk.Stack):
             sources.SqsEventSource(work, batch_size=10, max_concurrency=2, report_batch_item_failures=True)
         )
 
-    def training_events(self) -> None:
-        """The rule of the product, and one for an event's time."""
-        queue = targets.SqsQueue(self.queue("Heard"))
-        pattern = events.EventPattern(source=["aws.sagemaker"], detail_type=["SageMaker Training Job State Change"])
-        events.Rule(self, "Training", event_pattern=pattern, targets=[queue])
+    def timed_events(self) -> None:
         events.Rule(
             self, "Timed", event_bus=self.bus, event_pattern=events.EventPattern(detail_type=["Timed"]),
             targets=[targets.SqsQueue(self.queue("TimedEvents"))],

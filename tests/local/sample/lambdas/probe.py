@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from aws_lambda_powertools import Metrics
-from aws_lambda_powertools.metrics import MetricUnit
 
 NAME = os.environ["NAME"]
 queue = boto3.client("sqs")
-metrics = Metrics(namespace="Sample", service=NAME)
 
 
 def send(what: dict[str, Any]) -> None:
     queue.send_message(QueueUrl=os.environ["SEEN"], MessageBody=json.dumps({"function": NAME, **what}))
 
 
-@metrics.log_metrics
 def record(event: dict[str, Any], context: Any) -> dict[str, str]:
-    metrics.add_metric(name="Recorded", unit=MetricUnit.Count, value=1)
     send({"event": event})
     return dict(os.environ)
 
