@@ -9,31 +9,14 @@ from typing import Any
 
 from bench.soaking import remedied
 from bench.soaking.account import BUCKET, ReferenceRun
-from bench.soaking.notes import Notes, different, lineage, lost_steps, uncovered
+from bench.soaking.notes import Notes, Start, Step, different, lineage, lost_steps, uncovered
 from bench.soaking.soak_run import SoakRun
 from cli.demo.scenarios import BATCH_SIZE
-from cli.demo.scripts import OURS
 from cli.saves import list_checkpoints
-from rerail.accounting.goodput import make_account
 from rerail.model import skipped_samples
-from rerail.model.run import Attempt, RunState
+from rerail.model.run import Attempt, Run, RunState
 
 SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Learning:
-    """The trained steps, compared with the losses of a reference run."""
-
-    steps: int
-    lost: int
-    samples: int
-    # Whether the reference run is undisturbed or has the same remedies.
-    reference: str
-    compared: int
-    other_bits: int
-    # The difference of the last loss from the undisturbed one.
-    from_plain: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +26,17 @@ class Judgement:
     run: str
     faults: int
     attempts: int
-    skipped: int
-    run_s: float
-    reference_s: float
-    # The run's goodput according to Rerail.
-    share: float | None
     saves: int
-    is_complete: bool
-    learnt: Learning
+    # The trained steps, and those of them that came to nothing.
+    steps: int
+    lost: int
+    samples: int
+    # Whether the reference run is undisturbed or has the same remedies.
+    reference: str
+    compared: int
+    other_bits: int
+    # The difference of the last loss from the undisturbed one.
+    from_plain: float
     # The checks that failed.
     wrong: tuple[str, ...]
 
@@ -68,48 +54,13 @@ def evaluate_run(soak_run: SoakRun, reference: ReferenceRun, folder: Path, log: 
     wrong += _saves_kept(soak_run)
     if early := soak_run.notes.killed_in_save.count(False):
         wrong.append(f"{early} nodes were killed outside of a save")
-    ended = max(_ended(job) for _, job in jobs)
-    run_s = (ended - jobs[0][1]["CreationTime"]).total_seconds()
     expected = RunState.STOPPED if soak_run.plan.faults[-1].name == "sigterm" else RunState.COMPLETED
     if run.state is not expected:
         wrong.append(f"the run is {run.state}, it must be {expected} ({run.hold_reason})")
-    learnt = (
-        _learning(soak_run, reference, folder, wrong, log)
-        if soak_run.setup.script is OURS
-        else _curves(soak_run, reference, wrong)
-    )
-    meant = skipped_samples.parse_ranges(run.attempts[-1].skip_samples)
-    return Judgement(
-        run=soak_run.name,
-        faults=len(soak_run.injections),
-        attempts=len(run.attempts),
-        skipped=sum(last - first + 1 for first, last in meant),
-        run_s=run_s,
-        reference_s=reference.seconds,
-        share=make_account(run, ended, soak_run.account.policy).share,
-        saves=len(soak_run.seen_saves),
-        is_complete=run.state is RunState.COMPLETED,
-        wrong=tuple(wrong),
-        learnt=learnt,
-    )
-
-
-def _learning(
-    soak_run: SoakRun, reference: ReferenceRun, folder: Path, wrong: list[str], log: Callable[[str], None]
-) -> Learning:
-    """Compare samples and losses of the final lineage with those of the reference run."""
-    run, starts = soak_run.run, soak_run.notes.starts
-    assert run is not None
-    final = lineage(starts)
+    starts, final = soak_run.notes.starts, lineage(soak_run.notes.starts)
     steps = max(final, default=0) if run.state is RunState.STOPPED else soak_run.plan.steps
-    meant = skipped_samples.parse_ranges(run.attempts[-1].skip_samples)
-    named = skipped_samples.merge_ranges(
-        [(int(m[1]), int(m[2])) for entry in soak_run.timeline for m in SKIPPING.finditer(entry.reason)]
-    )
-    if meant != named:
-        wrong.append(f"the run skips {meant or 'nothing'}, its timeline names {named or 'nothing'}")
-    read = {number: soak_run.notes.samples(start, step) for number, (start, step) in final.items()}
-    wrong += uncovered(read, steps=steps, batch=BATCH_SIZE, skipped=meant)
+    samples, problems = _check_samples(soak_run, run, final, steps)
+    wrong += problems
     mine = {number: step.loss for number, (_, step) in final.items()}
     plain = {number: step.loss for number, (_, step) in lineage(reference.notes.starts).items()}
     theirs, kind, weights = plain, "undisturbed", reference.notes.weights
@@ -126,15 +77,35 @@ def _learning(
     if run.state is RunState.COMPLETED and soak_run.notes.weights != weights:
         wrong.append(f"the final weights are {soak_run.notes.weights or 'unknown'}, the reference's ({kind}) {weights}")
     last = max(mine.keys() & plain.keys(), default=0)
-    return Learning(
+    return Judgement(
+        run=soak_run.name,
+        faults=len(soak_run.injections),
+        attempts=len(run.attempts),
+        saves=len(soak_run.seen_saves),
         steps=steps,
         lost=lost_steps(starts, final),
-        samples=sum(map(len, read.values())),
+        samples=samples,
         reference=kind,
         compared=len(mine.keys() & theirs.keys()),
         other_bits=other,
         from_plain=abs(float.fromhex(mine[last]) - float.fromhex(plain[last])) if last else 0.0,
+        wrong=tuple(wrong),
     )
+
+
+def _check_samples(
+    soak_run: SoakRun, run: Run, final: Mapping[int, tuple[Start, Step]], steps: int
+) -> tuple[int, list[str]]:
+    """Return the number of samples of the final lineage, and what is wrong with them."""
+    meant = skipped_samples.parse_ranges(run.attempts[-1].skip_samples)
+    named = skipped_samples.merge_ranges(
+        [(int(m[1]), int(m[2])) for entry in soak_run.timeline for m in SKIPPING.finditer(entry.reason)]
+    )
+    read = {number: soak_run.notes.samples(start, step) for number, (start, step) in final.items()}
+    wrong = list(uncovered(read, steps=steps, batch=BATCH_SIZE, skipped=meant))
+    if meant != named:
+        wrong.append(f"the run skips {meant or 'nothing'}, its timeline names {named or 'nothing'}")
+    return sum(map(len, read.values())), wrong
 
 
 def _train_with_remedies(soak_run: SoakRun, folder: Path, log: Callable[[str], None]) -> Notes | None:
@@ -147,30 +118,6 @@ def _train_with_remedies(soak_run: SoakRun, folder: Path, log: Callable[[str], N
         return None
     place = folder / f"remedied-{soak_run.name}"
     return remedied.train(parts, steps=soak_run.plan.steps, folder=place, log=log, bad=bad)
-
-
-def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Learning:
-    """Check the curves; of a script without notes only the losses are known, from its own checkpoints."""
-    script, s3 = soak_run.setup.script, soak_run.account.s3
-    mine = dict(script.read_saved_losses(s3, BUCKET, f"{soak_run.name}/"))
-    theirs = dict(script.read_saved_losses(s3, BUCKET, f"{reference.name}/"))
-    shared = mine.keys() & theirs.keys()
-    apart = max((abs(mine[step] - theirs[step]) for step in shared), default=0.0)
-    other = sum(mine[step] != theirs[step] for step in shared)
-    if other or len(shared) != soak_run.plan.steps:
-        wrong.append(f"{other} of {len(shared)} losses differ from the reference's, by up to {apart:g}")
-    attempts = soak_run.run.attempts if soak_run.run else ()
-    pairs = zip(attempts, attempts[1:], strict=False)
-    lost = sum(soak_run.curves[earlier.job_name].last_step - (two.resumed_from_step or 0) for earlier, two in pairs)
-    return Learning(
-        steps=soak_run.plan.steps,
-        lost=lost,
-        samples=0,
-        reference="undisturbed",
-        compared=len(shared),
-        other_bits=other,
-        from_plain=apart,
-    )
 
 
 def _uncaused(soak_run: SoakRun) -> Iterator[str]:
@@ -197,8 +144,6 @@ def _ended(job: Mapping[str, Any]) -> datetime:
 
 def _saves_kept(soak_run: SoakRun) -> Iterator[str]:
     """Yield the loss of checkpoints that were seen in S3: each must be in place or in quarantine, and complete."""
-    if soak_run.setup.script is not OURS:
-        return
     found = list_checkpoints(soak_run.account.s3, f"s3://{BUCKET}/{soak_run.name}/")
     there = {(save.step, save.checkpoint.attempt) for save in found if save.checkpoint and save.is_whole}
     if gone := sorted(set(soak_run.seen_saves) - there - soak_run.damaged):

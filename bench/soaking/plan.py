@@ -61,9 +61,7 @@ def _make_plan(setup: Setup, names: Sequence[str], number: int, draw: Random, in
     step = setup.first
     planned: list[PlannedFault] = []
     for name in names:
-        # A Hugging Face script's own machine breaks where its demo has it.
-        drawn = 0 if setup.script is not STEADY.script else draw.randrange(SPREAD)
-        planned.append(PlannedFault(number + len(planned), name, step + drawn))
+        planned.append(PlannedFault(number + len(planned), name, step + draw.randrange(SPREAD)))
         step += SPREAD + FAULTS[name].room
     steps = -(-(step + TAIL) // EVEN) * EVEN
     return RunPlan(f"soak-{index + 1}-{setup.name}", setup, steps, tuple(planned))

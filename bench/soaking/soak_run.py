@@ -1,21 +1,19 @@
 """One run of the soak: inject its faults in turn, answer as an operator would, and record the outcome."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.soaking.account import BUCKET, SAVE_EVERY, SoakAccount
+from bench.soaking.account import BUCKET, SoakAccount
 from bench.soaking.faults import FAULTS, SoakFault
 from bench.soaking.notes import Notes
 from bench.soaking.plan import PlannedFault, RunPlan
-from cli.demo.scenarios import BATCH_SIZE
-from cli.demo.scripts import OURS
-from cli.demo.stage import JobOutput
+from cli.demo.scenarios import BATCH_SIZE, FaultRequest
 from cli.operators import ask
 from local.sagemaker.control import InjectionRefused, inject
-from rerail.model.actions import Severity
 from rerail.model.finding import Kind
 from rerail.model.run import Attempt, Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb
@@ -26,8 +24,6 @@ THINKS = timedelta(seconds=1)
 # What has had no effect for so long will have none.
 PATIENCE = timedelta(seconds=150)
 OVERDUE_STEPS = 120
-# A script that is not ours prints no loss from a little before the step that breaks it.
-NOT_PRINTED_STEPS = 10
 # How many steps before a fault its training process learns of it.
 AHEAD_STEPS = 20
 QUIET_STEPS = 60
@@ -53,31 +49,28 @@ class Injection:
     findings: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
     attempts: int = 0
-    detected_s: float | None = None
-    recovered_s: float | None = None
-    lost_steps: int = 0
-    notices: Mapping[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
     def fault(self) -> SoakFault:
         return FAULTS[self.planned.name]
 
+    @property
+    def is_resolved(self) -> bool:
+        return self.over_at is not None and not self.problems
+
 
 class SoakRun:
     """One run, advanced by `look`; `log` gets a line for each event."""
 
-    def __init__(self, account: SoakAccount, plan: RunPlan, name: str, log: Callable[[str], None]) -> None:
-        self.account, self.plan, self.name, self.log = account, plan, name, log
+    def __init__(self, account: SoakAccount, plan: RunPlan, log: Callable[[str], None]) -> None:
+        self.account, self.plan, self.name, self.log = account, plan, plan.name, log
         self.setup = plan.setup
         self.notes = Notes(account.folder)
-        self.curves: dict[str, JobOutput] = {}
         self.run: Run | None = None
         self.timeline: Sequence[TimelineEntry] = ()
         self.injections: list[Injection] = []
         self.index = 0
-        self.siblings: list[SoakRun] = []
-        self.is_led = False
         self.problems: list[str] = []
         self.seen_saves: dict[tuple[int, int], str] = {}
         self.damaged: set[tuple[int, int]] = set()
@@ -87,24 +80,28 @@ class SoakRun:
         self._asked: set[str] = set()
         self._hit = 0
         self._armed: tuple[PlannedFault, int] | None = None
-        self._order(name)
+        self._order(self.name)
         policy = account.policy_for(plan.setup)
-        account.submit(name, plan.setup, steps=plan.steps, tags={POLICY_TAG: policy}, watched=True)
+        account.submit(self.name, plan.setup, steps=plan.steps, tags={POLICY_TAG: policy}, watched=True)
 
     # ------------------------------------------------------------------ what the world may do to it
 
-    @property
-    def others(self) -> list[str]:
-        """Return the newest jobs of those that are hit together."""
-        return [soak_run.job for soak_run in (self, *self.siblings)]
+    def _cause(self, requests: Sequence[FaultRequest]) -> None:
+        """Ask the fake of SageMaker for these faults of the current job."""
+        for request in requests:
+            fields = {
+                name: value.format(job=self.job, run=self.name) if isinstance(value, str) else value
+                for name, value in request.items()
+            }
+            inject(self.account.aws.endpoint_url, fields.pop("Fault"), **fields)
 
-    def inject(self, fault: str, **fields: Any) -> None:
-        inject(self.account.aws.endpoint_url, fault, **fields)
+    def _break_run(self, fault: SoakFault) -> None:
+        time.sleep(fault.wait_s)
+        self._cause(fault.requests)
+        if fault.damages_save:
+            self._damage_newest_save()
 
-    def stop(self, job: str) -> None:
-        self.account.sagemaker.stop_training_job(TrainingJobName=job)
-
-    def damage_newest_save(self, job: str) -> None:
+    def _damage_newest_save(self) -> None:
         """Flip bits in the middle of a file of the newest checkpoint that is whole in S3."""
         key = max(key for key in self._keys() if key.endswith("/manifest.json") and "/quarantine/" not in key)
         manifest = json.loads(self.account.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
@@ -122,14 +119,6 @@ class SoakRun:
         return self.run.current.job_name if self.run else self.name
 
     @property
-    def last_step(self) -> int:
-        """Return the step that was trained last; it falls back with a resume."""
-        if self.setup.script is OURS:
-            return self.notes.last_step
-        newest = self.curves.get(self.job)
-        return newest.last_step if newest else 0
-
-    @property
     def is_over(self) -> bool:
         """Return whether every fault is over and the run has ended with nothing pending, or it was given up."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
@@ -137,11 +126,13 @@ class SoakRun:
 
     @property
     def state(self) -> str:
-        """Return one line for the progress display."""
+        """Return one line for the log."""
         state = self.run.state.value if self.run else "submitted"
         left = self.plan.faults[self.index].name if self.index < len(self.plan.faults) else "its end"
         attempt = self.run.current.number if self.run else 1
-        return f"{self.name}: step {self.last_step} of {self.plan.steps}, attempt {attempt}, {state}, before {left}"
+        return (
+            f"{self.name}: step {self.notes.last_step} of {self.plan.steps}, attempt {attempt}, {state}, before {left}"
+        )
 
     def look(self) -> None:
         """Read what is new, and go on."""
@@ -154,11 +145,6 @@ class SoakRun:
                 self._order(attempt.job_name)
         jobs = [attempt.job_name for attempt in self.run.attempts]
         self.notes.read(jobs)
-        if self.setup.script is not OURS:
-            for attempt in self.run.attempts:
-                if attempt.exists:
-                    curve = self.curves.setdefault(attempt.job_name, JobOutput(attempt.job_name, self.setup.script))
-                    curve.read(self.account.logs)
         self._read_injections()
         self._answer(self.run)
         self._inject_planned(self.run)
@@ -193,8 +179,7 @@ class SoakRun:
         self.log(f"given up: {why}")
         self.keep_timeline()
         for injection in self.injections:
-            if injection.fault.after:
-                injection.fault.after(self, self.job)
+            self._cause(injection.fault.after)
         if self.run and self.run.current.may_be_live:
             self.account.sagemaker.stop_training_job(TrainingJobName=self.job)
 
@@ -204,7 +189,7 @@ class SoakRun:
         """Give this attempt the planned fault, unless it was injected as often as it should be."""
         self._ordered.add(job)
         drill = own = ""
-        if self._armed and self.setup.script is OURS:
+        if self._armed:
             planned, step = self._armed
             if not self._is_spent(planned):
                 marks = {"step": step, "sample": BATCH_SIZE * step - 1}
@@ -232,8 +217,7 @@ class SoakRun:
                 injection.repeats += 1
             else:
                 injection = self._begin(planned, datetime.fromtimestamp(at, UTC), step=step or self.notes.last_step + 1)
-                if injection.fault.injection:
-                    injection.fault.injection(self, self.job)
+                self._break_run(injection.fault)
             self._order(self.job)
 
     def _is_spent(self, planned: PlannedFault) -> bool:
@@ -257,38 +241,31 @@ class SoakRun:
 
     def _inject_planned(self, run: Run) -> None:
         """Inject faults from outside, when the training is past their step and no other fault is open."""
-        if self.is_led or self.index == len(self.plan.faults) or self._open_injection():
+        if self.index == len(self.plan.faults) or self._open_injection():
             return
         planned = self.plan.faults[self.index]
         fault = FAULTS[planned.name]
         calm = run.state is RunState.WATCHING and run.open_incident is None and run.current.secondary == "Training"
-        if fault.setup.script is not OURS:
-            least, curves = planned.step - NOT_PRINTED_STEPS, self.curves.values()
-            if printed := [at for curve in curves for step, at in curve.times.items() if step > least]:
-                self._begin(planned, min(printed), step=planned.step + 1)
-            return
         if fault.is_within:
             self._arm(planned, calm=calm)
             return
-        ready = all(soak_run.last_step >= planned.step - SAVE_EVERY for soak_run in self.siblings)
-        if fault.injection and calm and ready and self.last_step >= planned.step and self._has_saved():
+        if calm and self.notes.last_step >= planned.step and self._has_saved():
             began = datetime.now(UTC)
             try:
-                fault.injection(self, self.job)
+                self._break_run(fault)
             except InjectionRefused:
                 return  # it is between two states: the next look tries again
-            for soak_run in (self, *self.siblings):
-                soak_run._begin(planned, began, step=soak_run.last_step + 1)
+            self._begin(planned, began, step=self.notes.last_step + 1)
 
     def _arm(self, planned: PlannedFault, *, calm: bool) -> None:
         """Have the training process break at its step, or at the next one for which the order arrives in time."""
         if self._armed is None or self._armed[0] != planned:
             if calm and self._has_saved():
-                self._armed = (planned, max(planned.step, self.last_step + AHEAD_STEPS))
+                self._armed = (planned, max(planned.step, self.notes.last_step + AHEAD_STEPS))
                 self._order(self.job)
-        elif calm and self.last_step > self._armed[1] + OVERDUE_STEPS:
+        elif calm and self.notes.last_step > self._armed[1] + OVERDUE_STEPS:
             self._give_up(
-                f"{planned.name}, planned for step {self._armed[1]}, was not injected by step {self.last_step}"
+                f"{planned.name}, planned for step {self._armed[1]}, was not injected by step {self.notes.last_step}"
             )
 
     def _has_saved(self) -> bool:
@@ -322,10 +299,8 @@ class SoakRun:
         self.timeline = self.account.runs.timeline(self.name)
         self._sum_up(run, injection)
         self.look_at_saves()
-        if injection.fault.after and not self.is_led:
-            injection.fault.after(self, self.job)
-        took = f"{injection.recovered_s:.1f} s" if injection.recovered_s is not None else "no time"
-        self.log(f"{injection.planned.name} in {self.name}: {', '.join(injection.causes) or 'no attempt lost'}, {took}")
+        self._cause(injection.fault.after)
+        self.log(f"{injection.planned.name} in {self.name} is over: {', '.join(injection.causes) or 'no attempt lost'}")
         self.index += 1
         self.keep_timeline()
 
@@ -337,7 +312,7 @@ class SoakRun:
 
     def _is_settled(self, run: Run, injection: Injection) -> bool:
         fault = injection.fault
-        beyond = self.last_step > injection.step
+        beyond = self.notes.last_step > injection.step
         at_rest = run.open_incident is None and (run.state is RunState.WATCHING or run.state is RunState.COMPLETED)
         if fault.last:
             return run.state is RunState.STOPPED and not run.is_open
@@ -351,8 +326,8 @@ class SoakRun:
         if fault.findings:
             self.timeline = self.account.runs.timeline(self.name)
             said = {entry.finding for entry in self.timeline if entry.version > injection.version}
-            return said >= set(fault.findings) and self.last_step >= injection.step + 2 * QUIET_STEPS
-        return self.last_step >= injection.step + QUIET_STEPS
+            return said >= set(fault.findings) and self.notes.last_step >= injection.step + 2 * QUIET_STEPS
+        return self.notes.last_step >= injection.step + QUIET_STEPS
 
     def _sum_up(self, run: Run, injection: Injection) -> None:
         """Return the recorded and the noted facts of the run."""
@@ -363,34 +338,7 @@ class SoakRun:
         injection.findings = tuple(sorted({entry.finding for entry in since if entry.finding in set(Kind)}))
         climbed = [attempt.rung for attempt in run.attempts if attempt.number > injection.attempt and attempt.rung]
         injection.rungs = tuple(climbed)
-        injection.detected_s = self._detected(run, injection, since)
-        injection.recovered_s = self._recovered(injection)
-        injection.lost_steps = self._lost(injection)
-        tells = [action for entry in since for action in entry.actions if "severity" in action]
-        injection.notices = {level: sum(action["severity"] == level for action in tells) for level in Severity}
         injection.problems += _find_problems(injection)
-
-    def _detected(self, run: Run, injection: Injection, since: Sequence[TimelineEntry]) -> float | None:
-        """Return the seconds from the fault to the first decision or report about it."""
-        times = [incident.decided_at for incident in run.incidents[injection.incidents :]]
-        times += [entry.at for entry in since if entry.finding in set(Kind)]
-        times += [entry.at for entry in since if injection.fault.self_repairs or injection.fault.last][:1]
-        return (min(times) - injection.at).total_seconds() if times else None
-
-    def _recovered(self, injection: Injection) -> float | None:
-        """Return the seconds from the fault until its step was trained by processes that were started since."""
-        if self.setup.script is not OURS:
-            return None
-        at = injection.at.timestamp()
-        later = [start for start in self.notes.starts if start.at > at]
-        times = [step.at for start in later[-1:] for step in start.steps.values() if step.number >= injection.step]
-        return min(times) - at if times else None
-
-    def _lost(self, injection: Injection) -> int:
-        """Return the steps that processes started since the fault had to train again."""
-        starts, at = self.notes.starts, injection.at.timestamp()
-        pairs = zip(starts, starts[1:], strict=False)
-        return sum(max(0, before.last - after.after) for before, after in pairs if after.at > at)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -400,8 +348,6 @@ class SoakRun:
 
     def look_at_saves(self) -> None:
         """Note the checkpoints that have come to S3, by step and attempt."""
-        if self.setup.script is not OURS:
-            return
         known = set(self.seen_saves.values())
         for key in self._keys():
             if key.endswith("/manifest.json") and key not in known and "/quarantine/" not in key:
@@ -431,15 +377,3 @@ def _find_problems(injection: Injection) -> Iterator[str]:
 def _kind(fault: SoakFault) -> str:
     """Return the name that the rank gives the fault in its notes."""
     return (fault.drill or fault.own).partition(":")[0]
-
-
-def led_by(first: SoakRun, others: Sequence[SoakRun]) -> None:
-    """Have the first run's fault from outside hit the others too."""
-    first.siblings = list(others)
-    for soak_run in others:
-        soak_run.is_led = True
-
-
-def shifted(plan: RunPlan, number: int) -> RunPlan:
-    """Return the same plan for a further run beside it."""
-    return plan if number == 1 else replace(plan, name=f"{plan.name}-{number}")
