@@ -76,7 +76,7 @@ class Place:
         if isinstance(plain, dict):
             return {key: self.complete_plain(value) for key, value in plain.items()}
         if isinstance(plain, list | tuple):
-            return [self.complete_plain(value) for value in plain]
+            return type(plain)(self.complete_plain(value) for value in plain)
         return self.complete_text(plain) if isinstance(plain, str) else plain
 
 

@@ -96,13 +96,8 @@ def describe_step(row: FleetRow) -> str:
 
 def complete_commands(where: Place, incident_report: IncidentReport) -> IncidentReport:
     """Return the report with its commands as they must be typed here."""
-    return replace(
-        incident_report,
-        happened=where.complete_text(incident_report.happened),
-        did=where.complete_text(incident_report.did),
-        todo=tuple(where.complete_text(sentence) for sentence in incident_report.todo),
-        commands=tuple(where.complete_text(command) for command in incident_report.commands),
-    )
+    names = ("happened", "did", "todo", "commands")
+    return replace(incident_report, **{name: where.complete_plain(getattr(incident_report, name)) for name in names})
 
 
 def make_headline(incident_report: IncidentReport) -> Panel:

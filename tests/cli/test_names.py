@@ -90,7 +90,7 @@ def test_each_command_that_is_printed_names_the_local_aws(deployed):
     plain = {"checks": [{"remedy": "`rerail resume`", "steps": 3}], "commands": ("rerail show gpt",)}
     completed_plain = {
         "checks": [{"remedy": "`rerail resume --local`", "steps": 3}],
-        "commands": ["rerail show gpt --local"],
+        "commands": ("rerail show gpt --local",),
     }
     assert here.complete_plain(plain) == completed_plain
 
