@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.soaking.notes import Notes, Start, Step, lineage
+from cli.demo.scripts import OURS
 from local.sagemaker.images import REPOSITORY_ROOT
 
 RANK = Path(__file__).resolve().parents[1] / "soak_worker" / "rank.py"
@@ -66,9 +67,9 @@ def train(
             "RERAIL_MAILBOX": "off",
             "RERAIL_DRILL": ";".join((*bad, *(() if is_last else (f"bug:step={part.last + 1}",)))),
         }
-        options = {"steps": steps, "checkpoint-every": part.last, "keep": len(parts) + 1}
+        request = OURS.make_request(steps=steps, save_every=part.last, keep=len(parts) + 1, step_seconds=0.0)
         process = subprocess.run(
-            [sys.executable, str(RANK), *(f"--{name}={value}" for name, value in options.items())],
+            [sys.executable, str(RANK), *(f"--{name}={value}" for name, value in request["HyperParameters"].items())],
             env=environment,
             capture_output=True,
             text=True,
