@@ -40,7 +40,7 @@ CLAIM = (
 )
 NOTES = (
     "A loss is compared as the process has it, not as it is printed; samples are those that the model was given. Steps "
-    "that were trained and have come to nothing are lost; they are in no other count.",
+    "that had to be trained again are lost, and in no other count.",
     "Where a remedy changes what is trained on (samples skipped, a lower learning rate), the reference run has the "
     "same remedy from the same step on; how far the run ends from the undisturbed one stands beside it.",
 )

@@ -1,7 +1,7 @@
-"""Which permissions an AWS call needs: its IAM actions, each with the resource and the condition keys that AWS weighs.
+"""Find the permissions that an AWS call needs: IAM actions, each with its resource and the condition keys of AWS.
 
 Most operations are an action of the same name. Those that are not (the parts of a transaction, what a request passes on
-to another service, the customer's key behind a queue or a table) are said here one by one. MiniStack itself knows what
+to another service, the customer's key behind a queue or a table) are listed here. MiniStack itself knows what
 S3, SNS, Lambda, CloudWatch and Step Functions need."""
 
 import re
@@ -45,7 +45,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where calls are made: `key_of` tells the ARN of the customer's key of a queue, topic or table ("" where it has
+    """The place of calls. `key_of` returns the ARN of the customer's key of a queue, topic or table ("" where it has
     none), `tags_of` the tags of a training job by its ARN."""
 
     account: str
@@ -58,7 +58,7 @@ class CallPlace:
         return f"arn:aws:{service}:{self.region}:{self.account}:{resource}"
 
     def with_key(self, service: str, arn: str, *actions: str) -> Iterator[Need]:
-        """What the service does with the customer's key in the caller's name."""
+        """Yield the actions on the customer's key that the service does in the caller's name."""
         if key := self.key_of(arn):
             via = (("kms:viaservice", f"{service}.{self.region}.amazonaws.com"),)
             yield from (Need(f"kms:{action}", key, via) for action in actions)

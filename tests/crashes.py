@@ -1,4 +1,4 @@
-"""Errors before or after one of the calls that a program makes to what it is given."""
+"""Raise an error before or after one of the calls that a program makes to its ports."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Crash(BaseException):
-    """Ends the function at this call; no handler catches it."""
+    """The end of a program at a call; it is not an Exception, so that no handler catches it."""
 
 
 @dataclass

@@ -27,7 +27,7 @@ class Judgement:
     faults: int
     attempts: int
     saves: int
-    # The trained steps, and those of them that came to nothing.
+    # The trained steps, and those that had to be trained again.
     steps: int
     lost: int
     samples: int

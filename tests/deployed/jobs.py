@@ -39,7 +39,7 @@ MACHINES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB":
 HANG_S = 240.0
 # Queues in which messages lie that nobody could handle.
 DEAD = re.compile(r"DeadLetters|Undelivered")
-# What local/permissions.py logs, but for the sessions of a test that tries what is forbidden.
+# A refusal in the log of local/permissions.py, except those in sessions of the tests of forbidden calls.
 REFUSAL = re.compile(r"\S+:assumed-role/(?!\S+/forbidden )\S+ may not .*")
 SCHEDULE = ("Name", "GroupName", "ScheduleExpression", "FlexibleTimeWindow", "Target", "Description")
 # Nothing comes after these; a held run may be released.

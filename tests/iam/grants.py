@@ -1,4 +1,4 @@
-"""What a template allows to whom, as IAM would judge it; and what its own wiring needs without any line of code.
+"""Judge a template's permissions as IAM would; list those that its own wiring needs without any line of code.
 
 References become names and ARNs, so that a statement can be held against a need. The evaluator is that of the emulator,
 which implements the order of AWS: a Deny anywhere wins, then an Allow, else no."""
@@ -196,7 +196,7 @@ class Granted:
         return found
 
     def _of_services(self, document: Mapping[str, Any], resource: Mapping[str, Any]) -> list[Grant]:
-        """What a resource's own policy allows to services of AWS; the rest of it refuses, or leaves it to IAM."""
+        """Return the grants of a resource's policy to services of AWS; the rest of it refuses, or leaves it to IAM."""
         found = []
         for statement in many(document["Statement"]):
             principal = statement.get("Principal", {})
@@ -210,7 +210,7 @@ class Granted:
         return next(self.arn(id) for id, resource in self._resources.items() if resource is key)
 
     def decision(self, who: str, need: Need) -> str:
-        """What the permissions of a role or service say, with every refusal in the policy of a resource."""
+        """Return the decision of a role's or service's permissions and of every refusal in the policy of a resource."""
         own = [json.loads(grant.statement) for grant in self.grants if grant.who == who]
         return judged([*own, *self._denials], need)
 
@@ -221,8 +221,8 @@ class Granted:
         return [statement for statement in statements if statement["Effect"] == "Deny"]
 
     def wired(self) -> Iterator[Wired]:
-        """What Lambda, EventBridge, Scheduler, CloudWatch and SNS do with these permissions, by what the template asks
-        of them: logs, traces, feeding, dead letters, deliveries, alarms, a topic under a key."""
+        """Yield the permissions that Lambda, EventBridge, Scheduler, CloudWatch and SNS use for parts of the template:
+        logs, traces, event sources, dead letters, deliveries, alarms, a topic under a key."""
         place = self.place
         for function in self._of("AWS::Lambda::Function"):
             yield from self._of_function(function, place)

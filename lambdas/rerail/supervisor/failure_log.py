@@ -58,10 +58,13 @@ def with_log_read(
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation, last_loss=last_loss))
 
 
-def describe_last_loss(text: str) -> str:
-    """Return how far the last losses in a log are above those before; "" if they are not far, or too few are known."""
+def describe_last_loss(text: str, *, among: int = LAST_ROWS) -> str:
+    """Return how far the last losses in a log are above those before; "" if they are not far, or too few are known.
+
+    The newest far one of the last `among` is described.
+    """
     rows = [(int(step), float(loss)) for step, loss in ROW.findall(text[-TEXT_LIMIT:])][-LEVEL_ROWS - LAST_ROWS :]
-    before, last = [loss for _, loss in rows[:-LAST_ROWS] if isfinite(loss)], rows[-LAST_ROWS:]
+    before, last = [loss for _, loss in rows[:-LAST_ROWS] if isfinite(loss)], rows[-among:]
     if len(before) < LAST_ROWS or (level := median(before)) <= 0:
         is_finite = not rows or isfinite(rows[-1][1])
         return "" if is_finite else f"the last loss was {rows[-1][1]} at step {rows[-1][0]:,}"
@@ -86,6 +89,6 @@ def _with_end_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) 
     except (StateUnknown, Throttled):
         return job  # the job is complete, whatever its log says
     error = redact_secrets(next(filter(None, map(find_final_error, ends)), ""), find_secrets(description))
-    loss = next((text for text in map(describe_last_loss, ends) if text.startswith("the last loss")), "")
+    loss = next(filter(None, (describe_last_loss(end, among=1) for end in ends)), "")
     # A part of a secret may not look like one.
     return replace(job, error_at_end=error[:MAX_PROBLEM_CHARS], loss_at_end=loss)
