@@ -84,11 +84,11 @@ class HostProcess:
 
     def _send_sigterm(self, pid: int) -> bool:
         """Send SIGTERM if the process has a handler; return False if it only blocks the signal."""
-        if has_handler(pid, signal.SIGTERM):
+        caught, blocked = read_handling(pid, signal.SIGTERM)
+        if caught:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-            return True
-        return not is_blocked(pid, signal.SIGTERM)
+        return caught or not blocked
 
     def _send_sigterm_once_unblocked(self, pid: int) -> None:
         while self.running and not self._send_sigterm(pid):
@@ -164,23 +164,20 @@ class Usage:
     resident_bytes: int
 
 
-def has_handler(pid: int, number: signal.Signals) -> bool:
-    """Return whether the process catches the signal; True if the kernel does not report it."""
-    return _is_in_mask("SigCgt", pid, number, otherwise=True)
+def read_handling(pid: int, number: signal.Signals) -> tuple[bool, bool]:
+    """Return whether the process catches the signal, and whether it blocks it; True and False if the kernel does not
+    report them.
 
-
-def is_blocked(pid: int, number: signal.Signals) -> bool:
-    """Return whether the process blocks the signal."""
-    return _is_in_mask("SigBlk", pid, number, otherwise=False)
-
-
-def _is_in_mask(name: str, pid: int, number: signal.Signals, *, otherwise: bool) -> bool:
+    Both come from one read: between two, a process may set its handler and unblock the signal."""
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:
-        return otherwise
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith(name)), None)
-    return otherwise if mask is None else bool(int(mask, 16) >> (number - 1) & 1)
+        return True, False
+    masks = dict(line.split()[:2] for line in status.splitlines() if line.startswith(("SigCgt", "SigBlk")))
+    if len(masks) < 2:
+        return True, False
+    caught, blocked = (bool(int(masks[name], 16) >> (number - 1) & 1) for name in ("SigCgt:", "SigBlk:"))
+    return caught, blocked
 
 
 def tree_of(root: int, marker: str) -> list[ProcessInfo]:

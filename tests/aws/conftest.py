@@ -1,8 +1,14 @@
 """A pretend AWS for the adapters: moto behind the real SDK, empty at the beginning of each test."""
 
+import importlib
 from collections.abc import Iterator
+from typing import Any
 
+import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ReadTimeoutError
+from botocore.stub import Stubber
 from moto import mock_aws
 
 from rerail.aws.clients import client
@@ -27,3 +33,31 @@ def table() -> str:
     """The table, as the stack makes it."""
     make_table(client("dynamodb"))
     return TABLE
+
+
+@pytest.fixture
+def impatient(request, clients_of_our_own, monkeypatch) -> Any:
+    """The client of the adapter that the test module is named after; it asks once."""
+    service = request.module.__name__.rpartition("test_")[2]
+    asks_once = boto3.client(service, config=Config(retries={"total_max_attempts": 1}))
+    monkeypatch.setattr(importlib.import_module(f"rerail.aws.{service}"), "client", lambda service: asks_once)
+    return asks_once
+
+
+@pytest.fixture
+def api(impatient) -> Iterator[Stubber]:
+    """Answers the adapter as the test has prepared it, and nothing twice."""
+    with Stubber(impatient) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def silent(impatient) -> None:
+    """Let every call of the adapter time out."""
+
+    def time_out(**_: Any) -> None:
+        raise ReadTimeoutError(endpoint_url="https://api.eu-west-1.amazonaws.com/")
+
+    # Named by its service, the handler comes before moto's.
+    impatient.meta.events.register(f"before-send.{impatient.meta.service_model.service_id.hyphenize()}", time_out)

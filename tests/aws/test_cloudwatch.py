@@ -1,13 +1,10 @@
 """CloudWatch's answers in the core's words: few requests, whole series or none, and never a NaN."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ReadTimeoutError
 from botocore.stub import ANY, Stubber
 
 from rerail.aws import cloudwatch
@@ -88,21 +85,6 @@ def test_a_job_becomes_samples():
     ]
     assert [s.nonfinite for s in found] == [False, False, True]
     assert found[0] == Sample(step=10, at=START + MINUTE, loss=2.5, loss_max=3.0, count=2)
-
-
-@pytest.fixture(scope="module")
-def impatient(clients_of_our_own) -> Any:
-    """A client that asks once."""
-    return boto3.client("cloudwatch", config=Config(retries={"total_max_attempts": 1}))
-
-
-@pytest.fixture
-def api(impatient, monkeypatch) -> Iterator[Stubber]:
-    """CloudWatch, word for word: it answers what the test has told it to, and nothing twice."""
-    monkeypatch.setattr(cloudwatch, "client", lambda service: impatient)
-    with Stubber(impatient) as stubber:
-        yield stubber
-        stubber.assert_no_pending_responses()
 
 
 def a_result(number: int, minutes: Sequence[int], status: str = "Complete", offset: float = 0.0) -> dict[str, Any]:
@@ -195,19 +177,10 @@ def test_a_reading_that_breaks_off_blinds(api):
         read(STEP)
 
 
-def test_no_answer_blinds(impatient, monkeypatch):
+def test_no_answer_blinds(silent):
     """A time-out is not silence of the job."""
-
-    def time_out(**_: Any) -> None:
-        raise ReadTimeoutError(endpoint_url="https://monitoring.eu-west-1.amazonaws.com/")
-
-    monkeypatch.setattr(cloudwatch, "client", lambda service: impatient)
-    impatient.meta.events.register("before-send.cloudwatch", time_out)
-    try:
-        with pytest.raises(StateUnknown):
-            read(STEP)
-    finally:
-        impatient.meta.events.unregister("before-send.cloudwatch", time_out)
+    with pytest.raises(StateUnknown):
+        read(STEP)
 
 
 class Echo:

@@ -1,7 +1,6 @@
 """SageMaker's words and errors in the core's: what each answer of the API means to a run."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +9,9 @@ from typing import Any
 import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.config import Config
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import ClientError
 from botocore.stub import ANY, Stubber
 
-from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, read_job
 from rerail.aws.unknown_members import install_unknown_members
 from rerail.diagnosis.classify import diagnose
@@ -48,34 +45,6 @@ NOTHING_TO_UPDATE = (
 )
 # SDKs of other clients read "Throttling", SageMaker itself says "ThrottlingException".
 COME_BACK_LATER = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
-
-
-@pytest.fixture(scope="module")
-def impatient(clients_of_our_own) -> Any:
-    """A client that asks once."""
-    return boto3.client("sagemaker", config=Config(retries={"total_max_attempts": 1}))
-
-
-@pytest.fixture
-def api(impatient, monkeypatch) -> Iterator[Stubber]:
-    """SageMaker, word for word: it answers what the test has told it to, and nothing twice."""
-    monkeypatch.setattr(sagemaker, "client", lambda service: impatient)
-    with Stubber(impatient) as stubber:
-        yield stubber
-        stubber.assert_no_pending_responses()
-
-
-@pytest.fixture
-def silent(impatient, monkeypatch) -> Iterator[None]:
-    """SageMaker does not answer at all."""
-    monkeypatch.setattr(sagemaker, "client", lambda service: impatient)
-    impatient.meta.events.register("before-send.sagemaker", time_out)
-    yield
-    impatient.meta.events.unregister("before-send.sagemaker", time_out)
-
-
-def time_out(**_: Any) -> None:
-    raise ReadTimeoutError(endpoint_url="https://api.sagemaker.eu-west-1.amazonaws.com/")
 
 
 def refuse(api: Stubber, operation: str, code: str, message: str = "no", status: int = 400) -> None:

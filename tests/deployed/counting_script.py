@@ -30,6 +30,12 @@ def save(step: int, *, reason: str = "periodic", sign: Callable[[dict], str] = l
     partial.rename(folder / "manifest.json")
 
 
+def find_last_save() -> int:
+    """Return the step of the newest save that lies on this machine; 0 without one."""
+    saved = sorted((BASE / "checkpoints").glob("step-*"))
+    return int(saved[-1].name.removeprefix("step-")) if saved else 0
+
+
 def fail(step: int) -> None:
     """The structured failure file, and a non-zero exit."""
     report = {"rerail": 1, "cause": "user_code", "error": "ValueError: bad shape", "step": step, "rank": 0}

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from counting_script import BASE, SECONDS_A_SAVE, STEPS_A_SAVE, fail, save
+from counting_script import SECONDS_A_SAVE, STEPS_A_SAVE, fail, find_last_save, save
 
 from rerail_agent import init
 
@@ -13,8 +13,7 @@ BUG_AT = 50
 
 def train() -> None:
     """From the newest save that lies on this machine."""
-    saved = sorted((BASE / "checkpoints").glob("step-*"))
-    step = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    step = find_last_save()
     while step < int(os.environ["STEPS"]):
         time.sleep(SECONDS_A_SAVE)
         step += STEPS_A_SAVE

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from counting_script import BASE, SECONDS_A_SAVE, STEPS_A_SAVE, save
+from counting_script import BASE, SECONDS_A_SAVE, STEPS_A_SAVE, find_last_save, save
 
 SECRET = ("WANDB_API_KEY", "DATABASE_URL", "DEPLOY_PASSWORD", "RERAIL_SEAL_KEY")
 DIES_AT = 40
@@ -12,8 +12,7 @@ DIES_AT = 40
 
 def train() -> None:
     """From the newest save; the first attempt dies."""
-    saved = sorted((BASE / "checkpoints").glob("step-*"))
-    step = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    step = find_last_save()
     while step < int(os.environ["STEPS"]):
         time.sleep(SECONDS_A_SAVE)
         step += STEPS_A_SAVE

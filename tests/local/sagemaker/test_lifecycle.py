@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -10,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from local.sagemaker.processes import read_handling
 from tests.local.sagemaker.local_api import BUCKET, QUICK, steps, until
 
 pytestmark = pytest.mark.slow
@@ -177,6 +180,23 @@ time.sleep(600)
     api.stop(job)
     api.ended(job)
     assert (api.base(job) / "code" / "heard").exists()
+
+
+def test_handler_and_mask_of_a_signal_come_from_one_moment():
+    """A process that sets its handler before it unblocks the signal is never taken for one without a handler."""
+    script = """import signal
+while True:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, print)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+"""
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            until(lambda: read_handling(process.pid, signal.SIGTERM)[0])
+            assert all(any(read_handling(process.pid, signal.SIGTERM)) for _ in range(5000))
+        finally:
+            process.kill()
 
 
 def test_stop_without_handler(api):
