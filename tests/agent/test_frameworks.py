@@ -13,6 +13,7 @@ from rerail.model.mailbox import ReportKind
 from rerail_agent import manifests
 from tests.agent.frameworks import LINE, STEPS, HuggingFace, Lightning, Trained, read_manifest
 from tests.agent.jobs import announced, ask_for_checkpoint, fence
+from tests.raising import raising
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 HF, LIGHTNING = HuggingFace(), Lightning()
@@ -116,10 +117,7 @@ def test_a_fenced_attempt_saves_no_more(framework, new_guard, bucket, tmp_path):
 def test_a_save_that_fails_is_refused_and_training_goes_on(framework, new_guard, bucket, tmp_path, monkeypatch):
     """The supervisor receives the reason, and need not wait; no later attempt takes what is left for a checkpoint."""
 
-    def fail(*arguments: Any, **fields: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(*framework.broken_save, fail)
+    monkeypatch.setattr(*framework.broken_save, raising(OSError(28, "No space left on device")))
     trained = framework.train(
         tmp_path, new_guard(bucket), framework.before_step(6, partial(ask_for_checkpoint, bucket))
     )

@@ -20,6 +20,7 @@ from rerail_agent import Guard, agreement
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import environment_of
 from tests.house.sources import ROOT
+from tests.raising import raising
 
 SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
 
@@ -83,10 +84,7 @@ class Broken:
     """Whatever is asked of it, it raises."""
 
     def __getattr__(self, name: str) -> object:
-        def fail(*_: object, **__: object) -> None:
-            raise RuntimeError(f"{name} is broken")
-
-        return fail
+        return raising(RuntimeError(f"{name} is broken"))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +132,7 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     ],
 )
 def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypatch, target):
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(target, fail)
+    monkeypatch.setattr(target, raising(RuntimeError("broken")))
     guard = new_guard(bucket)
     exercise(guard)
     guard.close()

@@ -22,6 +22,7 @@ from rerail_agent.checkpoints import open_store
 from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, OWNER, Bucket
 from tests.agent.jobs import command, environment_of
+from tests.raising import raising
 
 SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
 
@@ -159,10 +160,7 @@ def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):
 def test_a_save_that_fails_is_reported(bucket: Bucket, new_guard, capfd):
     """step() catches what the save raises, and answers the command."""
 
-    def save(reason: str) -> str:
-        raise OSError("no space left")
-
-    guard = new_guard(bucket, save=save)
+    guard = new_guard(bucket, save=raising(OSError("no space left")))
     bucket.command(command())
     train_until_wanted(guard)
     report = bucket.wait_for_report("refused")

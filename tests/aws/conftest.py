@@ -13,6 +13,7 @@ from moto import mock_aws
 
 from rerail.aws.clients import client
 from tests.aws.places import TABLE, make_table, our_own_clients
+from tests.raising import raising
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +57,8 @@ def api(impatient) -> Iterator[Stubber]:
 def silent(impatient) -> None:
     """Let every call of the adapter time out."""
 
-    def time_out(**_: Any) -> None:
-        raise ReadTimeoutError(endpoint_url="https://api.eu-west-1.amazonaws.com/")
-
     # Named by its service, the handler comes before moto's.
-    impatient.meta.events.register(f"before-send.{impatient.meta.service_model.service_id.hyphenize()}", time_out)
+    impatient.meta.events.register(
+        f"before-send.{impatient.meta.service_model.service_id.hyphenize()}",
+        raising(ReadTimeoutError(endpoint_url="https://api.eu-west-1.amazonaws.com/")),
+    )

@@ -28,6 +28,7 @@ from rerail.model.mailbox import (
 from rerail.model.signatures import sign
 from tests.aws.places import REGION
 from tests.fakes import KEY
+from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 BUCKET = "sagemaker-rerail-123456789012-eu-west-1"
@@ -53,10 +54,7 @@ def refusing(monkeypatch, code: str) -> None:
 
     class Refusing:
         def __getattr__(self, name):
-            def refuse(**_):
-                raise ClientError({"Error": {"Code": code, "Message": "no"}}, name)
-
-            return refuse
+            return raising(ClientError({"Error": {"Code": code, "Message": "no"}}, name))
 
     monkeypatch.setattr(mailbox, "client", lambda service: Refusing())
 
@@ -148,10 +146,7 @@ def test_a_command_that_is_not_stored_stays_pending(s3, monkeypatch, code, error
 def test_a_failed_connection_is_an_unknown_result(s3, monkeypatch):
     class Dead:
         def __getattr__(self, name):
-            def fail(**_):
-                raise EndpointConnectionError(endpoint_url="https://s3")
-
-            return fail
+            return raising(EndpointConnectionError(endpoint_url="https://s3"))
 
     monkeypatch.setattr(mailbox, "client", lambda service: Dead())
     with pytest.raises(CommandNotStored):

@@ -22,6 +22,7 @@ from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, 
 from rerail.model.file_copies import FileCopy
 from tests.aws.places import REGION
 from tests.crashes import Crash, FaultInjector
+from tests.raising import raising
 
 URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"
 TRAINER = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
@@ -513,10 +514,7 @@ def test_a_refused_copy_changes_nothing(s3, monkeypatch, code):
     put(s3, "ckpt.pt", b"sound")
     request = copied(s3)
 
-    def refuse(**_: Any) -> None:
-        raise ClientError({"Error": {"Code": code}}, "CopyObject")
-
-    monkeypatch.setattr(s3, "copy_object", refuse)
+    monkeypatch.setattr(s3, "copy_object", raising(ClientError({"Error": {"Code": code}}, "CopyObject")))
     expected = {"AccessDenied": QuarantineFailed, "SlowDown": Throttled}.get(code, CallFailed)
     with pytest.raises(expected):
         S3Checkpoints().copy_file(request, allow)

@@ -9,6 +9,7 @@ from rerail.aws.clients import client
 from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.model.errors import Throttled
 from rerail.model.rate_limit import LaunchRequest
+from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -63,10 +64,8 @@ def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
 
 
 def test_a_count_that_cannot_be_written_grants_nothing(table, monkeypatch):
-    def refuse(**_: object) -> None:
-        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "PutItem")
-
-    monkeypatch.setattr(client("dynamodb"), "put_item", refuse)
+    denied = ClientError({"Error": {"Code": "AccessDeniedException"}}, "PutItem")
+    monkeypatch.setattr(client("dynamodb"), "put_item", raising(denied))
     with pytest.raises(ClientError):
         ask(table, "gpt-a002")
 

@@ -19,6 +19,7 @@ from rerail_agent.checkpoints import store
 from rerail_agent.machine_probes import ProbeResult, ProbeStatus
 from tests.container import fitness
 from tests.container.hosts import IMPORT_PATH
+from tests.raising import raising
 
 ALONE = DistributedWorld(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
 HERE = TrainingCluster(hosts=("algo-1",), current_host="algo-1", instance_type="", network_interface="")
@@ -127,10 +128,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None
 def test_a_failing_disk_is_distinguished_from_a_forbidden_path(
     error: int, expected: ProbeStatus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(handle: int) -> None:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", raising(OSError(error, os.strerror(error))))
     assert preflight.probe_checkpoints(str(tmp_path), "probe").status is expected
 
 

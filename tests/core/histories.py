@@ -600,6 +600,7 @@ class History:
         who = run.stop.approved_by if name == "stop" and run.stop else run.current.approved_by
         is_wanted = who not in ("", THE_POLICY)
         self._require(modes != {Mode.OBSERVE} or is_wanted, f"{name} {job} while Rerail only observes")
+        self._require(not modes <= {Mode.APPROVE, Mode.OBSERVE} or who, f"{name} {job} without an approval")
         if name == "create":
             self._check_launch(turn, run, target, modes)
         elif job in self.world.sagemaker.live():
@@ -660,7 +661,8 @@ class History:
         order, modes = run.current.in_place_restarts[-1], self._modes_since(turn.read_at)
         self._require(command.id == order.command_id, "an order of before")
         is_wanted = order.approved_by not in ("", THE_POLICY)
-        self._require(not modes <= {Mode.OBSERVE, Mode.PAUSE} or is_wanted, f"an order while Rerail may not: {modes}")
+        is_allowed = Mode.ACT in modes or (Mode.APPROVE in modes and order.approved_by)
+        self._require(is_allowed or is_wanted, f"an order while Rerail may not: {modes}")
 
     def _check_record(self, run: Run) -> None:
         """Require what holds of each record by itself."""

@@ -12,10 +12,11 @@ from rerail.model.actions import CreateJob, Severity, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Approval, Mode, OnExpiry
-from rerail.model.run import JobStatus, RunState
+from rerail.model.run import JobStatus, ProposedAction, RunState
 from rerail.model.signals import OperatorVerb, Paused
 from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, Agent, World
+from tests.raising import raising
 
 OBSERVE = replace(DEFAULT, mode=Mode.OBSERVE)
 
@@ -29,35 +30,29 @@ def diverge(world: World) -> None:
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (nan,)))
 
 
-def throttle_stops(monkeypatch, world: World) -> None:
-    def throttled(name):
-        raise Throttled("StopTrainingJob: rate exceeded")
+def throttle(monkeypatch, world: World, call: str) -> None:
+    """Let SageMaker refuse every such call, until `monkeypatch.undo`."""
 
-    monkeypatch.setattr(world.sagemaker, "stop", throttled)
+    monkeypatch.setattr(world.sagemaker, call, raising(Throttled("rate exceeded")))
 
 
 @pytest.mark.parametrize("waits_for", ["delay", "capacity", "answer", "creation", "creation after no answer"])
 def test_no_launch_is_carried_out_under_observe(monkeypatch, waits_for):
     """Whatever it waited for; it is notified once, and goes ahead when the policy acts again."""
     world = World().with_saves()
-    create = world.sagemaker.create
     if waits_for == "capacity":
         world.sagemaker.no_capacity = 3
     if "answer" in waits_for:
         world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.APPROVE)
     if "creation" in waits_for:
-
-        def throttled(request):
-            raise Throttled("CreateTrainingJob: rate exceeded")
-
-        monkeypatch.setattr(world.sagemaker, "create", throttled)
+        throttle(monkeypatch, world, "create")
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     world.minutes({"delay": 0, "creation after no answer": 40}.get(waits_for, 2))
     before = len(world.bus.notices)
     observe(world)
     world.sagemaker.no_capacity = 0
-    monkeypatch.setattr(world.sagemaker, "create", create)
+    monkeypatch.undo()
     world.minutes(180)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WAITING, [])
     titles = [notice.title for notice in world.bus.notices[before:]]
@@ -106,12 +101,15 @@ def test_an_operators_release_launches_under_observe():
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.APPROVE])
 @pytest.mark.parametrize("is_throttled", [False, True], ids=["saving", "throttled"])
 def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_throttled, mode):
-    """The job goes on; what a person does with it then is not taken for Rerail's. The policy's approval expires too."""
+    """People hear of it, and the job goes on; what a person does with it then is not taken for Rerail's.
+
+    The policy's approval expires too.
+    """
     world = World().with_saves()
     approval = Approval(on_expiry=OnExpiry.ACT)
     world.policies.by_name["default"] = replace(DEFAULT, mode=mode, approval=approval)
     if is_throttled:
-        throttle_stops(monkeypatch, world)
+        throttle(monkeypatch, world, "stop")
     else:
         Agent(world).hello()
     diverge(world)
@@ -121,24 +119,62 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     observe(world)
     world.minutes(40)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
-    assert "may only observe now" in " ".join(world.reasons())
+    assert ["may only observe now" in notice.body for notice in world.bus.notices].count(True) == 1
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
+
+
+@pytest.mark.parametrize("began", [Mode.ACT, Mode.OBSERVE])
+@pytest.mark.parametrize("later", [Mode.ACT, Mode.APPROVE])
+def test_a_finding_that_still_holds_is_decided_on_once_rerail_may_act(began, later):
+    """Rerail observed when it was found, or withdrew its stop; under `observe` it is notified once."""
+    world = World().with_saves()
+    Agent(world).hello()
+    for mode in (began, Mode.OBSERVE, Mode.OBSERVE):
+        world.policies.by_name["default"] = replace(DEFAULT, mode=mode)
+        diverge(world)
+        world.minutes(1)
+    assert [notice.title for notice in world.bus.notices].count("gpt: non_finite: observing only") <= 1
+    assert (world.run().state, world.run().open_warnings) == (RunState.WATCHING, {"non_finite": 510})
+    world.policies.by_name["default"] = replace(DEFAULT, mode=later)
+    diverge(world)
+    assert world.run().state is (RunState.SAVING if later is Mode.ACT else RunState.WATCHING)
+    assert bool(world.run().proposal) is (later is Mode.APPROVE)
+
+
+@pytest.mark.parametrize("call", ["stop", "create"])
+def test_what_sagemaker_has_not_taken_is_proposed_under_approve(monkeypatch, call):
+    """It was decided on while the policy acted."""
+    world = World().with_saves()
+    throttle(monkeypatch, world, call)
+    if call == "stop":
+        diverge(world)
+    else:
+        world.sagemaker.fail("gpt", NODE_LOST)
+        world.minutes(5)
+    assert has_pending(world.run(), StopJob if call == "stop" else CreateJob)
+    world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.APPROVE)
+    monkeypatch.undo()
+    world.minutes(5)
+    if call == "stop":
+        diverge(world)
+    assert world.run().proposal.plan is (ProposedAction.STOP if call == "stop" else ProposedAction.LAUNCH)
+    assert world.sagemaker.live() == (["gpt"] if call == "stop" else [])
+    assert world.bus.notices[-1].severity is Severity.PAGE
 
 
 @pytest.mark.parametrize("is_persons", [True, False], ids=["a-persons-stop", "our-call-is-taken-later"])
 def test_a_stop_is_ours_only_once_sagemaker_has_taken_the_call(monkeypatch, is_persons):
     """Until then a person may stop the job in the console, and it is not relaunched."""
     world = World().with_saves()
-    stop = world.sagemaker.stop
-    throttle_stops(monkeypatch, world)
+    throttle(monkeypatch, world, "stop")
     diverge(world)
     world.minutes(5)
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPING, ["gpt"])
     if is_persons:
         world.sagemaker.end("gpt", JobStatus.STOPPED)
-    monkeypatch.setattr(world.sagemaker, "stop", stop)
+    monkeypatch.undo()
     world.minutes(30)
     state = RunState.STOPPED if is_persons else RunState.WATCHING
     assert (world.run().state, world.sagemaker.live()) == (state, [] if is_persons else ["gpt-a002"])
@@ -148,13 +184,12 @@ def test_a_stop_is_ours_only_once_sagemaker_has_taken_the_call(monkeypatch, is_p
 def test_a_hold_withdraws_a_stop_that_was_not_taken(monkeypatch):
     """The person who holds the run has its job go on."""
     world = World().with_saves()
-    stop = world.sagemaker.stop
-    throttle_stops(monkeypatch, world)
+    throttle(monkeypatch, world, "stop")
     diverge(world)
     assert world.run().pending
     hold = CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=world.clock())
     world.supervisor().handle(hold)
-    monkeypatch.setattr(world.sagemaker, "stop", stop)
+    monkeypatch.undo()
     world.minutes(30)
     assert (world.run().state, world.sagemaker.live(), world.run().pending) == (RunState.HELD, ["gpt"], ())
 
@@ -162,7 +197,7 @@ def test_a_hold_withdraws_a_stop_that_was_not_taken(monkeypatch):
 def test_a_failed_attempt_does_not_prove_its_own_recovery(monkeypatch):
     """Checkpoints that it saves while its stop is throttled do not close its incident."""
     world = World().with_saves()
-    throttle_stops(monkeypatch, world)
+    throttle(monkeypatch, world, "stop")
     stall = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step", world.clock())
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
     world.checkpoints.save(600)

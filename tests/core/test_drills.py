@@ -13,6 +13,7 @@ from rerail.model.policy import Mode
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, Agent, World
+from tests.raising import raising
 
 SECOND = "gpt-a002"
 
@@ -141,10 +142,7 @@ def test_a_pause_that_comes_before_the_stop_calls_it_off():
     world = with_agent()
     stop = world.sagemaker.stop
 
-    def throttled(job_name: str) -> None:
-        raise Throttled("Rate exceeded")
-
-    world.sagemaker.stop = throttled
+    world.sagemaker.stop = raising(Throttled("Rate exceeded"))
     send_command(world, OperatorVerb.DRILL, 500)
     world.sagemaker.stop, world.pause.paused = stop, True
     world.minutes(2)

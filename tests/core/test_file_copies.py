@@ -16,6 +16,7 @@ from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.core.test_damaged_checkpoint import DAMAGED
 from tests.fakes import BUCKET, World
+from tests.raising import raising
 
 
 def train(*saves: str, policy: Policy | None = None, **facts) -> World:
@@ -392,10 +393,7 @@ def test_an_error_of_a_copy_is_reported_after_everything_else():
     world = train("a")
     world.checkpoints.save_file(etag="b")
 
-    def refuse(*_):
-        raise StateUnknown("S3 does not answer")
-
-    world.checkpoints.copy_file = refuse
+    world.checkpoints.copy_file = raising(StateUnknown("S3 does not answer"))
     with pytest.raises(StateUnknown):
         world.minutes(15)
     assert world.run().pending

@@ -17,6 +17,7 @@ from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.ports import ReceivedHeartbeat
 from tests.core.strategies import heartbeats
 from tests.fakes import MIDNIGHT, Agent, World
+from tests.raising import raising
 
 MINUTE = timedelta(minutes=1)
 STEPS_A_MINUTE = 10
@@ -195,10 +196,7 @@ def test_heartbeats_are_read_when_no_metrics_can_be_read(world, agent, monkeypat
     world.sagemaker.submit("plain")
     world.supervisor().handle(JobStateChanged("plain"))
 
-    def refuse(*_):
-        raise Throttled("GetMetricData: rate exceeded")
-
-    monkeypatch.setattr(world.series, "read", refuse)
+    monkeypatch.setattr(world.series, "read", raising(Throttled("GetMetricData: rate exceeded")))
     train(world, 5, agent)
     assert detector_state(world).detectors.liveness.step == 50
     assert world.round().run().unread == "GetMetricData: rate exceeded"

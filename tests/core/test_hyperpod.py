@@ -22,6 +22,7 @@ from rerail.model.run import JobStatus
 from rerail.model.runbooks import Runbook
 from rerail.requests.relaunch import CLUSTER_TAG
 from tests.fakes import DEFAULT, World
+from tests.raising import raising
 
 EVENTS = Path(__file__).parents[1] / "events"
 CLUSTER = "sample-cluster"
@@ -397,10 +398,7 @@ def test_two_instances_at_once_report_once():
 def test_a_memory_that_never_stands_still_is_asked_for_later():
     world = ClusterWorld()
 
-    def refuse(memory: object, *, until: datetime) -> None:
-        raise Conflict("again")
-
-    world.hyperpods.keep = refuse  # type: ignore[method-assign]
+    world.hyperpods.keep = raising(Conflict("again"))  # type: ignore[method-assign]
     with pytest.raises(Conflict, match="try later"):
         world.receive(health("Unhealthy"))
 

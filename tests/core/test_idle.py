@@ -20,6 +20,7 @@ from rerail.model.policy import Policy
 from rerail.model.run import OpenPage
 from rerail.model.thresholds import Thresholds
 from tests.fakes import MIDNIGHT, World
+from tests.raising import raising
 
 MINUTE = timedelta(minutes=1)
 BUSY = {"GPUUtilization": 720.0, "CPUUtilization": 900.0}
@@ -115,10 +116,7 @@ def test_a_page_about_metrics_is_over_only_if_there_are_none(world, has_agent, i
 def test_a_folder_that_cannot_be_listed_stops_nothing_and_is_no_failure_of_the_sweep(world, monkeypatch):
     compute(world, 60, saves_every=10)
 
-    def refuse(uri):
-        raise StateUnknown("AccessDenied")
-
-    monkeypatch.setattr(world.checkpoints, "list_saves", refuse)
+    monkeypatch.setattr(world.checkpoints, "list_saves", raising(StateUnknown("AccessDenied")))
     compute(world, 90, HUNG)
     assert [notice.title for notice in world.bus.notices] == ["gpt: stall (warning)"]
     assert world.round().run().unknown == ()

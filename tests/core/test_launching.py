@@ -16,13 +16,14 @@ from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
+from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime
 from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus, LaunchCheck, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.fakes import World
+from tests.raising import raising
 
 P5_HOUR = 63.296
 
@@ -113,10 +114,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
     """Recorded, not called: the process died there, Rerail was paused, and then somebody stopped the job."""
     stop = world.sagemaker.stop
 
-    def struck(job: str) -> None:
-        raise Throttled("died here")
-
-    monkeypatch.setattr(world.sagemaker, "stop", struck)
+    monkeypatch.setattr(world.sagemaker, "stop", raising(Throttled("died here")))
     report_finding(world, Kind.NON_FINITE)
     assert world.run().state is RunState.STOPPING
     world.pause.paused = True
@@ -148,10 +146,7 @@ def test_an_unreadable_policy_blocks_pending_actions(world, monkeypatch):
     report_finding(world, Kind.NON_FINITE)
     monkeypatch.undo()
 
-    def blind(name: str) -> Policy:
-        raise StateUnknown("GetParameter timed out")
-
-    monkeypatch.setattr(world.policies, "get", blind)
+    monkeypatch.setattr(world.policies, "get", raising(StateUnknown("GetParameter timed out")))
     with pytest.raises(StateUnknown):
         world.supervisor().handle(RunDue("gpt"))
     assert world.sagemaker.live() == ["gpt"]

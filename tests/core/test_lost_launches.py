@@ -22,6 +22,7 @@ from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, World
+from tests.raising import raising
 
 CAPACITY = CapacityRefused("ResourceLimitExceeded: the limit is 1 instance, with current utilization of 1 instance")
 INVALID = RequestRefused("AccessDeniedException: not authorized to perform sagemaker:CreateTrainingJob")
@@ -202,11 +203,8 @@ def send_during_creation(world: World, monkeypatch, verb: OperatorVerb, *, succe
     """
     create = world.sagemaker.create
 
-    def busy(request):
-        raise Throttled("CreateTrainingJob: rate exceeded")
-
     def answer(request):
-        monkeypatch.setattr(world.sagemaker, "create", busy)
+        monkeypatch.setattr(world.sagemaker, "create", raising(Throttled("CreateTrainingJob: rate exceeded")))
         world.send_command(verb, "wrong data")
         if succeeds:
             create(request)

@@ -20,6 +20,7 @@ from rerail.model.signals import OperatorVerb, Tick
 from rerail.supervisor.supervisor import NOTICE_LEASE
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import DEFAULT, World
+from tests.raising import raising
 
 HOUR = timedelta(hours=1)
 
@@ -241,11 +242,8 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
     """The relaunch is done at once, the notice stays owed, the message fails so that an alarm goes off, and people are
     told once the bus is back."""
 
-    def refuses(notice: Notice) -> None:
-        raise RuntimeError("the bus is full")
-
     world.sagemaker.fail("gpt", NODE_LOST)
-    monkeypatch.setattr(world.bus, "publish", refuses)
+    monkeypatch.setattr(world.bus, "publish", raising(RuntimeError("the bus is full")))
     for _ in range(3):
         with pytest.raises(RuntimeError, match="the bus is full"):
             world.minutes(1)
@@ -258,11 +256,8 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
 
 
 def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
-    def refuses(notice: Notice) -> None:
-        raise RuntimeError("the bus is full")
-
     world.sagemaker.fail("gpt", OOM)
-    monkeypatch.setattr(world.bus, "publish", refuses)
+    monkeypatch.setattr(world.bus, "publish", raising(RuntimeError("the bus is full")))
     with pytest.raises(RuntimeError):
         world.minutes(1)
     monkeypatch.undo()

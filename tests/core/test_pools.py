@@ -18,6 +18,7 @@ from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import ECC, KILLED, NODE_LOST, OOM
 from tests.fakes import World
+from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 KEEP = timedelta(minutes=30)
@@ -211,10 +212,7 @@ def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monke
     adopt_run(world)
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
 
-    def refuse(name: str) -> None:
-        raise Throttled("Rate exceeded")
-
-    monkeypatch.setattr(world.sagemaker, "release_warm_pool", refuse)
+    monkeypatch.setattr(world.sagemaker, "release_warm_pool", raising(Throttled("Rate exceeded")))
     world.minutes(29)
     assert list(world.sagemaker.jobs) == ["gpt"]
     world.minutes(3)

@@ -12,6 +12,7 @@ from rerail.model.signals import OperatorVerb
 from rerail.supervisor.observe import EVENT_VISIBLE_AFTER
 from tests.core.failures import NODE_LOST
 from tests.fakes import MIDNIGHT, World
+from tests.raising import raising
 
 A_MOMENT = timedelta(seconds=5)
 
@@ -83,11 +84,8 @@ def test_a_pending_action_is_done_on_an_old_message(monkeypatch):
     post = lose_node(world)
     world.clock.pass_by(timedelta(minutes=2))
 
-    def dies(request):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr(world.sagemaker, "create", dies)
+        broken.setattr(world.sagemaker, "create", raising(KeyboardInterrupt))
         world.supervisor().handle(RunDue("gpt"), QueueMessage(world.clock(), world.clock()))
     assert world.run().pending
     world.supervisor().handle(RunDue("gpt"), post)

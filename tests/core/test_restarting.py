@@ -1,6 +1,7 @@
 """Restart in place, told as timetables: the order is given, obeyed and heard of, or a relaunch takes its place."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.diagnosis import Diagnosis
+from rerail.model.errors import CommandNotStored
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import LIMITS, Ability, Command, CommandKind, ReportKind
@@ -200,12 +202,25 @@ def test_observe_mode_restarts_nothing(world, job):
     job.finds()
     job.crashes()
     assert (world.run().state, world.run().current.in_place_restarts) == (RunState.WATCHING, ())
-    assert [c.kind for c in world.mailbox.commands] == [CommandKind.TRAIN], (
-        "nobody waits for an order that will not come"
-    )
+    assert [c.kind for c in world.mailbox.commands] == [CommandKind.TRAIN]  # so that init does not wait
 
 
 # When it does not help
+
+
+@pytest.mark.parametrize("mode", [Mode.PAUSE, Mode.OBSERVE, Mode.APPROVE])
+def test_an_order_that_was_not_posted_is_not_given_in_another_mode(world, job, mode):
+    """S3 did not take the order; its deadline passes, and the stop that would follow is deferred or withdrawn."""
+    world.mailbox.closed = True
+    with suppress(CommandNotStored):
+        job.finds()
+    assert (world.run().state, order(world).approved_by) == (RunState.RESTARTING, "")
+    world.mailbox.closed = False
+    world.policies.by_name["default"] = Policy(mode=mode)
+    world.minutes(30)
+    assert CommandKind.RESTART not in [command.kind for command in world.mailbox.commands]
+    assert world.run().state is (RunState.SAVING if mode is Mode.PAUSE else RunState.WATCHING)
+    assert world.sagemaker.live() == ["gpt"]
 
 
 def test_each_rung_of_the_ladder_is_climbed_in_place(world, job):

@@ -12,6 +12,7 @@ from rerail.sweep import sweep
 from rerail.sweep.sweep import SweepReport
 from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, World
+from tests.raising import raising
 
 
 @pytest.fixture
@@ -145,10 +146,7 @@ def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
     adopt_runs(world, "a")
     world.sagemaker.fail("a", NODE_LOST)
 
-    def mute(time):
-        raise StateUnknown("ListTrainingJobs: throttled")
-
-    monkeypatch.setattr(world.sagemaker, "changed_since", mute)
+    monkeypatch.setattr(world.sagemaker, "changed_since", raising(StateUnknown("ListTrainingJobs: throttled")))
     with pytest.raises(StateUnknown):
         world.round().run()
     assert world.queue.waiting == [{"run": "a"}]

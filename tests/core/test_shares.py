@@ -23,6 +23,7 @@ from rerail.sweep.shards import ENOUGH, Shard, fan_out, format_event, hash_name,
 from rerail.sweep.sweep import Sweep, list_metrics
 from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, World
+from tests.raising import raising
 
 
 @dataclass
@@ -170,10 +171,7 @@ def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
 def test_a_refused_list_is_raised_after_all_else(monkeypatch):
     world, shares = fleet(monkeypatch, 24, enough=1000)
 
-    def mute(time):
-        raise StateUnknown("ListTrainingJobs: throttled")
-
-    monkeypatch.setattr(world.sagemaker, "changed_since", mute)
+    monkeypatch.setattr(world.sagemaker, "changed_since", raising(StateUnknown("ListTrainingJobs: throttled")))
     with pytest.raises(StateUnknown):
         the_round(world, shares).run(name="sweep")
     assert world.queue.waiting == []

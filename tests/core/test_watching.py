@@ -18,6 +18,7 @@ from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import World
+from tests.raising import raising
 
 MINUTE = timedelta(minutes=1)
 STEPS_A_MINUTE = 10
@@ -231,10 +232,7 @@ def test_after_a_lost_node_replayed_steps_are_not_judged_twice(world):
 
 
 def test_metrics_that_cannot_be_read_stop_nothing_and_are_reported(world, monkeypatch):
-    def refuse(*_):
-        raise Throttled("GetMetricData: rate exceeded")
-
-    monkeypatch.setattr(world.series, "read", refuse)
+    monkeypatch.setattr(world.series, "read", raising(Throttled("GetMetricData: rate exceeded")))
     world.minutes(5)
     assert world.round().run().unread == "GetMetricData: rate exceeded"
     assert world.sagemaker.live() == ["gpt"]

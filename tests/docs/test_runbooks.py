@@ -21,6 +21,7 @@ from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
+from tests.raising import raising
 from tools.quotations import DOCS
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
@@ -103,10 +104,7 @@ def exceed_bounds() -> World:
     world = make_world()
     what = "the checkpoints under s3://b/c/ cannot be listed: more than 20,000 objects and folders have to be read"
 
-    def refuse(uri: str, **_: object) -> None:
-        raise BoundsExceeded(what, advice=ADVICE)
-
-    world.checkpoints.list_checkpoints = refuse
+    world.checkpoints.list_checkpoints = raising(BoundsExceeded(what, advice=ADVICE))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     return world

@@ -72,7 +72,8 @@ def on_launch_approved(run: Run, who: str, summary: str, *, at: datetime, policy
     """Create the approved job at once, without the rest of its delay."""
     run = replace(with_attempt(run, replace(run.current, approved_by=who)), proposal=None, blocked_by=None)
     run, actions = with_launch(run, at, policy)
-    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {_format_resume(run)}")
+    start = format_start(run, run.current.resumed_from_step)
+    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {start}")
 
 
 def on_denied(run: Run, summary: str, *, at: datetime) -> Decision:
@@ -138,11 +139,6 @@ def _format_start_up(run: Run, policy: Policy) -> str:
     """Return what the estimated cost assumes, in words."""
     start_up = estimate_start_up(run, policy)
     return f"a start of {format_duration(start_up.duration)}, {start_up.source}"
-
-
-def _format_resume(run: Run) -> str:
-    """Return where the current attempt resumes, in words."""
-    return format_start(run, run.current.resumed_from_step)
 
 
 def _with_proposal(

@@ -13,6 +13,7 @@ from rerail.decisions.remedies import REPEATS, Hold, format_continue
 from rerail.model.actions import Action, ClearedBy, Notify, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.agent_settings import format_settings
 from rerail.model.checkpoints import Checkpoint, find_newest_step, find_newest_usable
+from rerail.model.finding import UNDECIDED, Level
 from rerail.model.formatting import format_dollars
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
@@ -47,6 +48,12 @@ def may_act(run: Run, policy: Policy, *, approved_by: str = "") -> bool:
     One that an operator has approved is allowed. Whether it needs an approval or must wait is not checked here.
     """
     return approved_by not in ("", THE_POLICY) or (policy.mode is not Mode.OBSERVE and not run.observe_only)
+
+
+def may_carry_out(run: Run, policy: Policy, approved_by: str) -> bool:
+    """Return whether a stop or launch that was decided on may be called now, by the mode that the policy has now."""
+    asks = policy.mode is Mode.APPROVE
+    return may_act(run, policy, approved_by=approved_by) and (bool(approved_by) or not asks)
 
 
 def has_pending(run: Run, kind: type[Action]) -> bool:
@@ -95,6 +102,13 @@ def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
 def with_warnings(run: Run, *keys: str) -> Run:
     """Return the run with these notices recorded as sent; at the limit, drop the oldest."""
     return replace(run, warnings=(*run.warnings, *keys)[-MAX_WARNINGS:])
+
+
+def with_undecided(run: Run, kind: str) -> Run:
+    """Return the run whose findings of this kind, if they still hold, are decided on once Rerail may act."""
+    decided, undecided = (f"{kind}-{level}-" for level in (Level.INTERVENE, UNDECIDED))
+    keys = (undecided + key.removeprefix(decided) if key.startswith(decided) else key for key in run.warnings)
+    return replace(run, warnings=tuple(keys))
 
 
 def with_end(run: Run, state: RunState) -> Run:

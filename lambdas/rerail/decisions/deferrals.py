@@ -9,12 +9,14 @@ from rerail.decisions.cost_cap import find_missing_price
 from rerail.decisions.decision import (
     Decision,
     format_instruction,
+    format_stop,
     has_pending,
     hold_run,
     make_notice,
-    may_act,
+    may_carry_out,
     with_end,
     with_incident_closed,
+    with_undecided,
     with_warnings,
     without_pending,
 )
@@ -117,8 +119,8 @@ def is_deferred_stop_due(run: Run) -> bool:
 def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
     """Remove new stops from the decision while Rerail is paused; a stop that was called stays Rerail's."""
     stop = decision.run.stop
-    if stop and not may_act(decision.run, policy, approved_by=stop.approved_by):
-        return _cancel_stop(decision, stop)
+    if stop and not may_carry_out(decision.run, policy, stop.approved_by):
+        return _cancel_stop(decision, stop, "asks first" if policy.mode is Mode.APPROVE else "may only observe", at)
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob))
@@ -130,16 +132,26 @@ def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Polic
     return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED_TEXT}")
 
 
-def _cancel_stop(decision: Decision, stop: PlannedStop) -> Decision:
-    """Withdraw a stop that Rerail decided on before it was to observe only, and has not called."""
+def _cancel_stop(decision: Decision, stop: PlannedStop, now: str, at: datetime) -> Decision:
+    """Withdraw a stop that was decided on before the policy changed and not called; its finding counts as undecided."""
     run = decision.run
     is_uncalled = run.state is RunState.SAVING or any(isinstance(a, StopJob) for a in (*run.pending, *decision.actions))
     if run.state not in (RunState.SAVING, RunState.STOPPING) or not is_uncalled:
         return decision
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.WATCHING, stop=None)
+    reason = f"Rerail {now} now: the stop ({stop.reason}) is withdrawn, the job goes on"
+    run = with_undecided(with_incident_closed(run, reason, at), stop.reason)
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        "the stop is withdrawn",
+        reason,
+        key=f"withdrawn-{stop.asked_at:%Y%m%dT%H%M%S}",
+        did=f"nothing: the policy has changed, and Rerail {now}; the job goes on",
+        todo=format_stop(run),
+    )
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob | PostCommand))
-    reason = f"Rerail may only observe now: the stop ({stop.reason}) is withdrawn, the job goes on"
-    return replace(decision, run=run, actions=actions, reason=reason)
+    return replace(decision, run=run, actions=(*actions, notice), reason=reason)
 
 
 def _with_stop_deferred(run: Run, at: datetime) -> Run:
@@ -157,7 +169,8 @@ def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Poli
     """Report why the launch is deferred, once for each obstacle; one that was recorded before waits too if need be."""
     run = decision.run
     is_pending = has_pending(run, CreateJob) and not run.current.exists
-    if is_pending and not may_act(run, policy) and (obstacle := find_obstacle(run, at, policy)):
+    is_forbidden = is_pending and not may_carry_out(run, policy, run.current.approved_by)
+    if is_forbidden and (obstacle := find_obstacle(run, at, policy)):
         run = with_launch_blocked(without_pending(run, CreateJob), obstacle, at)
         decision = replace(decision, run=run)
     if run.state is not RunState.WAITING or not run.blocked_by or run.blocked_by is LaunchCheck.RATE_LIMIT:

@@ -147,21 +147,9 @@ def _with_rollback_noted(run: Run, aim: RestartTarget) -> Run:
     if incident is None or aim.before_step is None:
         return run
     onset = aim.before_step if incident.onset_step is None else min(aim.before_step, incident.onset_step)
-    return _with_incident(
-        run,
-        replace(
-            incident,
-            attempt=run.current.number,
-            restart=run.current.restart,
-            resume_step=aim.resume_step or None,
-            onset_step=onset,
-        ),
-    )
-
-
-def _with_incident(run: Run, incident: Incident) -> Run:
-    """Return the run with its newest incident replaced."""
-    return replace(run, incidents=(*run.incidents[:-1], incident))
+    number, restart, resume_step = run.current.number, run.current.restart, aim.resume_step or None
+    noted = replace(incident, attempt=number, restart=restart, resume_step=resume_step, onset_step=onset)
+    return replace(run, incidents=(*run.incidents[:-1], noted))
 
 
 # Reports about a restart

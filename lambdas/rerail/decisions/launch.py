@@ -38,7 +38,7 @@ from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.machines import format_instance_types
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, PlannedStop, Run, RunState, make_job_name
+from rerail.model.run import Attempt, Run, RunState, make_job_name
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import JobObserved
 
@@ -177,9 +177,11 @@ def _choose_stop_step(run: Run, seen: JobObserved) -> int | None:
     stop = run.stop
     step = choose_resume_step(seen.checkpoints, before_step=stop.before_step if stop else None)
     if stop and stop.drill:
-        return choose_resume_step(_select_up_to(seen.checkpoints, stop.to_step)) or step
+        saved = seen.checkpoints or ()
+        return choose_resume_step([c for c in saved if stop.to_step is None or c.step <= stop.to_step]) or step
     if step is None and stop and not run.checkpoint_uri:
-        return _estimate_unlisted_step(stop)
+        # A file system that only the jobs can read: the step that the agent reported, or an upper bound for a rollback.
+        return stop.committed_step if stop.before_step is None else max(0, stop.before_step - 1)
     return step
 
 
@@ -225,19 +227,6 @@ def is_untried_elsewhere(run: Run) -> bool:
     if not orders or incident is None or incident.attempt != run.current.number:
         return False
     return orders[-1].asked_at >= incident.decided_at
-
-
-def _select_up_to(checkpoints: Sequence[Checkpoint] | None, step: int | None) -> Sequence[Checkpoint]:
-    """Return the checkpoints that are no newer than this step."""
-    return [checkpoint for checkpoint in checkpoints or () if step is None or checkpoint.step <= step]
-
-
-def _estimate_unlisted_step(stop: PlannedStop) -> int | None:
-    """Return the step to resume from on a file system that only the jobs can read.
-
-    That is what the agent reported, or an upper bound for a rollback.
-    """
-    return stop.committed_step if stop.before_step is None else max(0, stop.before_step - 1)
 
 
 def _with_resume_step(run: Run, step: int | None) -> Run:

@@ -23,6 +23,7 @@ from rerail.decisions.decision import (
     may_act,
     stop_now,
     with_attempt,
+    with_undecided,
     with_warnings,
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
@@ -46,7 +47,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout, list_save_times
 from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.diagnosis import Diagnosis
-from rerail.model.finding import Finding, Kind, Level
+from rerail.model.finding import UNDECIDED, Finding, Kind, Level
 from rerail.model.policy import Mode, OnAlarm, OnExpiry, Policy
 from rerail.model.run import AfterStop, JobStatus, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
@@ -149,11 +150,12 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     reported = {*run.open_warnings, *paged}
     # The page of a stall whose metrics are missing says the same as the warning that they are.
     known = {Kind.BLIND} & paged
+    levels = ("",) if may_act(run, policy) else ("", UNDECIDED)
     return tuple(
         finding
         for finding in findings
         if (finding.level in RESOLVED_LEVELS and finding.kind in reported)
-        or (run.make_warning_key(finding) not in run.warnings and finding.kind not in known)
+        or (finding.kind not in known and all(run.make_warning_key(finding, at) not in run.warnings for at in levels))
     )
 
 
@@ -280,7 +282,8 @@ def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, pol
     intervention = _plan_intervention(run, finding, observed, policy)
     for respond in RESPONSES:
         if decision := respond(intervention, policy):
-            return _with_finding(decision, finding)
+            inputs = {"level": finding.level, "onset_step": finding.onset_step}
+            return replace(decision, finding=finding.kind, inputs=inputs)
     raise AssertionError("the last response answers every finding")
 
 
@@ -342,13 +345,13 @@ def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None
         Severity.INFORM,
         f"{finding.kind}: observing only",
         what,
-        key=run.make_warning_key(finding),
+        key=run.make_warning_key(finding, UNDECIDED),
         runbook=Runbook.OBSERVING,
         did=did,
         todo=format_stop(run),
         since=finding.onset_at or finding.at,
     )
-    return Decision(run, (notice,), f"{what}; {did}")
+    return Decision(with_undecided(run, finding.kind), (notice,), f"{what}; {did}")
 
 
 def _hold(intervention: Intervention, policy: Policy) -> Decision | None:
@@ -528,11 +531,6 @@ def _make_failure(
         resume_step=choose_resume_step(observed.checkpoints, before_step=before_step),
         at=observed.at,
     )
-
-
-def _with_finding(decision: Decision, finding: Finding) -> Decision:
-    """Return the decision with the finding that it answers."""
-    return replace(decision, finding=finding.kind, inputs={"level": finding.level, "onset_step": finding.onset_step})
 
 
 def _with_notified(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:

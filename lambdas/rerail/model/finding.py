@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+# In place of a level in the key of a notice: nothing was done about the finding, since Rerail could only observe.
+UNDECIDED = "undecided"
+
 
 class Level(StrEnum):
     """The level of a problem; the last two mean that it is over."""

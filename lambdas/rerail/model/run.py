@@ -12,7 +12,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.diagnosis import Diagnosis
 from rerail.model.file_copies import FileCopy
-from rerail.model.finding import Finding, Level
+from rerail.model.finding import UNDECIDED, Finding, Level
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Policy
 from rerail.model.record import Record
@@ -624,16 +624,16 @@ class Run(Record):
         attempt, restart = self.current.number, self.current.restart
         return f"{attempt}.{restart}" if restart else str(attempt)
 
-    def make_warning_key(self, finding: Finding) -> str:
+    def make_warning_key(self, finding: Finding, level: str = "") -> str:
         """Return the key of a finding's notice: one per kind, level, onset and start of the processes."""
-        return f"{finding.kind}-{finding.level}-{self._start}-{finding.onset_step}"
+        return f"{finding.kind}-{level or finding.level}-{self._start}-{finding.onset_step}"
 
     @property
     def open_warnings(self) -> dict[str, int | None]:
         """Return the kinds of open findings of the current processes, each with the step at which it began or None."""
         reported = (key.split("-", 3) for key in self.warnings)
         newest = {words[0]: words for words in reported if len(words) == 4 and words[2] == self._start}
-        is_open = (Level.WARN, Level.INTERVENE)
+        is_open = (Level.WARN, Level.INTERVENE, UNDECIDED)
         return {kind: int(at) if at.isdecimal() else None for kind, level, _, at in newest.values() if level in is_open}
 
     def find_start(self, attempt: Attempt) -> int | None:

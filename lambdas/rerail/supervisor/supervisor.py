@@ -23,7 +23,7 @@ from rerail.decisions.adoption import (
     refuse,
 )
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import Decision, find_first_start, may_act
+from rerail.decisions.decision import Decision, find_first_start, may_carry_out
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -78,7 +78,7 @@ from rerail.model.errors import (
 from rerail.model.finding import Finding, Level
 from rerail.model.formatting import format_duration
 from rerail.model.machines import read_cluster
-from rerail.model.mailbox import Report, ReportKind
+from rerail.model.mailbox import CommandKind, Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.rate_limit import LaunchRequest
@@ -570,7 +570,7 @@ class Supervisor:
         is_deferred, paused = self._find_deferral(run)
         throttled = False
         for action in sorted(run.pending, key=lambda action: action.RANK):
-            if (is_deferred and action.IS_BLOCKED_BY_PAUSE) or self._is_to_wait(run, action, done, found=found):
+            if (is_deferred and _is_blocked_by_pause(action)) or self._is_to_wait(run, action, done, found=found):
                 continue
             try:
                 refusal = self._perform(run, action)
@@ -808,21 +808,21 @@ class Supervisor:
         return other is not None and has_recovered(other, since, at)
 
     def _find_deferral(self, run: Run) -> tuple[bool, bool]:
-        """Return whether stops and launches of the run wait, and whether a pause is the reason.
+        """Return whether stops, restarts and launches of the run wait, and whether a pause is the reason.
 
-        They also wait while the policy cannot be read. If Rerail may only observe since they were decided on, the next
-        visit withdraws them, unless an operator has asked for them.
+        They also wait while the policy cannot be read. If Rerail may only observe or asks first since they were decided
+        on, the next visit withdraws them, unless they are approved.
         """
-        if not any(action.IS_BLOCKED_BY_PAUSE for action in run.pending):
+        if not any(map(_is_blocked_by_pause, run.pending)):
             return False, False
-        approved_by = run.stop.approved_by if run.stop else run.current.approved_by
+        order = run.stop or (run.current.in_place_restarts[-1] if run.state is RunState.RESTARTING else run.current)
         try:
             policy = policy_of(run, self.policies)
         except RerailError as error:
             self.failed.append(error)
             return True, False
         paused = policy.mode is Mode.PAUSE
-        return paused or not may_act(run, policy, approved_by=approved_by), paused
+        return paused or not may_carry_out(run, policy, order.approved_by), paused
 
     def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         """Return SageMaker's refusal to create the job as a signal."""
@@ -839,6 +839,12 @@ class Supervisor:
 def _without_claim(tags: Mapping[str, str]) -> dict[str, str]:
     """Return a job's tags without those that name a run and an attempt."""
     return {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
+
+
+def _is_blocked_by_pause(action: Action | Notify) -> bool:
+    """Return whether the action stops or launches the job or its processes."""
+    is_restart = isinstance(action, PostCommand) and action.command.kind is CommandKind.RESTART
+    return is_restart or action.IS_BLOCKED_BY_PAUSE
 
 
 def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:

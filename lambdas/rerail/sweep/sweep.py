@@ -104,16 +104,6 @@ class RunCheck:
     needs_listing: bool = False
 
 
-def _list_launches(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
-    """Return those of the runs that only wait to be launched to wake the supervisor for, as many as fit."""
-    return choose_launches([check.launch for check in checks if check.due and check.launch], parts=parts, at=at)
-
-
-def _make_message(check: RunCheck) -> dict[str, str | bool]:
-    """Return the message that has the supervisor evaluate the run."""
-    return {"run": check.name, "lists": True} if check.needs_listing else {"run": check.name}
-
-
 def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
     """Return the report of these checks, without the evaluation of metrics and heartbeats."""
     return SweepReport(
@@ -242,8 +232,9 @@ class Sweep:
     ) -> SweepReport:
         """Check these runs, wake the supervisor for those that are due, and evaluate their metrics."""
         checks = [_with_account(check, at) for check in self._check_all(runs, changed, at, fleet, has_time)]
-        # First, because what follows may be refused.
-        self.queue.wake([{"run": name} for name in _list_launches(checks, parts=parts, at=at)], at=at)
+        # First, because what follows may be refused; as many as fit.
+        launches = choose_launches([check.launch for check in checks if check.due and check.launch], parts=parts, at=at)
+        self.queue.wake([{"run": name} for name in launches], at=at)
         monitored = [check.monitored for check in checks if check.monitored]
         heartbeats = self._read_heartbeats(monitored)
         monitored = [with_heartbeat(run, heartbeats.received.get(run.run.mailbox), at=at) for run in monitored]
@@ -303,8 +294,9 @@ class Sweep:
 
     def _wake(self, checks: Sequence[RunCheck], at: datetime) -> None:
         """Wake the supervisor for the runs that are due, except those that only wait to be launched."""
-        if due := [_make_message(check) for check in checks if check.due and not check.launch]:
-            self.queue.wake(due, at=at)
+        due = [check for check in checks if check.due and not check.launch]
+        if due:
+            self.queue.wake([{"run": c.name} | ({"lists": True} if c.needs_listing else {}) for c in due], at=at)
 
     def _check_safely(self, name: str, run: Run | None, changed: ChangedJobs, at: datetime, *, fleet: int) -> RunCheck:
         """Check one run; an unexpected error becomes its result, so that all other runs are still checked."""

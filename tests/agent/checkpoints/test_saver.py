@@ -18,6 +18,7 @@ from torch.distributed import checkpoint as dcp
 from rerail_agent.checkpoints import CommitResult, DamagedCheckpoint, Saver, UnfitState, open_store, store
 from rerail_agent.checkpoints.store import LocalStore
 from tests.agent.checkpoints.ranks import LoggedLines, manifest, same, settle, state
+from tests.raising import raising
 
 pytestmark = pytest.mark.slow
 
@@ -360,10 +361,7 @@ def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, logged: LoggedL
 def test_an_after_that_raises_costs_nothing(saver: Saver, logged: LoggedLines) -> None:
     """The caller's mistake is logged, and the next save is written."""
 
-    def fall_over(committed: CommitResult) -> None:
-        raise ValueError("oops")
-
-    saver.save(state(1), manifest(1), fall_over)
+    saver.save(state(1), manifest(1), raising(ValueError("oops")))
     assert saver.wait(120)[0].error is None
     assert len(logged.containing("oops")) == 1
     assert save(saver, 2)[0].error is None

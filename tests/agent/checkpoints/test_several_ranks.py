@@ -13,6 +13,7 @@ from rerail_agent.checkpoints import DamagedCheckpoint, Saver
 from rerail_agent.checkpoints.rank_exchange import RanksTimedOut
 from tests.agent.checkpoints.ranks import PATIENCE_S, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_saver import flip
+from tests.raising import raising
 
 pytestmark = pytest.mark.slow
 
@@ -69,12 +70,9 @@ def test_a_rank_that_cannot_write_costs_one_checkpoint(three: Ranks, tmp_path: P
     """Every rank learns whose disk it was; nothing is left, and the next save succeeds."""
     three.save(10)
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no space left on device")
-
     writer = three.savers[2]._writer
     assert writer is not None
-    original, writer.perform = writer.perform, full  # type: ignore[method-assign]
+    original, writer.perform = writer.perform, raising(OSError("no space left on device"))  # type: ignore[method-assign]
     for [ended] in three.save(20):
         assert ended.error == "rank 2: no space left on device"
     writer.perform = original  # type: ignore[method-assign]

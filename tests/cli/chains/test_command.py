@@ -14,6 +14,7 @@ from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
 from tests.aws.places import REGION
+from tests.raising import raising
 
 ROLE = "arn:aws:iam::123456789012:role/Training"
 BUCKET = f"sagemaker-{REGION}-123456789012"
@@ -164,10 +165,7 @@ def test_no_objects_at_an_input_are_an_error(folder):
 
 
 def test_ctrl_c_leaves_the_runs_and_names_the_command_that_resumes(folder, monkeypatch):
-    def interrupt(self: ChainRunner) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ChainRunner, "run", interrupt)
+    monkeypatch.setattr(ChainRunner, "run", raising(KeyboardInterrupt))
     result = rerail("c", "--file", str(folder))
     assert result.exit_code == 130 and f"`rerail chain c --file {folder}` follows them again" in result.output
 

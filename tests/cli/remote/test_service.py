@@ -27,6 +27,7 @@ from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signatures import VARIABLE
 from tests.aws.places import REGION
 from tests.house.sources import ROOT
+from tests.raising import raising
 
 ROLE = "arn:aws:iam::123456789012:role/Training"
 BUCKET = f"sagemaker-{REGION}-123456789012"
@@ -210,10 +211,7 @@ def test_an_interrupted_wait_leaves_the_run_alone(account, place_of, monkeypatch
     second = Attempt(2, f"{submitted.run}-a002", status=JobStatus.IN_PROGRESS)
     place_of(dataclasses.replace(run, attempts=(*run.attempts, second)))
 
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(time, "sleep", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         submitted.result()
     said = capsys.readouterr().err
@@ -230,10 +228,7 @@ def test_a_network_that_is_down_does_not_end_a_wait_at_once(account, place_of, m
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
 
-    def fail(*_: Any) -> None:
-        raise EndpointConnectionError(endpoint_url="https://dynamodb")
-
-    monkeypatch.setattr(observation, "_fetch", fail)
+    monkeypatch.setattr(observation, "_fetch", raising(EndpointConnectionError(endpoint_url="https://dynamodb")))
     with pytest.raises(RemoteError, match="cannot be observed: Could not connect"):
         submitted.result()
     assert len(slept) >= 2
