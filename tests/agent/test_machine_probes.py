@@ -7,6 +7,7 @@ import pytest
 
 from rerail_agent import machine_probes
 from rerail_agent.machine_probes import ProbeResult, ProbeStatus
+from tests.raising import raising
 
 HEALTHY = "0, 0\n1, 0\n2, 0\n3, 0\n4, 0\n5, 0\n6, 0\n7, 0\n"
 
@@ -61,10 +62,7 @@ def test_a_lost_gpu_is_broken_and_an_absent_tool_is_skipped(monkeypatch: pytest.
 
 def test_a_tool_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run beside each other and have one deadline; a probe that raises does not end the job."""
-
-    def fails() -> ProbeResult:
-        raise RuntimeError("no such file")
-
+    fails = raising(RuntimeError("no such file"))
     monkeypatch.setattr(machine_probes, "HUNG_S", 0.1)
     release, ended = threading.Event(), threading.Event()
 

@@ -20,6 +20,7 @@ from rerail.model.file_copies import FileCopy
 from rerail.model.manifest_signature import make_signature
 from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table
+from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 BUCKET, PREFIX = "bucket", "runs/gpt/"
@@ -357,11 +358,8 @@ def test_copies_of_a_file_are_shown_with_time_and_step(s3):
 
 def test_a_missing_permission_is_named(s3, monkeypatch):
     """Whoever may see the runs may not always see the weights."""
-
-    def refuse(*_, **__):
-        raise s3.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
-
-    monkeypatch.setattr("cli.checkpoints.list_checkpoints", refuse)
+    denied = s3.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
+    monkeypatch.setattr("cli.checkpoints.list_checkpoints", raising(denied))
     answer = rerail("gpt")
     assert answer.exit_code == 2
     assert "s3:ListBucket and s3:GetObject on s3://bucket/runs/gpt/*" in answer.stderr

@@ -174,6 +174,19 @@ def test_nothing_is_stopped_for_a_proposal_once_rerail_may_only_observe(world, m
     assert (world.sagemaker.live(), world.run().stop, world.run().proposal) == (["gpt"], None, None)
     title = "no answer, the job goes on" if mode is Mode.APPROVE else "observing only"
     assert f"gpt: divergence: {title}" in [notice.title for notice in world.bus.notices]
+    world.policies.by_name["default"] = replace(policy, mode=Mode.ACT)
+    report_finding(world)
+    assert world.run().state is RunState.STOPPING, "the finding still holds"
+
+
+def test_a_finding_that_outlasts_its_proposal_is_acted_on_once_the_policy_acts(world):
+    """Nobody has answered, and the policy has changed meanwhile."""
+    report_finding(world)
+    world.policies.by_name["default"] = Policy(mode=Mode.ACT)
+    world.minutes(40)
+    assert (world.run().state, world.run().proposal) == (RunState.WATCHING, None)
+    report_finding(world)
+    assert world.run().state is RunState.STOPPING
 
 
 def test_a_proposal_falls_with_what_it_was_about(world):

@@ -104,11 +104,14 @@ def test_a_broken_policy_stops_the_synth(tmp_path):
 
 @pytest.mark.slow
 def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
-    """By `python app.py` and by the CDK's own command; both say in one line that the templates only observe."""
+    """By `python app.py` and by the CDK's own command; both say in one line that the templates only observe.
+
+    The home folder need not exist.
+    """
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "JSII_"))}
-    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath])}
+    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]), "HOME": f"{__file__}/home"}
     environment |= {"CDK_VALIDATION": "false"}  # takes most of a synthesis, and has found nothing in `assembly`
     for command in ("python app.py", "python -m cli.deploy.cdk synth"):
         run = subprocess.run(command.split(), cwd=clone, env=environment, capture_output=True, text=True, timeout=1800)

@@ -150,7 +150,7 @@ def _create(request: Mapping[str, Any]) -> None:
 
 def read_job(description: Mapping[str, Any]) -> Job:
     """Return the job in a DescribeTrainingJob response, without secrets in its failure reason."""
-    reason, diagnosis = description.get("FailureReason", ""), None
+    reason, diagnosis, resources = description.get("FailureReason", ""), None, description.get("ResourceConfig", {})
     if reason:
         # Removing the secrets first would hide words of the error that a secret happens to equal.
         secrets = find_secrets(description)
@@ -168,12 +168,13 @@ def read_job(description: Mapping[str, Any]) -> Job:
         failure_reason=reason,
         diagnosis=diagnosis,
         checkpoint_uri=read_checkpoint_uri(description),
-        keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
+        keep_alive_seconds=resources.get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
             metric["Name"] for metric in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
         ),
-        instance_type=_instance_type(description.get("ResourceConfig", {})),
-        instance_count=_instance_count(description.get("ResourceConfig", {})),
+        # "" for a cluster of several types, which has no single price.
+        instance_type=str(resources.get("SelectedInstanceType") or resources.get("InstanceType") or ""),
+        instance_count=int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1),
         billable_s=description.get("BillableTimeInSeconds"),
         max_runtime_s=description.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
         metrics={metric["MetricName"]: metric["Value"] for metric in description.get("FinalMetricDataList", [])},
@@ -226,15 +227,6 @@ def _pending_ran_out(description: Mapping[str, Any]) -> bool:
     if description["TrainingJobStatus"] != JobStatus.STOPPED or description.get("TrainingStartTime"):
         return False
     return bool(limit and ended and (ended - description["CreationTime"]).total_seconds() >= limit)
-
-
-def _instance_type(resources: Mapping[str, Any]) -> str:
-    """Return the job's instance type, "" for a cluster of several types, which has no single price."""
-    return str(resources.get("SelectedInstanceType") or resources.get("InstanceType") or "")
-
-
-def _instance_count(resources: Mapping[str, Any]) -> int:
-    return int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
 
 
 def _is_missing(error: ClientError) -> bool:

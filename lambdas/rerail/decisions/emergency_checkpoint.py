@@ -56,18 +56,15 @@ def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint
     requested = next((c for c in checkpoints if c.is_whole and _is_requested(stop, c)), None)
     if requested:
         return stop_now(run, f"{_format_checkpoint(requested.step)} is committed: stopping the job")
-    if (changed := _find_changed_file(stop, checkpoints)) and not _awaits_agent(stop):
+    # A file that the script overwrites in place.
+    changed = next((c for c in checkpoints if c.layout == Layout.FILE and c.saved_at > stop.asked_at), None)
+    if changed and not _awaits_agent(stop):
         name = changed.uri.rpartition("/")[2]
         return stop_now(run, f"{name} was saved after the request to stop: stopping the job")
     newest = find_newest_usable(checkpoints)
     if _awaits_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
         return None
     return stop_now(run, f"the checkpoint of step {newest.step} is newer than the request to stop: stopping the job")
-
-
-def _find_changed_file(stop: PlannedStop, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return a file that the script overwrites in place and has saved since the request to stop."""
-    return next((c for c in checkpoints if c.layout == Layout.FILE and c.saved_at > stop.asked_at), None)
 
 
 def _is_requested(stop: PlannedStop, checkpoint: Checkpoint) -> bool:

@@ -483,9 +483,9 @@ def on_stop_approved(
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:
-    """Act on a proposal to stop a running job once it has expired or the pause was lifted.
+    """Act on a proposal to stop a running job once it has expired or the pause was lifted; None if it is not due yet.
 
-    None if it is not due yet.
+    One that expires after the policy has changed decides nothing: its finding may still hold.
     """
     if (
         proposal.plan is not ProposedAction.STOP
@@ -499,7 +499,9 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     if seen.at < proposal.expires_at:
         return None
     if policy.approval.on_expiry is OnExpiry.HOLD or not may_act(run, policy):
-        return leave_job_running(run, proposal)
+        assert proposal.finding is not None
+        left = run if policy.mode is Mode.APPROVE else with_undecided(run, proposal.finding.kind)
+        return leave_job_running(left, proposal)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who=THE_POLICY)
     return replace(decision, reason=f"{format_unanswered(proposal)}, and the policy acts then: {decision.reason}")
 
