@@ -106,15 +106,17 @@ def test_a_broken_policy_stops_the_synth(tmp_path):
 def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
     """By `python app.py` and by the CDK's own command; both say in one line that the templates only observe.
 
-    The home folder need not exist.
+    The app needs no home folder; the CDK's command keeps npm's cache there.
     """
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "JSII_"))}
-    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]), "HOME": f"{__file__}/home"}
+    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath])}
     environment |= {"CDK_VALIDATION": "false"}  # takes most of a synthesis, and has found nothing in `assembly`
-    for command in ("python app.py", "python -m cli.deploy.cdk synth"):
-        run = subprocess.run(command.split(), cwd=clone, env=environment, capture_output=True, text=True, timeout=1800)
+    homes = {"python app.py": f"{__file__}/home", "python -m cli.deploy.cdk synth": str(Path.home())}
+    for command, home in homes.items():
+        changed = {**environment, "HOME": home}
+        run = subprocess.run(command.split(), cwd=clone, env=changed, capture_output=True, text=True, timeout=1800)
         assert run.returncode == 0, run.stderr
         (note,) = (line for line in run.stderr.splitlines() if line.startswith("note: "))
         assert "trainingRoleArns and checkpointBuckets are not set, so this template can only observe" in note
