@@ -27,7 +27,7 @@ from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Policy
-from rerail.model.run import Run, RunState, TimelineEntry
+from rerail.model.run import Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
@@ -249,7 +249,8 @@ class RestartDrill:
         self.say(f"stopping the job, to relaunch it from step {start}")
         id = ask(self.where, self.run_id, OperatorVerb.DRILL, self._reason(), quietly=True, step=start)
         for _ in self._looks(within_s=min(self.within_s, 600.0)):
-            entry = next((entry for entry in self._timeline() if entry.signal.get("id") == id), None)
+            timeline = self.where.runs.timeline(self.run_id)
+            entry = next((entry for entry in timeline if entry.signal.get("id") == id), None)
             if entry is None:
                 continue
             if not any(action.get("type") == "StopJob" for action in entry.actions):
@@ -335,9 +336,6 @@ class RestartDrill:
 
     def _load(self) -> Run:
         return find_run(self.where, self.run_id)
-
-    def _timeline(self) -> list[TimelineEntry]:
-        return list(self.where.runs.timeline(self.run_id))
 
     def _still_trains(self, before: Run) -> None:
         run = self._load()

@@ -60,11 +60,10 @@ def _draw(task: tuple[EvaluatedLog, Path]) -> Path:
         values = [_finite(getattr(sample, column)) for sample in samples]
         axes.plot(across, values, color="#33658a", linewidth=0.8)
         _scale(axes, [value for value in values if not math.isnan(value)])
-        here = _about_speed if column in SPEEDS else _about_loss
-        _shade(axes, [label for label in _labels(judged) if here(label.kind)], across)
-        _mark(
-            axes, [(place, finding.level) for place, finding in judged.findings if here(finding.kind)], across, values
-        )
+        is_speed = column in SPEEDS
+        _shade(axes, [label for label in _labels(judged) if _about_speed(label.kind) == is_speed], across)
+        found = [(place, finding.level) for place, finding in judged.findings if _about_speed(finding.kind) == is_speed]
+        _mark(axes, found, across, values)
         axes.set(ylabel=SPEEDS.get(column, column))
         axes.margins(x=0.01)
         axes.grid(alpha=0.2)
@@ -88,10 +87,6 @@ def _panels(judged: EvaluatedLog, samples: Sequence[Sample]) -> list[str]:
 
 def _about_speed(kind: str) -> bool:
     return FAMILIES.get(SCORED_AS.get(kind, kind)) == "throughput"
-
-
-def _about_loss(kind: str) -> bool:
-    return not _about_speed(kind)
 
 
 def _finite(value: float | None) -> float:

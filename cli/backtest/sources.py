@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cli.backtest import jobs, json_rows, tables, tensorboards, text, trainer
-from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
+from cli.backtest.corpus import BadCorpus, read_corpus, read_log
 from cli.backtest.scoring import Labelled
 from cli.backtest.series import BadInput, LogSeries
 
@@ -79,11 +79,10 @@ def _corpus(place: Path) -> tuple[Log, ...]:
         corpus = read_corpus(place)
     except BadCorpus as error:
         raise BadInput(error.problem, error.remedy) from error
-    return tuple(_of_corpus(corpus, run) for run in corpus.runs)
-
-
-def _of_corpus(corpus: LogCorpus, run: Labelled) -> Log:
-    return Log(run.id, partial(_corpus_log, run.id, corpus.file(run)), run if corpus.labelled else None)
+    return tuple(
+        Log(run.id, partial(_corpus_log, run.id, corpus.file(run)), run if corpus.labelled else None)
+        for run in corpus.runs
+    )
 
 
 def _corpus_log(name: str, file: Path) -> LogSeries:

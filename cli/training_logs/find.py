@@ -187,35 +187,44 @@ def _normalize(name: str) -> str:
 
 def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> FoundMetrics:
     names = Counter(field.name for _, found in rows for field in found)
-    chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
-    if step := _choose_step(names, rows):
-        chosen["step"] = step
-        if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
-            chosen["epoch"] = epoch
-    of_others = {metric: NAMES[metric] for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr")}
-    for metric, aliases in of_others.items():
-        if name := next((alias for alias in aliases if alias in names), ""):
-            chosen[metric] = name
+    chosen = _choose_names(names, rows, where=where, loss=loss)
     built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
     if (epoch := chosen.get("step", "epoch")) in _EPOCH_NAMES:
-        with_loss = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
-        epochs = _list_values(epoch, with_loss)
-        counter, counts = _find_counter([line for line, _ in with_loss], epochs)
-        if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line, _ in rows):
-            # Read the counter behind the epoch only: a step without a loss would count as a loss that is not finite.
-            epoch_number = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
-            counter = f"{epoch_number}.*{counter}" if epoch_number else ""
-        if "step" in built and _begin_again(counts, epochs):
-            built["epoch"] = built["step"]
-        if counter:
-            built["step"] = counter, ""
-        elif len(epochs) >= _PRINTED_OFTEN * sum(1 for _ in groupby(epochs)):
-            built.pop("step", None)  # only one minute of each epoch would be evaluated
+        _count_within_epochs(built, epoch, [row for row in rows if any(f.name == chosen["loss"] for f in row[1])], rows)
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
     if others:
         notes.append(f"also printed and not read: {', '.join(others[:10])}")
     return FoundMetrics("", {metric: expression for metric, (expression, _) in built.items()}, tuple(notes))
+
+
+def _choose_names(names: Mapping[str, int], rows: _Rows, *, where: str, loss: str) -> dict[str, str]:
+    """Return the name under which the log prints each metric that it has."""
+    chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
+    if step := _choose_step(names, rows):
+        chosen["step"] = step
+        if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
+            chosen["epoch"] = epoch
+    for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr"):
+        if name := next((alias for alias in NAMES[metric] if alias in names), ""):
+            chosen[metric] = name
+    return chosen
+
+
+def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_loss: _Rows, rows: _Rows) -> None:
+    """Read the step from a counter within the epochs, where there is one."""
+    epochs = _list_values(epoch, with_loss)
+    counter, counts = _find_counter([line for line, _ in with_loss], epochs)
+    if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line, _ in rows):
+        # Read the counter behind the epoch only: a step without a loss would count as a loss that is not finite.
+        epoch_number = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
+        counter = f"{epoch_number}.*{counter}" if epoch_number else ""
+    if "step" in built and _begin_again(counts, epochs):
+        built["epoch"] = built["step"]
+    if counter:
+        built["step"] = counter, ""
+    elif len(epochs) >= _PRINTED_OFTEN * sum(1 for _ in groupby(epochs)):
+        built.pop("step", None)  # only one minute of each epoch would be evaluated
 
 
 def _is_loss(name: str) -> bool:
