@@ -110,6 +110,7 @@ class QuarantineCheckpoints(ActionTraits):
     RANK = 4
     METRIC_LABEL = "quarantine"
     PRECEDES_CREATE = True
+    IS_BLOCKED_BY_PAUSE = True
 
     run: str
     # The number of the attempt that was rolled back.
