@@ -12,14 +12,7 @@ from typing import Any
 from rerail.decisions.quarantine import QuarantineMove, list_replaced_files
 from rerail.detection.evaluate import Monitor, RunDetection
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
-from rerail.messages.messages import (
-    SWEEP,
-    ClusterMessage,
-    CommandReceived,
-    JobStateChanged,
-    ReportFiled,
-    parse_message,
-)
+from rerail.messages.messages import SWEEP, ClusterMessage, CommandReceived, JobStateChanged, ReportFiled, parse_message
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints, Severity
 from rerail.model.checkpoint_layouts import UNKNOWN_STEP, Layout, StoredObject, list_save_times
 from rerail.model.checkpoints import Checkpoint

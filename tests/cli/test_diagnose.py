@@ -99,8 +99,7 @@ def test_a_path_of_a_file_is_read_as_a_log(tmp_path: Path, encoding: str) -> Non
     """The cause is that of its last error; what is no file is a text."""
     log = tmp_path / "train.log"
     log.write_text(
-        "step 1 loss 2.3\n" * 20 + 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n',
-        encoding,
+        "step 1 loss 2.3\n" * 20 + 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n', encoding
     )
     assert json.loads(run(str(log), "--json").stdout)["evidence"] == "KeyError: 1"
     assert json.loads(run(str(tmp_path / "none"), "--json").stdout)["cause"] == "unknown"

@@ -91,8 +91,7 @@ def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
 
 
 @pytest.mark.parametrize(
-    ("minutes", "after", "saves_every"),
-    [(-14, 3, 10), (-14, 8, 30), (2, 3, 30), (9, 8, 10), (14, 3, 30), (14, 8, 10)],
+    ("minutes", "after", "saves_every"), [(-14, 3, 10), (-14, 8, 30), (2, 3, 30), (9, 8, 10), (14, 3, 30), (14, 8, 10)]
 )
 def test_a_clock_that_is_wrong_while_metrics_are_missing_stops_no_healthy_job(world, minutes, after, saves_every):
     """It goes on saving: its saves are held against the time of its last row, which AWS has told, not against ours."""

@@ -80,10 +80,7 @@ def test_a_run_that_only_trains_has_but_waited_for_machines():
     assert (account.mttd_s, account.mttr_s, account.decided, account.relaunches) == (None, None, 0, 0)
 
 
-DIED = (
-    an_attempt(1, 0, 5, 65, last_step=600),
-    an_attempt(2, 70, 75, None, resumed_from_step=400),
-)
+DIED = (an_attempt(1, 0, 5, 65, last_step=600), an_attempt(2, 70, 75, None, resumed_from_step=400))
 
 
 def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():

@@ -178,13 +178,7 @@ def test_a_minute_becomes_a_sample():
     cursor, (first, second) = see(series, Cursor("gpt"), names=replace(NAMES, detailed=True))
     assert first == Sample(step=10, at=START + MINUTE, loss=3.0, loss_max=3.1, count=5)
     assert second == Sample(
-        step=22,
-        at=START + 2 * MINUTE,
-        loss=2.8,
-        grad_norm=1.5,
-        step_time_s=5.0,
-        count=12,
-        loss_max=3.1,
+        step=22, at=START + 2 * MINUTE, loss=2.8, grad_norm=1.5, step_time_s=5.0, count=12, loss_max=3.1
     )
     silence = LossSilence(loss_received=True, complete_to=10)
     assert cursor == Cursor(

@@ -116,10 +116,7 @@ def test_planned_changes_are_read_and_written_back():
 PLANNED = ("step = 0", "step = 1_000_000_000_000", "step = true", 'step = 5, why = "x"', "step = 5, what = 3")
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["5", "[5]", "[{}]", *(f"[{{{change}}}]" for change in PLANNED)],
-)
+@pytest.mark.parametrize("value", ["5", "[5]", "[{}]", *(f"[{{{change}}}]" for change in PLANNED)])
 def test_an_invalid_planned_change_is_refused(value):
     with pytest.raises(PolicyError, match=r"'detection\.planned' is .*; it must be a list of at most 20 changes"):
         parse_policy(f"[detection]\nplanned = {value}", name="p")

@@ -99,10 +99,7 @@ def test_a_late_operator_command_is_handled():
     assert world.run().state is RunState.HELD
 
 
-@given(
-    ahead=st.timedeltas(timedelta(days=-2), timedelta(days=2)),
-    wait=st.timedeltas(timedelta(0), timedelta(hours=3)),
-)
+@given(ahead=st.timedeltas(timedelta(days=-2), timedelta(days=2)), wait=st.timedeltas(timedelta(0), timedelta(hours=3)))
 def test_our_own_clock_does_not_matter(ahead, wait):
     """It was wrong by days while somebody looked: the death that is told after that is seen all the same."""
     world = training_run()

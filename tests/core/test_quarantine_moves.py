@@ -126,10 +126,7 @@ def test_a_copy_of_the_last_checkpoint_becomes_one_of_that_to_resume_from():
     """Unless it is one already, by ETag and size."""
     clean, tainted = lightning(100), lightning(200)
     last = stored("last.ckpt", etag=tainted.etag)
-    assert moved([clean, tainted, last], action()) == [
-        ("last.ckpt", "", f"{FOLDER}{clean.key}"),
-        (tainted.key, "", ""),
-    ]
+    assert moved([clean, tainted, last], action()) == [("last.ckpt", "", f"{FOLDER}{clean.key}"), (tainted.key, "", "")]
     same = stored("last.ckpt", etag=clean.etag)
     assert moved([clean, tainted, same], action()) == [(tainted.key, "", "")]
     shorter = stored("last.ckpt", size=FULL - 1, etag=clean.etag)

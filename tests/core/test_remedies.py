@@ -116,11 +116,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
 
 @pytest.mark.parametrize(
     "failure",
-    [
-        a_failure(Cause.DATA, step=111),
-        a_failure(Cause.DATA, step=None),
-        a_failure(Cause.DATA, print_="another error"),
-    ],
+    [a_failure(Cause.DATA, step=111), a_failure(Cause.DATA, step=None), a_failure(Cause.DATA, print_="another error")],
 )
 def test_another_step_or_another_error_is_another_chance(failure):
     """An unknown step proves nothing either."""
@@ -182,10 +178,7 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
     ("cause", "advice"),
     [
         (Cause.USER_CODE, f"a release repeats the same code: fix it, and {CONTINUE}"),
-        (
-            Cause.DATA,
-            f"fix the input that the evidence names, then release the run; with other code: {CONTINUE}",
-        ),
+        (Cause.DATA, f"fix the input that the evidence names, then release the run; with other code: {CONTINUE}"),
         (
             Cause.DAMAGED_CHECKPOINT,
             "delete or replace the damaged checkpoint that the evidence or the log names (with S3 versioning, restore "

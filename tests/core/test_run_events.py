@@ -48,14 +48,7 @@ def validate(event: RunEvent) -> None:
 def test_a_recovered_run_is_one_chain_of_events_with_one_end():
     world = complete_after_relaunch()
     events = world.bus.events
-    assert [event.state for event in events] == [
-        "starting",
-        "watching",
-        "waiting",
-        "starting",
-        "watching",
-        "completed",
-    ]
+    assert [event.state for event in events] == ["starting", "watching", "waiting", "starting", "watching", "completed"]
     assert [event.previous_state for event in events] == ["", *(event.state for event in events[:-1])]
     assert len({event.id for event in events}) == len(events)
     for event in events:

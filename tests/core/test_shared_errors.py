@@ -126,10 +126,7 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
         (lambda number: "AlgorithmError: AssertionError: , exit code: 1", False),
         (lambda number: "AlgorithmError: torch._C._LinAlgError: 5, exit code: 1", False),
         (lambda number: 'AlgorithmError: ExecuteUserScriptError: ExitCode 1 ErrorMessage ""', False),
-        (
-            lambda number: "AlgorithmError: CalledProcessError: 'train.py' returned non-zero exit status 1",
-            False,
-        ),
+        (lambda number: "AlgorithmError: CalledProcessError: 'train.py' returned non-zero exit status 1", False),
         (lambda number: "InternalServerError: We encountered an internal error.  Please try again.", False),
         (lambda number: BROKEN, True),
     ],

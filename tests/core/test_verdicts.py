@@ -186,11 +186,7 @@ def test_an_attempt_gets_the_time_that_is_left_but_never_too_little():
 def test_a_launch_waits_for_an_approval_in_that_mode():
     found = find_obstacle(trained(1), MIDNIGHT, Policy(mode=Mode.APPROVE))
     assert found == Obstacle(
-        LaunchCheck.APPROVAL,
-        Consequence.WAIT,
-        "gpt-a002 waits for approval",
-        "`rerail approve gpt`",
-        Runbook.APPROVAL,
+        LaunchCheck.APPROVAL, Consequence.WAIT, "gpt-a002 waits for approval", "`rerail approve gpt`", Runbook.APPROVAL
     )
     approved = make_run(Attempt(2, "gpt-a002", approved_by="ada"))
     assert find_obstacle(approved, MIDNIGHT, Policy(mode=Mode.APPROVE)) is None

@@ -24,12 +24,7 @@ def train(base: Path, **environment: str) -> str:
     request = HUGGING_FACE.make_request(steps=STEPS, save_every=3, keep=9, step_seconds=0.12)
     algorithm = request["AlgorithmSpecification"]
     command = [sys.executable, *algorithm["ContainerEntrypoint"][1:], *algorithm["ContainerArguments"]]
-    basics = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(base),
-        "SAGEMAKER_BASE_DIR": str(base),
-        "PYTHONUNBUFFERED": "1",
-    }
+    basics = {"PATH": os.environ["PATH"], "HOME": str(base), "SAGEMAKER_BASE_DIR": str(base), "PYTHONUNBUFFERED": "1"}
     ran = subprocess.run(
         command, env=basics | request["Environment"] | environment, stdout=-1, stderr=-2, check=True, timeout=1800
     )

@@ -144,23 +144,16 @@ GOOD: dict[Name, dict[str, Any]] = {
     },
     Name.WARM: moved_run(TAKEN, SOONER),
     Name.SUSPECT: moved_run(
-        attempt("hardware") | on(OWN, "demo", pool="Terminated"),
-        attempt(resumed=75) | on(OWN, "demo-a002"),
+        attempt("hardware") | on(OWN, "demo", pool="Terminated"), attempt(resumed=75) | on(OWN, "demo-a002")
     ),
     Name.FALLBACK: moved_run(
         attempt("infrastructure") | on(OWN, "demo"),
         attempt("capacity", resumed=75) | on(OWN, "demo-a002", start_s=None),
         attempt(resumed=75) | on(OTHER, "demo-a003"),
     ),
-    Name.APPROVE: moved_run(
-        attempt("infrastructure") | on(OWN, "demo"),
-        attempt(resumed=75) | on(OWN, "demo-a002"),
-    )
+    Name.APPROVE: moved_run(attempt("infrastructure") | on(OWN, "demo"), attempt(resumed=75) | on(OWN, "demo-a002"))
     | {"approval": YES},
-    Name.STORM: moved_run(
-        attempt("infrastructure") | on(OWN, "demo"),
-        attempt(resumed=75) | on(OWN, "demo-a002"),
-    )
+    Name.STORM: moved_run(attempt("infrastructure") | on(OWN, "demo"), attempt(resumed=75) | on(OWN, "demo-a002"))
     | {"crowd": OTHER_RUNS},
     Name.SPOT: {
         "state": "completed",

@@ -132,7 +132,7 @@ def allowed(account: Account) -> Mapping[str, Calls]:
             "keep what it remembers": (
                 *("dynamodb", "batch_write_item"),
                 {"RequestItems": {table: [{"DeleteRequest": {"Key": watch}}]}},
-            ),
+            )
         },
     }
 

@@ -13,7 +13,7 @@ SHIPPED = ("lambdas", "agent", "container", "cli", "local", "stacks", "tools", "
 # Names that several modules may define, with the number of modules.
 ALLOWED: Mapping[str, int] = {
     # One for each training framework, under the name that the documentation gives its users.
-    "RerailCallback": 2,
+    "RerailCallback": 2
 }
 
 

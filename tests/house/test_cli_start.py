@@ -83,9 +83,7 @@ def test_the_version_needs_no_rich():
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("status",), ("submit",), ("deploy",), ("policy", "check"), ("local", "up")],
-    ids=" ".join,
+    "words", [("status",), ("submit",), ("deploy",), ("policy", "check"), ("local", "up")], ids=" ".join
 )
 def test_a_commands_own_help_imports_no_sdk(words):
     """It imports the command's module, and neither the AWS SDK nor what draws, serves or validates."""

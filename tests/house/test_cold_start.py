@@ -18,16 +18,7 @@ from tests.house.sources import ROOT
 pytestmark = pytest.mark.slow
 
 HANDLERS = ("supervise", "sweep", "notify", "report", "answer", "orchestrate")
-HEAVY = (
-    "pydantic",
-    "numpy",
-    "torch",
-    "jsonschema",
-    "aws_cdk",
-    "typer",
-    "rich",
-    "moto",
-)
+HEAVY = ("pydantic", "numpy", "torch", "jsonschema", "aws_cdk", "typer", "rich", "moto")
 DRAWING = ("jinja2", "pygal", "report_page")
 # By function: what others are for.
 OF_OTHERS = {

@@ -5,18 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.sources import (
-    ROOT,
-    STANDARD_LIBRARY,
-    core,
-    handlers,
-    imports,
-    modules,
-    shown,
-    top,
-    violations,
-    within,
-)
+from tests.house.sources import ROOT, STANDARD_LIBRARY, core, handlers, imports, modules, shown, top, violations, within
 
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
 HTML_LIBRARIES = ("jinja2", "markdown_it", "markupsafe", "pygal")
@@ -52,8 +41,7 @@ def outside(paths: list[Path], *packages: str) -> dict[str, Collection[object]]:
 def inside(paths: list[Path], *packages: str, top_level_only: bool = False) -> dict[str, Collection[object]]:
     """Return what the files import from these packages."""
     return violations(
-        paths,
-        lambda path: {name for name in imports(path, top_level_only=top_level_only) if within(name, *packages)},
+        paths, lambda path: {name for name in imports(path, top_level_only=top_level_only) if within(name, *packages)}
     )
 
 

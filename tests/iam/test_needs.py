@@ -43,10 +43,7 @@ def allow(action: str, on: Any, **condition: Any) -> dict[str, Any]:
             ),
             {f"dynamodb:PutItem {TABLE}"},
         ),
-        (
-            call("dynamodb", "Query", TableName="runs", IndexName="open"),
-            {f"dynamodb:Query {TABLE}/index/open"},
-        ),
+        (call("dynamodb", "Query", TableName="runs", IndexName="open"), {f"dynamodb:Query {TABLE}/index/open"}),
         (
             call(
                 "sagemaker",

@@ -163,7 +163,7 @@ def test_the_marks_are_in_the_picture_and_in_its_key(opens, recorded):
     """Each with its label, and a sentence for whoever points at it or reads on."""
     tab = opens(recorded).tab
     assert sorted(tab.locator("#loss svg.wide .mark-label text").all_text_contents()) == [
-        *("1 saved", "2 onset", "3 found", "4 stopped", "5 relaunched"),
+        *("1 saved", "2 onset", "3 found", "4 stopped", "5 relaunched")
     ]
     titles = tab.locator("#loss svg.wide .mark-label title").all_text_contents()
     assert any("loss has been" in title for title in titles)

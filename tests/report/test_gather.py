@@ -119,10 +119,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there():
     }
     known = gathering(held().run, **broken).gather("gpt")
     assert known is not None
-    assert known.unread == (
-        "metrics of gpt: GetMetricData: AccessDenied",
-        "log of gpt: get_log_events: slow down",
-    )
+    assert known.unread == ("metrics of gpt: GetMetricData: AccessDenied", "log of gpt: get_log_events: slow down")
     assert known.run == held().run
 
 

@@ -107,7 +107,7 @@ def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Facts):
     """Saved before the onset, found after it, stopped, relaunched from the save: in the order in which it happened."""
     found = {mark.kind: mark for mark in list_marks(recorded)}
     assert [mark.kind for mark in list_marks(recorded)] == [
-        *(MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP, MarkKind.RELAUNCH),
+        *(MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP, MarkKind.RELAUNCH)
     ]
     assert found[MarkKind.SAVED].step == found[MarkKind.RELAUNCH].step == recorded.run.attempts[1].resumed_from_step
     steps = [found[sort].step or 0 for sort in (MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP)]

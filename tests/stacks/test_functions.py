@@ -9,12 +9,7 @@ from settings import NotifySettings, ReportSettings, SuperviseSettings, SweepSet
 from stacks import ROOT
 from tests.stacks.template import target
 
-SETTINGS = {
-    "supervise": SuperviseSettings,
-    "sweep": SweepSettings,
-    "notify": NotifySettings,
-    "report": ReportSettings,
-}
+SETTINGS = {"supervise": SuperviseSettings, "sweep": SweepSettings, "notify": NotifySettings, "report": ReportSettings}
 POWERTOOLS = {"POWERTOOLS_SERVICE_NAME", "POWERTOOLS_METRICS_NAMESPACE", "POWERTOOLS_LOG_LEVEL"}
 
 each_function = pytest.mark.parametrize("name", SETTINGS)

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 
 from rerail.incident_report.location import make_page_key
-from rerail.model.mailbox import (
-    make_bucket_name,
-    make_command_key,
-    make_heartbeat_key,
-    make_report_id,
-    make_report_key,
-)
+from rerail.model.mailbox import make_bucket_name, make_command_key, make_heartbeat_key, make_report_id, make_report_key
 from tests.stacks.template import Template, many, target, text
 from tests.stacks.test_delivery import matches
 

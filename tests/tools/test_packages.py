@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import packages
-from tools.packages import (
-    GROUPS,
-    HARDWARE_PACKAGES,
-    REQUIREMENTS,
-    chain,
-)
+from tools.packages import GROUPS, HARDWARE_PACKAGES, REQUIREMENTS, chain
 
 PYPROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())
 PROJECT, DEPENDENCY_GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]

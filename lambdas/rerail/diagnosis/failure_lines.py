@@ -91,7 +91,7 @@ _DEVICE = LazyPattern(
 _LEVEL = LazyPattern(
     r"^.{0,60}?(?<!NCCL )(?<![\w./-])(?:INFO|DEBUG|WARNING|WARN|NOTICE|TRACE)(?=[\s:\]|-])"
     r"|^\s{0,4}\[?[WI](?:\d{4}|[ \d]{1,3}\w{0,9}[ \d:.]{0,30}\S{1,60}:\d+\])|(?<=\w)Warning\b"
-    r"|(?:^|[\d\]] )NCCL INFO|warnings\.warn",
+    r"|(?:^|[\d\]] )NCCL INFO|warnings\.warn"
 )
 _LOWER_LEVEL = LazyPattern(
     r"^\s{0,4}(?:(?:\[?(?:warning|info|debug|note|hint|tip)\]?\s{0,2}|rerail init):"

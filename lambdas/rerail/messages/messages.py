@@ -215,10 +215,11 @@ def _parse_command(
     if verb == ADOPT:
         return JobStateChanged(_require_name(detail, "job"))
     if verb == CHECK:
-        return DeliveryCheck(_require_check_id(detail))
+        return DeliveryCheck(_require_match(detail, "check", CHECK_ID, "32 hexadecimal digits"))
     if verb not in list(OperatorVerb):
         verbs = ", ".join((*OperatorVerb, ADOPT, CHECK))
         raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {verbs}")
+    has_change = verb == OperatorVerb.CONTINUE and detail.get("change") != ""
     return CommandReceived(
         id=_require_text(envelope, "id"),
         run=_require_name(detail, "run"),
@@ -228,25 +229,10 @@ def _parse_command(
         proposal=_require_text(detail, "proposal", default=""),
         step=_parse_step(detail, needed=verb == OperatorVerb.ROLLBACK),
         asked_at=_parse_event_time(envelope),
-        change=_parse_digest(detail, needed=verb == OperatorVerb.CONTINUE),
+        change=_require_match(detail, "change", DIGEST, "a SHA-256 in hexadecimal") if has_change else "",
         policy=_require_text(detail, "policy", default=""),
         at_once=detail.get("at_once") is True,
     )
-
-
-def _require_check_id(detail: Mapping[str, Any]) -> str:
-    id = detail.get("check")
-    if not (isinstance(id, str) and CHECK_ID.fullmatch(id)):
-        raise BadMessage(f"field 'detail.check' is {id!r:.100}; it must be 32 hexadecimal digits")
-    return id
-
-
-def _parse_digest(detail: Mapping[str, Any], *, needed: bool) -> str:
-    """Return the digest of a change; raise BadMessage if it is needed and not one."""
-    digest = detail.get("change") if needed else ""
-    if digest != "" and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
-        raise BadMessage(f"field 'detail.change' is {digest!r:.100}; it must be a SHA-256 in hexadecimal")
-    return digest
 
 
 def _parse_event_time(envelope: Mapping[str, Any]) -> datetime | None:
@@ -333,9 +319,13 @@ def _require_object(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _require_name(table: Mapping[str, Any], field: str) -> str:
-    value = table.get(field)
-    if not isinstance(value, str) or not JOB_NAME.fullmatch(value):
-        raise BadMessage(f"field 'detail.{field}' is {value!r:.100}; it must be the name of a training job or run")
+    return _require_match(table, field, JOB_NAME, "the name of a training job or run")
+
+
+def _require_match(detail: Mapping[str, Any], field: str, pattern: re.Pattern[str], what: str) -> str:
+    value = detail.get(field)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise BadMessage(f"field 'detail.{field}' is {value!r:.100}; it must be {what}")
     return value
 
 

@@ -181,10 +181,7 @@ LAYOUTS = (
         is_proven=True,
     ),
     KnownLayout(
-        "file with an epoch",
-        rf"(?:.*[-_.])?(?:epochs?|ep|cp)[-_=]?{_N}{_REST}",
-        counts=Counts.EPOCHS,
-        is_proven=True,
+        "file with an epoch", rf"(?:.*[-_.])?(?:epochs?|ep|cp)[-_=]?{_N}{_REST}", counts=Counts.EPOCHS, is_proven=True
     ),
     KnownLayout(
         "ESPnet", rf"{_N}epoch\.pth", counts=Counts.EPOCHS, needs=(("checkpoint.pth, from which it resumes", r"(?!)"),)
@@ -223,8 +220,7 @@ _UNFINISHED, _RECIPE = "-unfinished", "recipe_state/recipe_state.pt"
 _MAX_POINTER_BYTES = 10_000
 # A single file so named is evaluated, exported or read, and never resumed from because of the number in its name.
 _NOT_SAVED = re.compile(
-    r"(?:^|[-_./ ])(?:best|eval|evaluation|final|export|tokenizer|vocab|shard|events|wandb)(?:[-_./ ]|$)",
-    re.IGNORECASE,
+    r"(?:^|[-_./ ])(?:best|eval|evaluation|final|export|tokenizer|vocab|shard|events|wandb)(?:[-_./ ]|$)", re.IGNORECASE
 )
 _DATE = re.compile(r"(?:20[0-4]\d)[-_]?(?:0\d|1[0-2])[-_]?(?:[0-2]\d|3[01])|(?<!\d)1[3-9]\d{8}(?!\d)", re.ASCII)
 _YEAR = re.compile(r"20[1-4]\d|(?:20[1-4]\d)[01]\d[0-3]\d(?:\d{4,6})?|1[3-9]\d{8}", re.ASCII)

@@ -145,10 +145,7 @@ _DEFAULT_COLUMNS = (
     ("nonfinite", Statistic.MAXIMUM, "nonfinite"),
 )
 # Not needed by default: implied by the steps, or used only for warnings that arrive two minutes late.
-_DETAILED_COLUMNS = (
-    ("grad_norm", Statistic.MAXIMUM, "grad_norm"),
-    ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"),
-)
+_DETAILED_COLUMNS = (("grad_norm", Statistic.MAXIMUM, "grad_norm"), ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"))
 _HOST_METRICS = ("GPUUtilization", "CPUUtilization")
 # Of a larger job, the load of so many machines is read, evenly spread: its groups may do different work.
 MOST_HOSTS = 16

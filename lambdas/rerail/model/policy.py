@@ -22,10 +22,7 @@ FALLBACKS_LIMIT = 10
 TYPE_DESCRIPTIONS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Fields of policies that earlier versions accepted: under another name, or without effect now.
-FORMER_FIELDS = {
-    "hyperpod.tell": "notify_for",
-    "mailbox.sealed_only": "signed_only",
-}
+FORMER_FIELDS = {"hyperpod.tell": "notify_for", "mailbox.sealed_only": "signed_only"}
 RETIRED_FIELDS = frozenset(
     (
         "weighing",

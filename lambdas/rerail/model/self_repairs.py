@@ -7,14 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 # The statuses before the job trains again.
-ON_THE_WAY = (
-    "Interrupted",
-    "Restarting",
-    "Starting",
-    "LaunchingMLInstances",
-    "PreparingTrainingStack",
-    "Pending",
-)
+ON_THE_WAY = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending")
 # These are interruptions whatever status preceded them.
 INTERRUPTION_STATUSES = ("Interrupted", "Restarting")
 
