@@ -118,10 +118,10 @@ def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
     in_folders = [f"{folder}*" for folder in folders]
     allow(role, *read, *deleted, on=in_folders, where=OF_THIS_ACCOUNT, because=because)
     allow(role, "s3:GetObject", on=beside, where=OF_THIS_ACCOUNT, because=because)
-    written = ("s3:PutObject", "s3:PutObjectTagging")
-    allow(role, *written, on=[*beside, *replaced], where=OF_THIS_ACCOUNT, because=because)
-    allow(role, "s3:DeleteObject", "s3:AbortMultipartUpload", on=copies, where=OF_THIS_ACCOUNT, because=because)
-    allow(role, "s3:ListMultipartUploadParts", on=copied, where=OF_THIS_ACCOUNT, because=because)
+    uploads = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+    allow(role, "s3:PutObject", "s3:PutObjectTagging", on=[*beside, *replaced], where=OF_THIS_ACCOUNT, because=because)
+    allow(role, *deleted, on=copies, where=OF_THIS_ACCOUNT, because=because)
+    allow(role, *uploads, on=copied, where=OF_THIS_ACCOUNT, because=because)
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
         keys = options.checkpoint_key_arns

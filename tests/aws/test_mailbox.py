@@ -134,6 +134,16 @@ def test_a_mailbox_that_may_not_be_read_is_no_empty_one(s3, monkeypatch):
         S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
 
 
+@pytest.mark.threat("T8")
+@pytest.mark.parametrize("code", ["InvalidObjectState", "InvalidRequest", "KMS.DisabledException"])
+def test_a_report_that_its_writer_made_unreadable_is_passed_over(s3, monkeypatch, code):
+    """Archived or encrypted: asked for again it would end as a dead letter, which pages."""
+    refusing(monkeypatch, code)
+    with pytest.raises(BadMailboxObject, match="cannot be read: it is") as error:
+        S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
+    assert error.value.defect == "unreadable"
+
+
 @pytest.mark.parametrize(
     ("code", "error"), [("SlowDown", Throttled), ("AccessDenied", CommandNotStored), ("NoSuchBucket", CommandNotStored)]
 )

@@ -323,6 +323,8 @@ def refused(code: str) -> Callable[[], ClientError]:
             QuarantineFailed,
             r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*quarantineFolders.*release",
         ),
+        (refused("InvalidObjectState"), QuarantineFailed, "cannot be moved: it is archived.*release"),
+        (refused("400"), QuarantineFailed, "cannot be moved: it is encrypted"),  # by a key of its writer's own
         (refused("SlowDown"), Throttled, "SlowDown"),
         (refused("PreconditionFailed"), ActionUnfinished, "lists it again"),
         (refused("InternalError"), CallFailed, "InternalError"),
@@ -450,7 +452,7 @@ def test_a_copy_takes_few_requests(s3):
     request = replace(request, expired=(replace(request.copy, key="rerail-versions/gpt/older/ckpt.pt"),))
     s3.meta.events.register("before-call.s3", lambda model, **_: made.append(model.name))
     S3Checkpoints(lambda bucket: ObjectMover(bucket)).copy_file(request, allow)
-    heads = ["HeadObject"] * 3
+    heads = ["HeadObject"] * 2
     assert sorted(made) == sorted([*heads, "GetObjectTagging", "CopyObject", "DeleteObject"])
     made.clear()
     S3Checkpoints(small_parts()).copy_file(
@@ -497,6 +499,44 @@ def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored
     s3.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"z" * 5 * KiB)
     S3Checkpoints(small_parts()).quarantine(restored(copy), allow)
     assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"a" * 5 * KiB + b"b" * 5 * KiB + b"c"
+
+
+@pytest.mark.threat("T18")
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finished):
+    """Neither an object of the same size nor the parts of an upload: what is deleted has been copied before."""
+    own, others = [tuple(letter * 5 * KiB for letter in letters) for letters in ((b"a", b"b"), (b"y", b"z"))]
+    for name in ("checkpoint-500/model.pt", "ckpt.pt"):
+        upload_in_parts(s3, name, *own)
+    request, planted = copied(s3), []
+    for key in (f"{PLACE}gpt/a001/checkpoint-500/model.pt", request.copy.key):
+        planted.append(s3.create_multipart_upload(Bucket="bucket", Key=key)["UploadId"])
+        for number, body in enumerate(others, start=1):
+            s3.upload_part(Bucket="bucket", Key=key, UploadId=planted[-1], PartNumber=number, Body=body)
+        if is_finished:
+            s3.put_object(Bucket="bucket", Key=key, Body=b"".join(others))
+
+    def name_initiators(parsed: Any, **_: Any) -> None:
+        for upload in parsed.get("Uploads", ()):
+            upload["Initiator"] = {"ID": "another" if upload["UploadId"] in planted else "Rerail"}
+
+    s3.meta.events.register("after-call.s3.ListMultipartUploads", name_initiators)
+    checkpoints = S3Checkpoints(small_parts())
+    copy = checkpoints.copy_file(request, allow)
+    checkpoints.quarantine(action(saved_before=request.copy.saved_at + timedelta(minutes=1)), allow)
+    s3.meta.events.unregister("after-call.s3.ListMultipartUploads", name_initiators)
+    assert [contents(s3)[copy.key], quarantined(s3)["checkpoint-500/model.pt"]] == [b"".join(own)] * 2
+
+
+@pytest.mark.threat("T18")
+def test_uploads_of_others_without_number_are_not_read(s3, monkeypatch):
+    upload_in_parts(s3, "checkpoint-500/model.pt", b"a" * 5 * KiB, b"b")
+    key = f"{PLACE}gpt/a001/checkpoint-500/model.pt"
+    page = {"IsTruncated": True, "Uploads": [{"Key": key, "UploadId": str(n)} for n in range(1_000)]}
+    monkeypatch.setattr(s3, "list_multipart_uploads", lambda **_: page)
+    with pytest.raises(QuarantineFailed, match="more than 1000 unfinished uploads"):
+        patient_checkpoints().quarantine(action(), allow)
+    assert left(s3) == {"checkpoint-500/model.pt"}
 
 
 @pytest.mark.threat("T18")

@@ -4,12 +4,13 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import BATCH, S3Checkpoints
 from rerail.model.checkpoints import Health, find_newest_step
-from rerail.model.errors import StateUnknown
+from rerail.model.errors import BoundsExceeded, StateUnknown
 from rerail.model.manifest_signature import make_signature
 from tests.aws.places import REGION
 from tests.fakes import KEY
@@ -253,6 +254,31 @@ def test_a_bucket_that_cannot_be_read_blinds(s3):
     """Not knowing is not the same as knowing that there is nothing."""
     with pytest.raises(StateUnknown, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
         S3Checkpoints().list_checkpoints("s3://elsewhere/x")
+
+
+@pytest.mark.threat("T26")
+@pytest.mark.parametrize("code", ["InvalidObjectState", "InvalidRequest", "KMS.DisabledException", "AccessDenied"])
+def test_an_object_that_its_writer_made_unreadable_hides_no_other(s3, monkeypatch, code):
+    """Archived or encrypted, it is passed over; if nothing else is there, a person is needed."""
+    read, forged = s3.get_object, ("step-000000999/manifest.json", "latest")
+
+    def get_object(**place):
+        if place["Key"].endswith(forged):
+            raise ClientError({"Error": {"Code": code, "Message": "not authorized to: kms:Decrypt"}}, "GetObject")
+        return read(**place)
+
+    monkeypatch.setattr(s3, "get_object", get_object)
+    save(s3, 80)
+    put(s3, f"runs/gpt/{forged[0]}", b"{}")
+    assert steps() == [80]
+    s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000080/manifest.json")
+    put(s3, "runs/gpt/global_step5/model.pt")
+    for alone in forged:
+        put(s3, f"runs/gpt/{alone}", b"{}")
+        with pytest.raises(BoundsExceeded, match=f"{alone} cannot be read: it is (archived|encrypted)") as refused:
+            steps()
+        assert not refused.value.may_pass
+        s3.delete_object(Bucket="bucket", Key=f"runs/gpt/{alone}")
 
 
 def test_a_manifest_is_read_once_as_long_as_nothing_beside_it_changes(s3):

@@ -12,6 +12,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import find_code
 from rerail.aws.validation import validate
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.metrics import MetricQuery, Points
@@ -74,11 +75,9 @@ def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, perio
                 for result in page["MetricDataResults"]:
                     status[result["Id"]] = result.get("StatusCode", "Complete")
                     values[result["Id"]] |= _parse_points(result)
-    except ClientError as error:
-        throttled = error.response["Error"]["Code"] in THROTTLING
+    except (ClientError, BotoCoreError) as error:
+        throttled = find_code(error) in THROTTLING
         raise (Throttled if throttled else StateUnknown)(f"GetMetricData: {error}") from error
-    except BotoCoreError as error:
-        raise StateUnknown(f"GetMetricData: {error}") from error
     # A series with another status on its last page, or without one, is unknown, which differs from empty.
     complete = {queries[name]: sorted(values[name].items()) for name in queries if status.get(name) == "Complete"}
     return _Answer(complete, calls)

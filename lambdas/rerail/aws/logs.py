@@ -10,6 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client, quick_client
+from rerail.aws.error_codes import find_code
 from rerail.aws.validation import InvalidResponse, validate
 from rerail.incident_report.facts import LogLine
 from rerail.model.errors import StateUnknown, Throttled
@@ -142,10 +143,7 @@ def _call(call: str, *, is_quick: bool = False, **request: Any) -> dict[str, Any
     try:
         answer: dict[str, Any] = getattr(quick_client("logs") if is_quick else client("logs"), call)(**request)
         return answer
-    except ClientError as error:
-        code = error.response["Error"]["Code"]
-        if code == "ResourceNotFoundException":
+    except (ClientError, BotoCoreError) as error:
+        if find_code(error) == "ResourceNotFoundException":
             return {}
-        raise (Throttled if code in THROTTLING else StateUnknown)(f"{call}: {error}") from error
-    except BotoCoreError as error:
-        raise StateUnknown(f"{call}: {error}") from error
+        raise (Throttled if find_code(error) in THROTTLING else StateUnknown)(f"{call}: {error}") from error

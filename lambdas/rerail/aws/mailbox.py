@@ -8,6 +8,7 @@ from functools import partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import MISSING, THROTTLING, find_code, find_object_problem
 from rerail.model.errors import BadMailboxObject, CommandNotStored, StateUnknown, Throttled
 from rerail.model.mailbox import (
     SIZE_LIMIT,
@@ -25,8 +26,6 @@ from rerail.model.mailbox import (
 from rerail.model.signatures import is_signed, sign
 from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 
-MISSING = ("NoSuchKey", "404")
-THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 READERS = 10  # parallel reads; the SDK keeps as many connections open
 
 
@@ -41,12 +40,9 @@ class S3Mailbox:
         body = sign(serialize(command), name=key, key=signing_key)
         try:
             client("s3").put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/json")
-        except ClientError as error:
-            if error.response["Error"]["Code"] in THROTTLING:
-                raise Throttled(f"PutObject {key}: {error}") from error
-            raise CommandNotStored(f"PutObject {key} in {self._bucket}: {error}") from error
-        except BotoCoreError as error:
-            raise CommandNotStored(f"PutObject {key} in {self._bucket}: {error}") from error
+        except (ClientError, BotoCoreError) as error:
+            unsent = Throttled if find_code(error) in THROTTLING else CommandNotStored
+            raise unsent(f"PutObject {key} in {self._bucket}: {error}") from error
 
     def report(self, key: str, signing_key: str = "") -> Report | None:
         run, id = run_of_report(key)
@@ -85,9 +81,9 @@ class S3Mailbox:
             answer = client("s3").get_object(Bucket=self._bucket, Key=key)
             with answer["Body"] as body:
                 return body.read(SIZE_LIMIT + 1), answer["LastModified"].astimezone(UTC)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in MISSING:
+        except (ClientError, BotoCoreError, OSError) as error:
+            if find_code(error) in MISSING:
                 return None
-            raise StateUnknown(f"GetObject {key} in {self._bucket}: {error}") from error
-        except (BotoCoreError, OSError) as error:
+            if problem := find_object_problem(error):
+                raise BadMailboxObject(f"object {key!r} cannot be read: {problem}", defect="unreadable") from error
             raise StateUnknown(f"GetObject {key} in {self._bucket}: {error}") from error

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import MISSING, THROTTLING, find_code, find_object_problem
 from rerail.decisions.quarantine import QuarantineMove
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, Throttled
 
@@ -24,10 +25,8 @@ MOVERS = 8
 MiB = 1 << 20
 # CopyObject is limited to 5 GiB and has no bound on its duration; a part of this size is copied in seconds.
 WHOLE, PART = 1024 * MiB, 256 * MiB
-MISSING = ("404", "NoSuchKey", "NotFound")
 FORBIDDEN = ("403", "AccessDenied", "Forbidden", "AllAccessDisabled")
 CHANGED = ("412", "PreconditionFailed")
-THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +65,17 @@ class ObjectMover:
         The parts of an unfinished copy are given up then. Raises as `move` does."""
         self._end = self.clock() + self.seconds
         try:
-            if not (kept := self._head(target)):
-                source = self._head(key)
-                if source is None or source["ETag"].strip('"') != etag:
-                    self._abort_uploads(target)
-                    return ""
+            kept, source = self._head(target), self._head(key)
+            if source is None or source["ETag"].strip('"') != etag:
+                for upload in self._list_uploads(target):
+                    if self.clock() < self._end:
+                        client("s3").abort_multipart_upload(Bucket=self.bucket, Key=target, UploadId=upload["UploadId"])
+                return ""
+            if kept is None or not _is_same(source, kept):  # others may write there
                 # Its ETag is recorded, so it need not be that of the source: fewer parts cost less.
-                self._copy(source, key, target, tags=self._read_tags(key), keeps_parts=False)
-                kept = self._head(target)
-        except ClientError as error:
+                return self._copy(source, key, target, tags=self._read_tags(key), keeps_parts=False)
+        except (ClientError, BotoCoreError) as error:
             raise self._translate(error, key) from error
-        except BotoCoreError as error:
-            raise CallFailed(f"copying s3://{self.bucket}/{key}: {error}") from error
-        if kept is None:
-            raise ActionUnfinished(f"{target} was deleted as soon as it was made; the next turn makes it again")
         return str(kept["ETag"]).strip('"')
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -87,26 +83,17 @@ class ObjectMover:
         for key in keys:
             try:
                 client("s3").delete_object(Bucket=self.bucket, Key=key)
-            except ClientError as error:
+            except (ClientError, BotoCoreError) as error:
                 raise self._translate(error, key) from error
-            except BotoCoreError as error:
-                raise CallFailed(f"deleting s3://{self.bucket}/{key}: {error}") from error
-
-    def _abort_uploads(self, target: str) -> None:
-        for upload in self._list_uploads(target):
-            client("s3").abort_multipart_upload(Bucket=self.bucket, Key=target, UploadId=upload["UploadId"])
 
     def _move_in_time(self, move: QuarantineMove) -> None:
         if self.clock() >= self._end:
             raise ActionUnfinished("the time budget is used up before all objects were moved; the next turn continues")
         try:
             self._move(move)
-        except ClientError as error:
+        except (ClientError, BotoCoreError) as error:
             self._end = 0.0  # the other moves would fail in the same way
             raise self._translate(error, move.source.key) from error
-        except BotoCoreError as error:
-            self._end = 0.0
-            raise CallFailed(f"moving s3://{self.bucket}/{move.source.key} to quarantine: {error}") from error
 
     def _move(self, move: QuarantineMove) -> None:
         source = self._head(move.source.key)
@@ -114,16 +101,18 @@ class ObjectMover:
             return  # it was moved before, or its owner has deleted it
         if source["ETag"].strip('"') != move.source.etag.strip('"'):
             raise ActionUnfinished(f"{move.source.key} has changed since it was listed; the next turn lists it again")
-        kept, tags = self._head(move.target), ""
-        if kept is None or move.is_replaced:
+        kept, tags, etag = self._head(move.target), "", ""
+        # Others may write there too: what cannot be compared is copied again.
+        is_copied = kept is None or (not move.is_replaced and _is_same(source, kept) is None)
+        if is_copied or move.is_replaced:
             tags = self._read_tags(move.source.key)
-        if kept is None:
-            self._copy(source, move.source.key, move.target, tags=tags)
+        if is_copied:
+            etag = self._copy(source, move.source.key, move.target, tags=tags)
             kept = self._head(move.target)
         if move.is_replaced:
             # The first copy in quarantine is the evidence: it is never overwritten.
             self._replace(move, tags)
-        elif kept is None or not _is_same(source, kept):
+        elif kept is None or not _is_same(source, kept, copied_as=etag):
             raise QuarantineFailed(
                 f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}",
                 advice="find out who wrote it, move it elsewhere, then release the run",
@@ -159,7 +148,7 @@ class ObjectMover:
                 Bucket=self.bucket, Key=key, ChecksumMode="ENABLED", **more
             )
         except ClientError as error:
-            if error.response["Error"]["Code"] in MISSING:
+            if find_code(error) in MISSING:
                 return None
             raise
         return answer
@@ -173,11 +162,11 @@ class ObjectMover:
         tags: str,
         since: datetime | None = None,
         keeps_parts: bool = True,
-    ) -> None:
-        """Copy the object, by default in the parts that it was uploaded in, so that the copy has the same ETag."""
+    ) -> str:
+        """Copy the object, by default in the parts that it was uploaded in; return the copy's ETag."""
         size, in_parts = source["ContentLength"], keeps_parts and _is_multipart(source)
         if not size or (size <= self.sizes.whole and not in_parts):
-            client("s3").copy_object(
+            answer = client("s3").copy_object(
                 Bucket=self.bucket,
                 Key=target,
                 CopySource={"Bucket": self.bucket, "Key": key},
@@ -185,19 +174,21 @@ class ObjectMover:
                 TaggingDirective="REPLACE",
                 **_tagging(tags),
             )
-            return
+            return str(answer["CopyObjectResult"]["ETag"]).strip('"')
         first = self._head(key, PartNumber=1) if in_parts else None
         part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
-        self._copy_parts(source, key, target, part=part, tags=tags, since=since)
+        return self._copy_parts(source, key, target, part=part, tags=tags, since=since)
 
     def _copy_parts(
         self, source: dict[str, Any], key: str, target: str, *, part: int, tags: str, since: datetime | None
-    ) -> None:
+    ) -> str:
         s3, size = client("s3"), source["ContentLength"]
         place = {"Bucket": self.bucket, "Key": target}
-        upload, copied = self._find_upload(target, part=part, size=size, since=since)
-        if not upload:
-            upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
+        is_first = not self._list_uploads(target)
+        upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
+        copied: dict[int, str] = {}
+        if not is_first:
+            upload, copied = self._find_upload(target, upload, part=part, size=size, since=since)
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
@@ -218,34 +209,50 @@ class ObjectMover:
             for _ in copiers.map(copy, [number for number in numbers if number not in copied]):
                 pass
         parts = [{"PartNumber": number, "ETag": copied[number]} for number in numbers]
-        s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+        answer = s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+        return str(answer["ETag"]).strip('"')
 
     def _list_uploads(self, target: str) -> list[dict[str, Any]]:
-        pages = client("s3").get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=target)
-        return [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == target]
+        """Return the unfinished uploads to this key, which S3 lists first; refuse more than one page."""
+        page = client("s3").list_multipart_uploads(Bucket=self.bucket, Prefix=target)
+        uploads = [upload for upload in page.get("Uploads", []) if upload["Key"] == target]
+        if page.get("IsTruncated") and len(uploads) == len(page["Uploads"]):
+            raise QuarantineFailed(
+                f"s3://{self.bucket}/{target} has more than {len(uploads)} unfinished uploads",
+                advice="abort those that others have begun, then release the run",
+            )
+        return uploads
 
-    def _find_upload(self, target: str, *, part: int, size: int, since: datetime | None) -> tuple[str, dict[int, str]]:
-        """Return the upload id ("" for none) of an earlier turn, and its parts of the same size.
+    def _find_upload(
+        self, target: str, new: str, *, part: int, size: int, since: datetime | None
+    ) -> tuple[str, dict[int, str]]:
+        """Return the upload id of an earlier turn, else the new one, and its parts of the same size.
 
-        An upload from before `since` is another's: its parts have other content."""
-        s3 = client("s3")
-        started = [upload for upload in self._list_uploads(target) if not since or upload["Initiated"] >= since]
-        uploads = [upload["UploadId"] for upload in started]
-        if not uploads:
-            return "", {}
-        pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=uploads[0])
+        One that another principal has begun, or of before `since`, may have parts with other content."""
+        s3, uploads = client("s3"), {upload["UploadId"]: upload for upload in self._list_uploads(target)}
+        initiator = uploads[new].get("Initiator")
+        own = [id for id, upload in uploads.items() if id != new and upload.get("Initiator") == initiator]
+        if not (own := [id for id in own if not since or uploads[id]["Initiated"] >= since]):
+            return new, {}
+        s3.abort_multipart_upload(Bucket=self.bucket, Key=target, UploadId=new)
+        pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=own[0])
         parts = [item for page in pages for item in page.get("Parts", [])]
         usable = [item for item in parts if item["Size"] == min(part, size - (item["PartNumber"] - 1) * part)]
-        return uploads[0], {item["PartNumber"]: item["ETag"] for item in usable}
+        return own[0], {item["PartNumber"]: item["ETag"] for item in usable}
 
-    def _translate(self, error: ClientError, key: str) -> Exception:
-        code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{key}"
+    def _translate(self, error: Exception, key: str) -> Exception:
+        code, what = find_code(error), f"{getattr(error, 'operation_name', 'a call')} for s3://{self.bucket}/{key}"
         if code in FORBIDDEN:
             return QuarantineFailed(
                 f"{what} is not allowed ({code})",
                 advice="list its folder in the context value quarantineFolders, and its key in checkpointKeyArns; "
                 "see that its own policy does not deny it, or move the unusable checkpoints away by hand; then release "
                 "the run",
+            )
+        if problem := find_object_problem(error):
+            return QuarantineFailed(
+                f"s3://{self.bucket}/{key} cannot be moved: {problem}",
+                advice="move the unusable checkpoints away by hand, then release the run",
             )
         if code in THROTTLING:
             return Throttled(f"{what}: {error}")
@@ -268,15 +275,17 @@ def _metadata(source: dict[str, Any]) -> dict[str, Any]:
     return {name: source[name] for name in ("Metadata", "ContentType") if source.get(name)}
 
 
-def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _is_same(one: dict[str, Any], other: dict[str, Any], *, copied_as: str = "") -> bool | None:
     """Return whether size and checksum agree: a full-object checksum of the same kind, otherwise the ETag.
 
-    ETags are not checksums for KMS-encrypted or multipart objects. Those are compared by size only: each copy was
-    conditional on the ETag that was listed, and S3 reported success."""
+    None if neither can be compared: ETags are no checksums for KMS-encrypted objects, and depend on the parts. Then
+    `copied_as` counts, the ETag of a copy that was conditional on the ETag that was listed."""
     if one["ContentLength"] != other["ContentLength"]:
         return False
     sums = [name for name in one if name.startswith("Checksum") and name != "ChecksumType" and name in other]
     if sums and all(head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" for head in (one, other)):
         return all(one[name] == other[name] for name in sums)
-    encrypted = any("kms" in head.get("ServerSideEncryption", "") for head in (one, other))
-    return encrypted or _is_multipart(one) or _is_multipart(other) or one["ETag"] == other["ETag"]
+    is_encrypted = any("kms" in head.get("ServerSideEncryption", "") for head in (one, other))
+    if is_encrypted or (one["ETag"] != other["ETag"] and (_is_multipart(one) or _is_multipart(other))):
+        return other["ETag"].strip('"') == copied_as if copied_as else None
+    return bool(one["ETag"] == other["ETag"])

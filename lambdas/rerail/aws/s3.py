@@ -11,6 +11,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import find_object_problem
 from rerail.aws.folder_listing import ADVICE, FolderListing
 from rerail.aws.quarantine import ObjectMover
 from rerail.decisions.quarantine import BY_HAND, COPIES_PLACE, plan_moves
@@ -86,33 +87,37 @@ class S3Checkpoints:
         wanted = (folder for folder in listed | top if upto is None or _step(folder) <= upto)
         newest = sorted(wanted, key=_step, reverse=True)[:LIMIT]
         found: list[Checkpoint] = []
-        too_large = ""
+        unread: BoundsExceeded | None = None
         for start in range(0, len(newest), BATCH):
             few = newest[start : start + BATCH]
             listing.add(few)
             folders = _group_by_folder(listing.objects)
             for folder in few:
                 manifest = folders.get(folder, {}).get(MANIFEST)
-                if manifest and manifest.bytes > MANIFEST_BYTES:
-                    too_large = f"s3://{listing.bucket}/{listing.prefix}{folder}{MANIFEST}"
-                elif manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
-                    found.append(read)
+                listing.check_time()
+                try:
+                    if manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
+                        found.append(read)
+                except BoundsExceeded as error:
+                    unread = error
             if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not signed_only]):
                 return found
-        if too_large:
-            what = f"{too_large} has more than the {MANIFEST_BYTES:,} bytes that are read of a manifest"
-            raise BoundsExceeded(what, advice=f"save fewer files for each checkpoint; for this run, {ADVICE}")
+        if unread:
+            raise unread
         return found
 
     def _read_cached(
         self, listing: FolderListing, folder: str, files: dict[str, StoredObject], key: str
     ) -> Checkpoint | None:
-        listing.check_time()
         read = self._read if len(files) <= CACHED_FILES else _read
         sizes = tuple((name, item.bytes) for name, item in files.items())
-        stored = files[MANIFEST]
+        stored, folder = files[MANIFEST], f"{listing.prefix}{folder}"
+        if stored.bytes > MANIFEST_BYTES:
+            what = f"s3://{listing.bucket}/{folder}{MANIFEST} has more than the {MANIFEST_BYTES:,} bytes that are read"
+            advice = f"save fewer files for each checkpoint; for this run, {ADVICE}"
+            raise BoundsExceeded(f"{what} of a manifest", advice=advice)
         try:
-            return read(listing.bucket, f"{listing.prefix}{folder}", sizes, stored.etag, stored.at, key)
+            return read(listing.bucket, folder, sizes, stored.etag, stored.at, key)
         except client("s3").exceptions.NoSuchKey:
             return None  # deleted or moved by the job since it was listed
 
@@ -228,9 +233,22 @@ def _read_pointers(listing: FolderListing) -> dict[str, str]:
         raise BoundsExceeded(f"{what}, of which at most {MAX_POINTERS} are read", advice=ADVICE)
     for pointer in pointers:
         listing.check_time()
-        body: Any = client("s3").get_object(Bucket=listing.bucket, Key=f"{listing.prefix}{pointer.key}")["Body"]
+        body = _open(listing.bucket, f"{listing.prefix}{pointer.key}")
         texts[pointer.key] = body.read(POINTER_BYTES).decode(errors="replace")
     return texts
+
+
+def _open(bucket: str, key: str, **more: str) -> Any:
+    """Return an object's content, to be read; raise BoundsExceeded if its writer has made it unreadable."""
+    try:
+        return client("s3").get_object(Bucket=bucket, Key=key, **more)["Body"]
+    except ClientError as error:
+        if problem := find_object_problem(error):
+            advice = (
+                "list its key in checkpointKeyArns, or move it out of the folder; then release the run if it is held"
+            )
+            raise BoundsExceeded(f"s3://{bucket}/{key} cannot be read: {problem}", advice=advice) from error
+        raise
 
 
 def _folder_of(key: str) -> str:
@@ -257,7 +275,7 @@ def _read(
         return None  # S3 refuses a range of an empty object
     # It may have grown since it was listed.
     part = f"bytes=0-{MANIFEST_BYTES}"
-    body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}", Range=part)["Body"]
+    body = _open(bucket, f"{folder}{MANIFEST}", Range=part)
     try:
         text = body.read(MANIFEST_BYTES + 1)
         checkpoint = read_manifest(text, uri=uri, sizes=dict(files), signing_key=key, written_at=written_at)

@@ -9,6 +9,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import find_code
 from rerail.aws.validation import validate
 from rerail.decisions.warm_pools import GONE
 from rerail.diagnosis.classify import diagnose, with_redaction
@@ -45,11 +46,9 @@ class SageMakerJobs:
             description = client("sagemaker").describe_training_job(TrainingJobName=job_name)
             with validate("DescribeTrainingJob"):
                 return read_job(description), description
-        except ClientError as error:
-            if _is_missing(error):
+        except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and _is_missing(error):
                 raise JobNotFound(f"SageMaker has no training job {job_name!r}") from error
-            raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
-        except BotoCoreError as error:
             raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
 
     def tags(self, arn: str) -> Mapping[str, str]:
@@ -63,11 +62,9 @@ class SageMakerJobs:
     def list_capacities(self, plan: str) -> Sequence[tuple[datetime, datetime]]:
         try:
             answer = client("sagemaker").describe_training_plan(TrainingPlanName=plan.rpartition("/")[2])
-        except ClientError as error:
-            if error.response["Error"]["Code"] in PERMANENT_CODES:
+        except (ClientError, BotoCoreError) as error:
+            if find_code(error) in PERMANENT_CODES:
                 return ()  # of another account, deleted, or not to be read: the job's end says nothing of it
-            raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
-        except BotoCoreError as error:
             raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
         capacities = answer.get("ReservedCapacitySummaries") or [answer]
         return [
@@ -150,7 +147,7 @@ def _create(request: Mapping[str, Any]) -> None:
 
 def read_job(description: Mapping[str, Any]) -> Job:
     """Return the job in a DescribeTrainingJob response, without secrets in its failure reason."""
-    reason, diagnosis, resources = description.get("FailureReason", ""), None, description.get("ResourceConfig", {})
+    reason, resources, diagnosis = description.get("FailureReason", ""), description.get("ResourceConfig", {}), None
     if reason:
         # Removing the secrets first would hide words of the error that a secret happens to equal.
         secrets = find_secrets(description)
@@ -172,7 +169,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
         defined_metrics=tuple(
             metric["Name"] for metric in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
         ),
-        # "" for a cluster of several types, which has no single price.
+        # A cluster of several types has no single price.
         instance_type=str(resources.get("SelectedInstanceType") or resources.get("InstanceType") or ""),
         instance_count=int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1),
         billable_s=description.get("BillableTimeInSeconds"),

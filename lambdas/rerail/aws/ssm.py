@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import find_code
 from rerail.aws.validation import validate
 from rerail.model.errors import PolicyError, StateUnknown, UnknownPolicy
 from rerail.model.measurements import PARAMETER, BadMeasurements, Measurements, parse_measurements, with_measurements
@@ -73,11 +74,9 @@ class SsmPolicies:
         try:
             with validate("GetParameter"):
                 return str(client("ssm").get_parameter(Name=f"{self._prefix}/{name}")["Parameter"]["Value"])
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ParameterNotFound":
+        except (ClientError, BotoCoreError) as error:
+            if find_code(error) == "ParameterNotFound":
                 raise UnknownPolicy(f"no policy {name!r} is deployed") from error
-            raise StateUnknown(f"GetParameter of policy {name!r}: {error}") from error
-        except BotoCoreError as error:
             raise StateUnknown(f"GetParameter of policy {name!r}: {error}") from error
 
 
@@ -105,8 +104,6 @@ class SsmPause:
         try:
             with validate("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
-        except ClientError as error:
-            return True if error.response["Error"]["Code"] == "ParameterNotFound" else None
-        except BotoCoreError:
-            return None
+        except (ClientError, BotoCoreError) as error:
+            return True if find_code(error) == "ParameterNotFound" else None
         return parse_pause(text) is not False
