@@ -154,7 +154,7 @@ def supervise(deployment: Deployment) -> Check:
     if not states or any(state in ("Disabled", "Disabling") for state in states):
         return broken(f"{name} takes no signals from its queue", "switch its trigger on in the Lambda console")
     urls = filter(None, map(deployment.output, ("SignalsQueueUrl", "CommandQueueUrl", "FiledReportsQueueUrl")))
-    waiting = sum(_waiting(deployment, url) for url in urls)
+    waiting = sum(int(_attributes(deployment, url)[WAITING]) for url in urls)
     failed = _count(deployment, name, "Errors")
     if failed:
         return warn(f"it has failed {failed:.0f} times in the last minutes", f"`aws logs tail /aws/lambda/{name}`")
@@ -349,10 +349,6 @@ def _last(text: str, *separators: str) -> str:
     for separator in separators:
         text = text.rpartition(separator)[2]
     return text
-
-
-def _waiting(deployment: Deployment, url: str) -> int:
-    return int(_attributes(deployment, url)[WAITING])
 
 
 def _attributes(deployment: Deployment, url: str) -> Mapping[str, str]:

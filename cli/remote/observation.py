@@ -24,7 +24,7 @@ ADOPTED_WITHIN_S = 120.0
 def observe(where: Place | None, run: str, folder: str, into: str) -> dict[str, Any]:
     """Return state, newest job and reason of the run, and whether the job's result was written to the file `into`."""
     record = where.runs.load(run) if where else None
-    job = _find_newest_job(record) if record else run
+    job = next((a.job_name for a in reversed(record.attempts) if a.exists or a.number == 1), run) if record else run
     state, why = _read_state(record) if record else _read_job_state(job, has_supervisor=where is not None)
     problem = _fetch(f"{folder}{RESULTS}{job}", Path(into))
     return {
@@ -54,10 +54,6 @@ def find_call(where: Place | None, run: str) -> dict[str, Any]:
     if not (identifier and key and results):
         raise Problem(f"the run {run} is not one of a remote function", f"`rerail follow {run}` follows it")
     return {"run": name, "call": identifier, "key": key, "folder": results.removesuffix(RESULTS)}
-
-
-def _find_newest_job(run: Run) -> str:
-    return [attempt.job_name for attempt in run.attempts if attempt.exists or attempt.number == 1][-1]
 
 
 def _read_state(run: Run) -> tuple[str, str]:

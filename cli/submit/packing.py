@@ -15,19 +15,19 @@ from pathlib import Path
 from cli.submit.problem import Problem
 
 # Never packed or uploaded with a folder, not even where `!` in a pattern asks for it: the files in which common tools
-# keep passwords, tokens and keys. `--dependency FILE` names a single one.
+# keep passwords, tokens and keys, as git does in the addresses of remotes. `--dependency FILE` names a single one.
 SECRETS = (
     *("secrets.*", "secret.*", "credentials", "credentials.*", "!*.py", "client_secret*.json", ".git-credentials"),
     *(".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".envrc", "service[-_]account*.json"),
-    *(".aws", ".ssh", ".kube", ".docker/config.json", ".gnupg", ".azure", ".gcloud", "kubeconfig", "*.kubeconfig"),
+    *(".aws", ".ssh", ".kube", "**/.docker/config.json", ".gnupg", ".azure", ".gcloud", "*kubeconfig", ".git"),
     *(".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto"),
-    *(".kaggle", "kaggle.json", ".vault-token", ".huggingface", ".databrickscfg", ".streamlit/secrets.toml"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg", "*.asc"),
+    *(".kaggle", "kaggle.json", ".vault-token", ".huggingface", ".databrickscfg", ".svn"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg", "*.asc", ".hg"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json"),
 )
-# Never packed unless asked for: histories, environments, caches, and what training itself writes.
+# Never packed unless asked for: environments, caches, and what training itself writes.
 NEVER = (
-    *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules", "*.egg-info"),
+    *(".venv", "venv", ".tox", ".nox", "node_modules", "*.egg-info"),
     *("__pycache__", "*.pyc", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
     *("checkpoints", "checkpoint-*", "step-*/", "wandb", "mlruns", "lightning_logs", ".local", "sourcedir.tar.gz"),
 )

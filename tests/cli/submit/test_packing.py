@@ -154,13 +154,15 @@ def test_usual_secrets_are_never_packed_whatever_a_project_takes_back(tmp_path):
         *(".env", ".env.local", ".env.production", ".envrc", "id_rsa", "id_ed25519", ".netrc", ".npmrc", ".pypirc"),
         *("credentials.json", ".git-credentials", "kubeconfig", "secrets.yaml", "secrets.toml", "a.key", "a.p12"),
         *("a.tfstate", "a.tfstate.backup", "prod.tfvars", "a.pem", "a.jks", ".aws/config", ".ssh/config", "x/.aws/a"),
+        *(".git/config", ".git/modules/lib/config", "lib/.git/logs/HEAD", ".hg/hgrc", "lib/.docker/config.json"),
         *(".kube/config", ".docker/config.json", "service-account-prod.json", "client_secret_1.json", ".pgpass"),
         *(".streamlit/secrets.toml", ".gnupg/a", ".huggingface/token", "kaggle.json", ".s3cfg", ".boto", "a.ppk"),
         *("lib/.env", "lib/id_rsa", "lib/credentials", "B.PEM", "ID_RSA.old", "Credentials.JSON", ".Env.prod"),
     ]
     tree(tmp_path, *secrets, "train.py", "credentials.py", ".env.example", "keys.py")
     harmless = {"train.py", "credentials.py", ".env.example", "keys.py"}
-    assert pack(tmp_path, exclude=["!*", "!.env", "!.aws", "!*.key"]).files.keys() - {".huggingface"} == harmless
+    taken_back = ["!*", "!.env", "!.aws", "!*.key", "!.git", "!.hg"]
+    assert pack(tmp_path, exclude=taken_back).files.keys() - {".huggingface"} == harmless
     assert list_input_files(tmp_path).keys() == harmless
     tree(tmp_path / "code", "train.py")
     assert ".env.local" in pack(tmp_path / "code", dependencies=[str(tmp_path / ".env.local")]).files
