@@ -1,7 +1,6 @@
 """Read a corpus of training logs: `index.csv`, `labels.csv` where there is one, and `runs/<id>.csv.gz`."""
 
 import csv
-import gzip
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from cli.backtest.scoring import FAMILIES, Label, Labelled
+from cli.text_files import open_text
 from rerail.model.sample import Sample
 
 COLUMNS = ("step", "loss", "step_time_s", "grad_norm", "lr")
@@ -58,7 +58,7 @@ def read_corpus(folder: Path) -> LogCorpus:
 def read_log(file: Path) -> list[Sample]:
     """Return every row of one log, in log order."""
     try:
-        with gzip.open(file, "rt", newline="") as lines:
+        with open_text(file) as lines:
             rows = csv.reader(lines)
             header = next(rows, [])
             if missing := [name for name in COLUMNS if name not in header]:
@@ -67,7 +67,7 @@ def read_log(file: Path) -> list[Sample]:
             return [_sample(*cells(row)) for row in rows if row]
     except FileNotFoundError as error:
         raise BadCorpus(f"{file} is missing", "add it, or remove its line from index.csv") from error
-    except (OSError, EOFError, ValueError, IndexError, OverflowError) as error:
+    except (OSError, ValueError, IndexError, OverflowError, csv.Error) as error:
         raise BadCorpus(f"{file} cannot be read: {error}", "it must be a gzipped CSV of numbers") from error
 
 
@@ -97,12 +97,12 @@ def _labels(file: Path) -> dict[str, list[Label]]:
 
 def _table(file: Path, *, needs: tuple[str, ...]) -> Iterator[dict[str, str]]:
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with open_text(file) as lines:
             rows = csv.DictReader(lines)
             if missing := [name for name in needs if name not in (rows.fieldnames or ())]:
                 raise BadCorpus(f"{file} has no column {missing[0]}", f"it needs {', '.join(needs)}")
             yield from rows
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, csv.Error) as error:
         raise BadCorpus(f"{file} cannot be read: {error}", "a corpus has an index.csv and runs/") from error
 
 

@@ -47,10 +47,8 @@ def find(
         return _read_now([json_rows.read(place, loss=loss)])
     if tensorboards.is_events(place):
         return _read_now(tensorboards.read(place.parent))
-    if place.suffix in (".csv", ".tsv", ".gz") or (place.is_file() and tables.is_table(place)):
+    if place.suffix in (".csv", ".tsv", ".gz") or tables.is_table(place):
         return _read_now([tables.read(place, loss=loss)])
-    if not place.is_file():
-        raise BadInput(f"{path} is not a log that can be read", ACCEPTED)  # a pipe would be waited for
     if json_rows.is_lines(place):
         return _read_now([json_rows.read(place, loss=loss)])
     return _read_now([text.read(place, {}, loss=loss)])

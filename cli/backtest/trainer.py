@@ -51,4 +51,4 @@ def _values(entry: dict[str, Any], file: Path, place: int) -> dict[str, float | 
 
 def _number(checkpoint: Path) -> int | None:
     text = checkpoint.name.rpartition("-")[2]
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

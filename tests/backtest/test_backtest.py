@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import text_files
 from cli.backtest import plots
 from cli.backtest.scoring import FAMILIES
 from tests.backtest.command import DATA, refused, run
@@ -137,10 +138,33 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name, content, 
     assert problem in line and name in line
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path):
+@pytest.mark.parametrize("name", ["train.log", "a.csv", "a.csv.gz", "a.json", "trainer_state.json", "index.csv"])
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path, name):
     """Nobody may ever write to it."""
-    os.mkfifo(tmp_path / "train.log")
-    assert "is not a log that can be read" in refused(tmp_path / "train.log")
+    os.mkfifo(tmp_path / name)
+    assert "it is not a regular file" in refused(tmp_path / name)
+    if name in ("trainer_state.json", "index.csv"):
+        assert "it is not a regular file" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.log", "a.csv", "a.csv.gz", "a.json"])
+def test_more_than_memory_holds_is_not_read(tmp_path: Path, monkeypatch, name):
+    """A gzipped file may have a thousand times its size, and a sparse one any."""
+    monkeypatch.setattr(text_files, "MOST_BYTES", 1 << 20)
+    text = b"step,loss\n1,2.5\n" + b"2,2.5\n" * (1 << 18)
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert "more than 1 MiB of text: give a part of it" in refused(tmp_path / name)
+    monkeypatch.setattr(text_files, "MOST_BYTES", 1 << 22)
+    text_files.read_text(tmp_path / name)
+
+
+def test_names_and_cells_that_others_chose_are_refused_in_one_line(tmp_path: Path):
+    """A superscript is no number of a checkpoint; a cell may have more than the reader takes."""
+    (tmp_path / "checkpoint-\u00b2").mkdir()
+    (tmp_path / "checkpoint-\u00b2" / "trainer_state.json").write_text("{}")
+    assert "holds no log" in refused(tmp_path)
+    (tmp_path / "index.csv").write_text(f"id,n_points\n{'x' * 200_000},1\n")
+    assert "index.csv cannot be read: field larger than" in refused(tmp_path)
 
 
 @pytest.mark.slow
