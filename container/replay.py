@@ -89,7 +89,9 @@ class Replay:
         changed = [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
         if changed:
             name = changed[0]
-            return f"this resume is not compared: {name} was {then.get(name)}, it is {now.get(name)}"
+            before, after = (json.dumps(conditions.get(name))[:200] for conditions in (then, now))
+            # Others may have written the file: what it says stays on one line of the log.
+            return f"this resume is not compared: {json.dumps(name)[1:-1]:.100} was {before}, it is {after}"
         self.expected = losses
         return ""
 

@@ -521,9 +521,8 @@ def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finis
             upload["Initiator"] = {"ID": "another" if upload["UploadId"] in planted else "Rerail"}
 
     s3.meta.events.register("after-call.s3.ListMultipartUploads", name_initiators)
-    checkpoints = S3Checkpoints(small_parts())
-    copy = checkpoints.copy_file(request, allow)
-    checkpoints.quarantine(action(saved_before=request.copy.saved_at + timedelta(minutes=1)), allow)
+    copy = S3Checkpoints(small_parts()).copy_file(request, allow)
+    S3Checkpoints(small_parts()).quarantine(action(saved_before=request.copy.saved_at + timedelta(minutes=1)), allow)
     s3.meta.events.unregister("after-call.s3.ListMultipartUploads", name_initiators)
     assert [contents(s3)[copy.key], quarantined(s3)["checkpoint-500/model.pt"]] == [b"".join(own)] * 2
 

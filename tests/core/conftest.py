@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes import World
+from tests.fakes import Agent, World
 
 
 @pytest.fixture
@@ -11,3 +11,11 @@ def world() -> World:
     world = World().with_saves()
     world.minutes(2)
     return world
+
+
+@pytest.fixture
+def agent(world) -> Agent:
+    """An agent in its job, which has said hello."""
+    agent = Agent(world)
+    agent.hello()
+    return agent

@@ -28,14 +28,6 @@ from tests.fakes import Agent, World
 DIVERGED = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS, Kind.LOSS_SPIKE)
 
 
-@pytest.fixture
-def agent(world) -> Agent:
-    """An agent in its job, which has said hello."""
-    agent = Agent(world)
-    agent.hello()
-    return agent
-
-
 def report_finding(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: int = 450, step: int = 510) -> None:
     finding = Finding(kind, Level.INTERVENE, step, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))

@@ -34,13 +34,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def agent(world) -> Agent:
-    agent = Agent(world)
-    agent.hello()
-    return agent
-
-
-@pytest.fixture
 def asked(world, monkeypatch) -> list[str]:
     """The jobs whose metrics were paid for."""
     jobs: list[str] = []

@@ -125,7 +125,7 @@ def _files(table: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         | ({"sha256": str(entry["sha256"])} if "sha256" in entry else {})
         for entry in table["files"]
     )
-    if any("/" in entry["name"] or entry["name"] in ("", ".", "..") for entry in files):
+    if any("/" in name or name in ("", ".", "..") or not name.isprintable() for name in (e["name"] for e in files)):
         raise ValueError("a file outside the checkpoint's folder")
     return files
 

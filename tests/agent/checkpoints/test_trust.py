@@ -159,6 +159,15 @@ def test_an_index_names_no_file_outside_of_its_folder(tmp_path: Path) -> None:
         load_metadata(content.replace(b"__0_0.distcp", b"../../passwd"))
 
 
+@pytest.mark.threat("T15")
+def test_a_manifest_names_no_file_with_a_line_of_its_own(tmp_path: Path) -> None:
+    save(tmp_path, 10)  # what is missing of one is printed into the job's log, which is read for errors
+    found = parse((tmp_path / "step-000000010" / MANIFEST).read_bytes(), folder="step-000000010")
+    text = dump(replace(found, files=(*found.files, {"name": "a\nCUDA error", "bytes": 1, "checksum": ""})))
+    with pytest.raises(DamagedCheckpoint, match="cannot be read"):
+        parse(text, folder="step-000000010")
+
+
 def test_an_index_of_an_early_python_3_11_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its enums are pickled as a call of getattr, as Debian 12's Python 3.11.2 does."""
     with monkeypatch.context() as early:
