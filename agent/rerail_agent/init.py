@@ -205,7 +205,8 @@ class Init:
         self.command_pid = spawn(command, environment, stderr=self.relay.inlet, pid_as=pid_as)
         self.session.open()
         self.session.restarts.on_started()
-        while not self._is_over():
+        # What SIGKILL does not end, blocked in a device driver, is not waited for.
+        while self.command_exit is None or (not self.is_unkillable and self._list_descendants()):
             self._wait()
 
     def wait(self, until: Callable[[], bool], seconds: float) -> None:
@@ -214,10 +215,6 @@ class Init:
         while not (until() or self.is_stopped) and (left := deadline - time.monotonic()) > 0:
             self._poll(min(left, 1.0))
             self._reap()
-
-    def _is_over(self) -> bool:
-        """Return whether no process is left, or only such as SIGKILL does not end (blocked in a device driver)."""
-        return self.command_exit is not None and (self.is_unkillable or not self._list_descendants())
 
     @property
     def is_unkillable(self) -> bool:

@@ -87,8 +87,7 @@ def test_other_conditions_are_not_compared() -> None:
     [(_, text)] = kept()
     other = Replay({**CONDITIONS, "ranks": 4})
     assert other.set_expected(10, text) == "this resume is not compared: ranks was 2, it is 4"
-    forged = text.replace(b"ranks", b"a\\nRuntimeError\\u001b[2J")
-    assert "not compared: a" in (said := other.set_expected(10, forged)) and said.isprintable()
+    assert other.set_expected(10, text.replace(b"ranks", b"a\\nRuntimeError\\u001b[2J")).isprintable()
     assert other.compare(11, 99.0) is None
 
 

@@ -23,6 +23,8 @@ QUARANTINE = "quarantine"
 # so that it cannot be parsed.
 SIZE_LIMIT = 1 << 24
 STEP = re.compile(r"step-(\d{9,})")
+# Such a checkpoint is passed over, and neither moved nor deleted.
+UNREADABLE = "its manifest is archived, or encrypted with a key that this job may not use"
 
 
 class DamagedCheckpoint(Exception):

@@ -152,7 +152,8 @@ class FileIndex:
         for pieces, (name, spots), own in zip(self._shares, self._files, values, strict=True):
             tensors = (piece for piece in pieces if piece.offsets is not None)
             for piece, (offset, length) in zip(tensors, spots, strict=True):
-                known = described.setdefault(piece.key, _description(piece))
+                empty = TensorStorageMetadata(TensorProperties(dtype=_dtype(piece.dtype)), torch.Size(piece.whole), [])
+                known = described.setdefault(piece.key, empty)
                 index = MetadataIndex(piece.key, piece.offsets, len(known.chunks))
                 known.chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets or ()), torch.Size(piece.sizes)))
                 stored[index] = filesystem._StorageInfo(name, offset, length)
@@ -163,10 +164,6 @@ class FileIndex:
         if hasattr(filesystem, "CURRENT_DCP_VERSION"):
             metadata.version = filesystem.CURRENT_DCP_VERSION
         return metadata
-
-
-def _description(piece: Piece) -> TensorStorageMetadata:
-    return TensorStorageMetadata(TensorProperties(dtype=_dtype(piece.dtype)), torch.Size(piece.whole), [])
 
 
 def make_plan(leaves: Sequence[Leaf], exchange: RankExchange, *, file_name: str) -> tuple[SavePlan, FileIndex | None]:

@@ -46,7 +46,8 @@ def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str]) ->
     (`random.3`) that the checkpoint lacks is left as it is: there were fewer ranks.
     """
     metadata: Metadata = reader.read_metadata()
-    leaves = [leaf for leaf in flatten(state) if _is_wanted(leaf.key, metadata, per_rank)]
+    known = metadata.state_dict_metadata
+    leaves = [leaf for leaf in flatten(state) if leaf.key in known or leaf.key.split(".")[0] not in per_rank]
     _compare({leaf.key: leaf for leaf in leaves}, metadata)
     planner = InPlacePlanner(leaves)
     planner.set_up_planner({leaf.key: leaf.value for leaf in leaves}, metadata, True)
@@ -55,10 +56,6 @@ def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str]) ->
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
     with torch.no_grad():
         reader.read_data(plan, planner).wait()
-
-
-def _is_wanted(key: str, metadata: Metadata, per_rank: Sequence[str]) -> bool:
-    return key in metadata.state_dict_metadata or key.split(".")[0] not in per_rank
 
 
 def list_unplaced(state: dict[str, Any], metadata: Metadata, per_rank: Sequence[str]) -> set[str]:

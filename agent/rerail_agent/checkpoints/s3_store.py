@@ -24,6 +24,7 @@ from rerail_agent.checkpoints.manifest import (
     QUARANTINE,
     SIZE_LIMIT,
     STEP,
+    UNREADABLE,
     DamagedCheckpoint,
     Manifest,
     dump,
@@ -37,6 +38,7 @@ MOST_PARTS = 9_000  # S3 takes 10,000
 LARGEST_COPY = 5 << 30  # of one CopyObject
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
+REFUSED = ("storage class", "kms:", "Server Side Encryption")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,12 @@ class S3Store:
         return sorted((int(match[1]) for name in names if (match := STEP.fullmatch(name))), reverse=True)
 
     def manifest(self, step: int) -> Manifest | None:
-        text = self._content(self._key(step, MANIFEST))
+        try:
+            text = self._content(self._key(step, MANIFEST))
+        except OSError as error:
+            if any(words in str(error) for words in REFUSED):
+                raise DamagedCheckpoint(UNREADABLE) from error
+            raise
         return None if text is None else parse(text, folder=make_folder_name(step))
 
     def check(self, step: int, entry: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
-from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest, make_folder_name
+from rerail_agent.checkpoints.manifest import UNREADABLE, DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
@@ -423,17 +423,17 @@ class Saver:
     def _tainted(self, after: int, tainted: Callable[[Manifest], bool]) -> Any:
         for step in self.place.steps():
             manifest, problem = self._read(step)
-            if step > after and (manifest is None or tainted(manifest)):
+            if step > after and problem != UNREADABLE and (manifest is None or tainted(manifest)):
                 yield step, "unknown" if manifest is None else manifest.attempt
 
     def _find_outdated(self, newest: Manifest) -> list[int]:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []
-        for step, (manifest, _) in (self._listing() | {newest.step: (newest, None)}).items():
+        for step, (manifest, problem) in (self._listing() | {newest.step: (newest, None)}).items():
             if manifest is not None:
                 saved.append(KeptCheckpoint(step, manifest.health == "clean"))
-            elif step < newest.step:
+            elif step < newest.step and problem != UNREADABLE:
                 torn.append(step)
         spared = [self._restoring] if self._restoring else []
         return sorted(

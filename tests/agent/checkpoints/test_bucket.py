@@ -120,18 +120,22 @@ def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
 
 
 def test_pruning_in_s3(s3: Any, bucket: str) -> None:
-    """Torn and outdated ones go, quarantine and strangers' objects stay."""
+    """Torn and outdated ones go, quarantine and strangers' objects stay; archived ones are passed over."""
     saver = Saver(open_store(f"s3://{bucket}/a"))
-    s3.put_object(Bucket=bucket, Key="a/step-000000005/__0_1.distcp", Body=b"torn")
-    s3.put_object(Bucket=bucket, Key="a/notes.txt", Body=b"mine")
-    s3.put_object(Bucket=bucket, Key="a/quarantine/a1-step-000000001/manifest.json", Body=b"{}")
+    for step in (1, 99):
+        s3.put_object(Bucket=bucket, Key=f"a/step-{step:09d}/manifest.json", Body=b"{}", StorageClass="GLACIER")
+    for key in ("step-000000005/__0_1.distcp", "notes.txt", "quarantine/a1-step-000000001/manifest.json"):
+        s3.put_object(Bucket=bucket, Key=f"a/{key}", Body=b"{}")
     saver.prune(keep=1, doublings=0)
     for step in (10, 20):
         assert save(saver, step).error is None
     deadline = time.monotonic() + READY_WITHIN_S
-    while (folders := {key.split("/")[1] for key in keys(s3, bucket)}) != {"notes.txt", "quarantine", "step-000000020"}:
+    left = {"notes.txt", "quarantine", *(f"step-{step:09d}" for step in (1, 20, 99))}
+    while (folders := {key.split("/")[1] for key in keys(s3, bucket)}) != left:
         assert time.monotonic() < deadline, folders
         time.sleep(0.05)
+    saver.quarantine(after=20, tainted=lambda manifest: True)
+    assert saver.newest() == 20
     saver.close()
 
 
