@@ -27,6 +27,10 @@ CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
 STALL = (
     "[1,0]<stderr>:W: submitted by subset of ranks and are waiting for remainder of ranks\n[1,0]<stderr>:Stalled ops:w"
 )
+SOURCES = {"[rank3]": 3, "[default1]:[rank5]": 5, "[1,7]<stderr>": 7, "[12]": 12, "4": 4, "node-1": None}
+SOURCES |= {"[local_rank 0]": None}
+HINT = "This is most likely caused by incorrect usages of collectives, or other reasons such as network errors, etc."
+GLOO = "[rank4]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for"
 TABLE = (
     "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_10:00:{}\n  rank      : {}\n  exitcode : -9\n"
 )
@@ -74,13 +78,13 @@ def test_every_collected_failure_has_its_source() -> None:
 
 
 def test_the_output_of_failing_ranks_is_understood() -> None:
-    """What torchrun and two ranks printed when one failed in a known way, without the machine's names.
+    """What torchrun and two ranks printed when one failed in a known way; with a source, the end of a public log.
 
-    At the first look 25 of 28 were right; the rules were then widened with these texts in sight.
+    At the first look 25 of 28 and 11 of the 13 public ones were right; the rules were then widened with them in sight.
     """
     rows = _compressed_rows("ranks")
-    assert len(rows) >= 26
-    assert _mistakes(rows) == []
+    assert len(rows) == 41 and _mistakes(rows) == []
+    assert [row for row in rows if "rank" in row and diagnose(row["text"]).rank != row["rank"]] == []
 
 
 def test_every_reported_failure_has_its_source() -> None:
@@ -135,13 +139,8 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
 @pytest.mark.parametrize(
     ("text", "rank"),
     [
-        ("[rank3]: KeyError: 'labels'", 3),
-        ("[default1]:[rank5]: KeyError: 'labels'", 5),
-        ("[1,7]<stderr>:KeyError: 'labels'", 7),
-        *((f"{source}: KeyError: 'labels'", rank) for source, rank in (("[12]", 12), ("4", 4))),
+        *((f"{source}: KeyError: 'labels'", rank) for source, rank in SOURCES.items()),
         ("[rank3]: OSError: [Errno 116] Stale file handle\n[rank5]: OSError: [Errno 116] Stale file handle", 3),
-        ("[local_rank 0]: KeyError: 'labels'", None),
-        ("node-1: KeyError: 'labels'", None),
         ("0: step 7\n2: Traceback (most recent call last):\n2:   File \"a.py\", line 1\n2: KeyError: 'labels'", 2),
         ("-- Process 1 terminated with the following error:\nTraceback (most recent call last):\nKeyError: 1", 1),
         ("[rank1]: RuntimeError: Connection closed by peer\n[rank6]: torch.OutOfMemoryError: CUDA out of memory", 6),
@@ -161,7 +160,14 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
         *((f"{STALL} [missing ranks: {ranks}]", rank) for ranks, rank in (("3", 3), ("0, 3", None))),
         ("[rank2]: DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0]", None),
         ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 1.", 2),
-        *((f"{TABLE.format(59, 0)}{TABLE.format(second, 4)}", rank) for second, rank in ((58, 4), (60, 0))),
+        *((f"{TABLE.format(59, 0)}{TABLE.format(second, 4)}", rank) for second, rank in ((58, 4), (59, None), (60, 0))),
+        (f"[rank7]: KeyError: 'labels'\n{TABLE.format(59, 0)}{TABLE.format(58, 4)}", 4),
+        # They only lost another rank, or wait for one.
+        ("[rank5]: DistBackendError: remote process exited\nncclRemoteError: A call failed\n[Rank 5] WorkNCCL(", None),
+        ("[rank1]: ncclRemoteError: remote process exited\nsrun: error: g15: task 1: Exited with exit code 1", None),
+        (f"{GLOO} send operation to complete\n{GLOO.replace('4', '3')} recv operation to complete", None),
+        ("errno: 98\nsrun: error: a: task 3: Exited with exit code 1\nsrun: error: b: task 0: Exited with", None),
+        ("srun: error: a: task 3: Segmentation fault\nsrun: error: b: task 0: Exited with exit code 1", 3),
     ],
 )
 def test_the_first_rank_that_failed_is_named(text: str, rank: int | None) -> None:
@@ -274,7 +280,11 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ('AlgorithmError: ExecuteUserScriptError: ExitCode 1 Command "python train.py --on-oom=hang"', "user_code"),
         ("RuntimeError: worker 3 failed: KeyError: 'labels'", "user_code"),
         ("Disk quota exceeded", "infrastructure"),
-        ("GPU memory is not enough for this batch", "oom"),
+        ("KeyErrorKeyError: : 'ECC error''ECC error'", "user_code"),
+        ('Train failed:\n  File "a.py", line 7, in main\n    raise TypeError(f"no {name}")\nno GPU error', "user_code"),
+        ("UCX  ERROR Failed to unpack\nsrun: error: cgpu12: task 0: Segmentation fault", "user_code"),
+        ("UCX  ERROR Failed to unpack\nsrun: error: cgpu12: task 0: Killed", "infrastructure"),
+        (f"Received a dump signal due to a collective timeout from  rank 7. {HINT}", "hang"),
         ("GPU 0 had ECC errors, rank 0 timeout", "hardware"),
         ("training - ERROR - GPU memory is not enough", "oom"),
         ("docker: Unable to find image 'train:latest' locally; train: command not found", "user_code"),
@@ -318,10 +328,7 @@ def test_a_thing_named_near_a_word_of_trouble_is_the_last_resort(text: str, caus
 @pytest.mark.parametrize(
     ("root", "cascade"),
     [
-        (
-            "CUDA out of memory. Tried to allocate 2.00 GiB",
-            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
-        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "Watchdog caught collective timeout: WorkNCCL(SeqNum=1)"),
         ("CUDA error: uncorrectable ECC error encountered", "CUDA out of memory. Tried to allocate 2.00 GiB"),
         ("KeyError: 'text'", "Watchdog caught collective operation timeout"),
         ("Watchdog caught collective operation timeout", "ncclRemoteError: remote process exited"),
@@ -395,7 +402,6 @@ def test_the_reported_cause_is_believed() -> None:
         ("unknown", "RuntimeError: the frobnicator refused", "user_code"),
         ("unknown", "went away", "unknown"),
         ("user_code", "RuntimeError: my own model is stuck in a bad place", "user_code"),
-        ("user_code", "ValueError: drill", "user_code"),
         ("nonsense", "went away", "unknown"),
     ],
 )
@@ -406,9 +412,7 @@ def test_a_vague_report_is_overruled_only_by_clear_words(reported: str, error: s
 
 def test_the_last_lines_help_when_the_error_does_not() -> None:
     """The root is often a few lines above the exception."""
-    text = reason(
-        "SystemExit: 1", cause="unknown", last_lines=["step 59", "CUDA out of memory. Tried to allocate 1 GiB"]
-    )
+    text = reason("SystemExit: 1", cause="unknown", last_lines=["step 59", "CUDA out of memory. Tried to allocate"])
     assert diagnose(text).cause == Cause.OOM
 
 
@@ -449,10 +453,7 @@ def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
             "RuntimeError: [1] gloo/transport/tcp/pair.cc:589] Read error [10.2.3.4]:54321: Connection reset by peer",
             "RuntimeError: [7] gloo/transport/tcp/pair.cc:534] Read error [10.9.13.41]:32109: Connection reset by peer",
         ),
-        (
-            "cannot identify image file <_io.BytesIO object at 0x63a807fb0>",
-            "cannot identify image file <_io.BytesIO object at 0x7f01deadbeef>",
-        ),
+        tuple(f"cannot identify image file <_io.BytesIO object at 0x{at}>" for at in ("63a807fb0", "7f01deadbeef")),
         (
             "CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacity of 79 GiB of which 5 MiB",
             "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 3 has a total capacity of 79 GiB of which 0 bytes",
@@ -461,10 +462,7 @@ def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
             "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/input/data/train/a.csv'",
             "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/input/data/train/shard-7/b.csv'",
         ),
-        (
-            reason("ValueError: loss at step 60 is wrong", step=60),
-            reason("ValueError: loss at step 75 is wrong", step=75),
-        ),
+        tuple(reason(f"ValueError: loss at step {step} is wrong", step=step) for step in (60, 75)),
         ("AlgorithmError: , exit code: 137", "AlgorithmError: ,  exit code: 137"),
         (
             "Traceback (most recent call last):\n  File 'a.py'\nOverflowError: math range error",

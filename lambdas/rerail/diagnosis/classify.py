@@ -9,14 +9,14 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from rerail.diagnosis.failure_lines import (
+    DEVICE,
     LOCAL_RANK,
+    OF_PROGRAM,
     WAVE,
     FailureLines,
     find_failure_lines,
     find_rank,
-    is_device_report,
     is_exception,
-    is_of_program,
     is_wrapper,
 )
 from rerail.diagnosis.symptoms import (
@@ -73,6 +73,7 @@ _BOILERPLATE = LazyPattern(
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?|called after throwing an instance of"
+    r"|This is most likely caused by incorrect usages of collectives.{0,600}?\betc\."
     # A hint at what may be the reason is no proof of it.
     r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
     r"|This (?:(?:might|may|could) be (?:caused by|due to)|can happen (?:if|when))) ?[^.]{0,200}\.?"
@@ -294,7 +295,9 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
 
 def _is_consequence(rule: SymptomRule, exited: int, *, is_cut: bool) -> bool:
     """Return whether a signal explains what the rule found: lost by the other ranks, or a traceback that is cut off."""
-    is_lost = rule.name == "peer-gone" and _signal_number(exited) in _FATAL_SIGNALS
+    # What SIGKILL ended may also have been ended for a broken network.
+    fatal = {"peer-gone": _FATAL_SIGNALS, "fabric": _FATAL_SIGNALS - {9}}.get(rule.name, frozenset())
+    is_lost = _signal_number(exited) in fatal
     return is_lost or (rule is FALLBACKS[0] and is_cut and exited < 0)
 
 
@@ -339,7 +342,7 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if damage := _match_damage([*named, *_clean(lines.replaced)], lines.loading):
         return damage
     found = _match_exceptions(named, lines.reading)
-    device = _first_match(RULES, list(filter(is_device_report, printed)))
+    device = _first_match(RULES, list(filter(DEVICE.search, printed)))
     if _is_decisive(device) and device[0].cause is Cause.HARDWARE:
         return device
     if _is_decisive(found):
@@ -408,7 +411,7 @@ def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match
 
     Exceptions of `reading` come from the input: no checkpoint is damaged.
     """
-    free = [line for line in lines if not is_of_program(line)]
+    free = [line for line in lines if not OF_PROGRAM.match(line)]
     of_input = set(_clean(reading))
     absent = [line for line in lines if line in of_input and _ABSENT.match(line)]
     for rule in RULES:

@@ -68,11 +68,13 @@ _WRAPPERS = LazyPattern(
     r"|[\w.]{1,80}(?:Error|Exception): .{0,80}\bSee (?:root cause|stack ?trace) \(?above"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
-_OF_PROGRAM = LazyPattern(
+OF_PROGRAM = LazyPattern(
     r"(?:KeyError|AttributeError|NameError|UnboundLocalError|TypeError|IndexError|ImportError|ModuleNotFoundError"
     r"|SyntaxError|IndentationError|TabError|NotImplementedError|ZeroDivisionError|RecursionError)\b"
 )
 
+# An exception that several processes print at once: "NameErrorNameError: : ".
+_DOUBLED = LazyPattern(r"\b([A-Z]\w{0,60}?(?:Error|Exception|Interrupt))\1+: (?:: ?)+")
 # What a handler raises that expects another type of exception than the one it got.
 _OF_HANDLER = LazyPattern(r"\w+Error: '\w+(?:Error|Exception|Timeout)' object (?:has no attribute|is not)\b")
 
@@ -84,7 +86,8 @@ _FAULT = LazyPattern(
     r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|(?:terminated|failed) with exception"
     r"|^\s{0,4}(?:[Ee]rror|fatal|E): "
 )
-_DEVICE = LazyPattern(
+# What the kernel, the driver or the error log of a library prints.
+DEVICE = LazyPattern(
     r"NVRM|\bXid\b|\bkernel:|\[[EF][ \d]|^[EF]\d{4} |terminate called|^\s{0,4}what\(\):|NCCL WARN|\bERROR\b"
 )
 
@@ -131,7 +134,6 @@ _NATIVE_FRAME = LazyPattern(
     r"|\s*C\+\+ CapturedTraceback"
 )
 
-
 # Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
 _LOADS_CHECKPOINT = LazyPattern(
     r"\btorch\.load\(|load_state_dict|from_pretrained|load_checkpoint|checkpoint|\bckpt|\bresume|\brestore|safetensors"
@@ -157,7 +159,7 @@ _IN_JSON = LazyPattern(
 # The lines of a collective's timeout.
 WAVE = LazyPattern(
     r"Watchdog caught|operations have failed or timed out|Timeout at NCCL work|timed out in blocking wait"
-    r"|detected by watchdog|collective operation timeout|WorkNCCL\("
+    r"|detected by watchdog|collective (?:operation )?timeout|WorkNCCL\(|NCCL watchdog hang|Timed out waiting \d+ms for"
 )
 # The end of a process, whose errors follow from what ended it.
 _CLOSING = LazyPattern(
@@ -181,12 +183,14 @@ _ROOT_CAUSE = LazyPattern(
 _LAUNCHER_RANK = LazyPattern(
     r"\bprocess rank (\d{1,6}) with PID|waiting for send/recv from rank (\d{1,6})\b"
     r"|\bContainer rank (\d{1,6}) status failed|\brank (\d{1,6}) died from signal"  # Paddle, PALS
-    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited w)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
+    r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited with)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
     r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal"
     r"|\bProcess name: (?:\[\[\d+,\d+\],(\d{1,6})\]|\[\S{1,80}@\d+,(\d{1,6})\]|(\d{1,6})\s*$)"
     r"|\[rank: (\d{1,6})\] Child process with PID|\btrainer process with rank=\[(\d{1,6})\] was aborted",
     re.IGNORECASE | re.MULTILINE,
 )
+# The tasks of srun that ended by themselves: of several, none is known to be the first.
+_EXITED = LazyPattern(r"\btask (\d{1,6}): Exited with")
 # torchrun's number on its host of the process that failed first: the rank, where there is one host.
 LOCAL_RANK = LazyPattern(r"\bfailed \(exitcode: -?\d{1,3}\).{0,300}?\blocal_rank: (\d{1,4})\b")
 # The ranks that the others wait for: Horovod's tensors and stalled ranks, Gloo's barrier.
@@ -271,16 +275,6 @@ def is_wrapper(line: str) -> bool:
     return _WRAPPERS.match(line) is not None
 
 
-def is_of_program(line: str) -> bool:
-    """Return whether the line is an exception whose type alone names the program as the cause."""
-    return _OF_PROGRAM.match(line) is not None
-
-
-def is_device_report(line: str) -> bool:
-    """Return whether the kernel, the driver or a library's error log printed the line."""
-    return _DEVICE.search(line) is not None
-
-
 def is_exception(line: str) -> bool:
     """Return whether the line begins with the name of an exception."""
     return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
@@ -294,20 +288,26 @@ def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int 
     joined = "\n".join(texts)
     if is_wave and (missing := set(re.findall(r"\d+", " ".join(map(_join_groups, _MISSING.finditer(joined)))))):
         return int(missing.pop()) if len(missing) == 1 else None
+    lines = re.split(r"[\r\n]+", joined)
+    lost = {_join_groups(_RANK.search(line)) for line in lines if is_wave and _LOST.search(line)}
     ranks = [rank for text in texts for rank in _list_ranks(text, _make_key(root)[:30], is_wave=is_wave)]
-    if ranks:
-        return None if is_wave and len(set(ranks)) > 1 else ranks[0]
+    ranks = [rank for rank in ranks if rank not in lost]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
-    named = min(tables)[1] if tables else _join_groups(_LAUNCHER_RANK.search(joined))
-    if not named and not is_wave and not _LOST.search(joined):
-        lines = [line for line in re.split(r"[\r\n]+", joined) if '", line ' in line]
+    if ranks and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
+        return int(ranks[0]) if not is_wave or len(set(ranks)) == 1 else None
+    launched = _LAUNCHER_RANK.search(joined)
+    exited = {_join_groups(launched), *_EXITED.findall(joined)} if launched and _EXITED.match(launched[0]) else set()
+    first = {rank for time, rank in tables if time == min(tables)[0]} or exited
+    named = _join_groups(launched) if not first else first.pop() if len(first) == 1 else ""
+    if not named and not first and not is_wave and not _LOST.search(joined):
+        lines = [line for line in lines if '", line ' in line]
         framed = {rank for line in lines if (rank := _join_groups(_RANK.search(line)))}
         named = framed.pop() if len(framed) == 1 else ""
-    return int(named) if named else None
+    return int(named) if named and named not in lost else None
 
 
-def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[int]:
+def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[str]:
     """Yield the rank of each line that prints the key or, in a wave, the timeout of a collective."""
     spawned = ""
     for line in re.split(r"[\r\n]+", text):
@@ -315,7 +315,7 @@ def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[int]:
         rank = _join_groups(_RANK.search(line)) or spawned
         is_root = (key and key in _make_key(line)) or (is_wave and WAVE.search(line))
         if rank and is_root and not _LOST.search(line):
-            yield int(rank)
+            yield rank
 
 
 def _join_groups(match: "re.Match[str] | None") -> str:
@@ -358,7 +358,7 @@ def _split_sources(text: str) -> dict[str, list[str]]:
     sources: dict[str, list[str]] = {}
     for line in re.split(r"\r\n|[\r\n]|\\n", text):
         source, body = _strip_prefixes(line)
-        sources.setdefault(source, []).extend(_unfold(body))
+        sources.setdefault(source, []).extend(_unfold(_DOUBLED.sub(r"\1: ", body)))
     return sources
 
 
@@ -452,6 +452,9 @@ class _Scan:
             self.code_lines, self.code = self.code_lines + 1, bare
             self.frames.append(bare)
             return
+        # A program that prints its own tracebacks may leave out the type.
+        if (raised := _RAISED.match(self.code)) and not is_exception(bare) and not _begins_anew(line):
+            bare = f"{raised[1]}: {bare}"
         frames = "\n".join(self.frames) + "__del__" * self.is_closing
         self.block = _Block([bare.strip('"')], self.is_chained, frames, self.progress, self.is_announced)
         self.blocks.append(self.block)
