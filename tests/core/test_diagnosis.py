@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ STALL = (
 SOURCES = {"[rank3]": 3, "[default1]:[rank5]": 5, "[1,7]<stderr>": 7, "[12]": 12, "4": 4, "node-1": None}
 SOURCES |= {"[local_rank 0]": None}
 HINT = "This is most likely caused by incorrect usages of collectives, or other reasons such as network errors, etc."
+NCCL = "[rank1]: torch.distributed.DistBackendError: unhandled cuda error\n[rank1]: ncclUnhandledCudaError: Call failed"
+FRAMES = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 2, in x'
 GLOO = "[rank4]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for"
 TABLE = (
     "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_10:00:{}\n  rank      : {}\n  exitcode : -9\n"
@@ -279,11 +282,14 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ("KeyError: 'x'\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.", "user_code"),
         ('AlgorithmError: ExecuteUserScriptError: ExitCode 1 Command "python train.py --on-oom=hang"', "user_code"),
         ("RuntimeError: worker 3 failed: KeyError: 'labels'", "user_code"),
-        ("Disk quota exceeded", "infrastructure"),
         ("KeyErrorKeyError: : 'ECC error''ECC error'", "user_code"),
         ('Train failed:\n  File "a.py", line 7, in main\n    raise TypeError(f"no {name}")\nno GPU error', "user_code"),
         ("UCX  ERROR Failed to unpack\nsrun: error: cgpu12: task 0: Segmentation fault", "user_code"),
         ("UCX  ERROR Failed to unpack\nsrun: error: cgpu12: task 0: Killed", "infrastructure"),
+        ("srun: error: a: task 0: Segmentation fault\nsrun: error: b: task 1: Terminated", "user_code"),
+        (f"{FRAMES}\n{NCCL}\n[rank1]: Last error:\n[rank1]: Cuda failure 2 'out of memory'", "oom"),
+        (indent(f"{FRAMES}\n[rank1]: KeyError: 'ECC error'", "    "), "user_code"),
+        ("DistBackendError: NCCL error\nnvmlDeviceGetHandleByIndex(0) failed: Unknown Error", "hardware"),
         (f"Received a dump signal due to a collective timeout from  rank 7. {HINT}", "hang"),
         ("GPU 0 had ECC errors, rank 0 timeout", "hardware"),
         ("training - ERROR - GPU memory is not enough", "oom"),
@@ -458,10 +464,7 @@ def test_a_report_cut_anywhere_never_raises(cut: int) -> None:
             "CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacity of 79 GiB of which 5 MiB",
             "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 3 has a total capacity of 79 GiB of which 0 bytes",
         ),
-        (
-            "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/input/data/train/a.csv'",
-            "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/input/data/train/shard-7/b.csv'",
-        ),
+        tuple(f"FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/{at}.csv'" for at in ("a", "b-7/b")),
         tuple(reason(f"ValueError: loss at step {step} is wrong", step=step) for step in (60, 75)),
         ("AlgorithmError: , exit code: 137", "AlgorithmError: ,  exit code: 137"),
         (

@@ -296,8 +296,8 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
 def _is_consequence(rule: SymptomRule, exited: int, *, is_cut: bool) -> bool:
     """Return whether a signal explains what the rule found: lost by the other ranks, or a traceback that is cut off."""
     # What SIGKILL ended may also have been ended for a broken network.
-    fatal = {"peer-gone": _FATAL_SIGNALS, "fabric": _FATAL_SIGNALS - {9}}.get(rule.name, frozenset())
-    is_lost = _signal_number(exited) in fatal
+    lost = {"peer-gone": _FATAL_SIGNALS} | dict.fromkeys(("fabric", "node-note"), _FATAL_SIGNALS - {9})
+    is_lost = _signal_number(exited) in lost.get(rule.name, ())
     return is_lost or (rule is FALLBACKS[0] and is_cut and exited < 0)
 
 

@@ -15,7 +15,7 @@ MAX_MESSAGE_LINES = 12
 
 # What launchers, log drivers and clusters put before each line. What names the rank or host tells its lines apart.
 _SOURCE = LazyPattern(
-    r"\s{0,3}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
+    r"\s{0,8}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
     r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
     r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\||\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
     r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})|\d{1,4}: ) ?"
@@ -526,7 +526,7 @@ def _measure_indent(line: str) -> int:
 def _begins_anew(line: str) -> bool:
     """Return whether the line does not continue an exception's message."""
     return bool(
-        is_exception(line)
+        (is_exception(line) and not line.startswith("nccl"))
         or _LEVEL.match(line)
         or "NCCL INFO" in line
         or _LOWER_LEVEL.match(line)

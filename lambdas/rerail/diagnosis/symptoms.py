@@ -137,7 +137,7 @@ RULES: tuple[SymptomRule, ...] = (
         rf"(?:(?<!multi[- ])GPUs?{_NOT_A_USE}|cards?) (?:\S+ ){{0,3}}(?:not|n't) "
         r"(?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
         r"GPU.{0,30}initiali[sz]ation fail|(?<!npm )\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
-        r"NVIDIA-SMI has failed because it couldn't communicate|Failed to initialize NVML: (?:Unknown|GPU)",
+        r"NVIDIA-SMI has failed because it couldn't communicate|(?:NVML|nvml\w+\(\d\) failed): (?:Unknown|GPU)",
     ),
     _rule("xid", Cause.HARDWARE, _XID + rf"(?!{_XID_PROGRAM}|{_XID_TIDY})\d{{1,5}}\b"),
     _rule(
@@ -243,7 +243,7 @@ RULES: tuple[SymptomRule, ...] = (
         "device-memory",
         Cause.OOM,
         r"\b(?:CUDA|HIP|ROCm|MPS|XPU|NPU|GPU|TPU|device|HBM|VRAM|accelerator)\w*(?: error:| backend| memory| has| "
-        r"is| ran| failure \d+)? .{0,3}\bout of memory",
+        r"is| ran| failure(?: \d+)?)? .{0,3}\bout of memory",
         r"\bOutOfMemory\w*|OUT_OF_MEMORY|\bMemoryAllocation\b|cudaErrorMemoryAllocation",
         r"cudaMalloc\w* .{0,20}(?:failed|out of memory)",
         r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|NVSHMEM)_(?:STATUS_)?ALLOC_FAILED",
