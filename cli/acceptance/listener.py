@@ -121,13 +121,9 @@ class Listener:
                     arrived_at=arrived,
                 )
             )
-        elif "MessageAttributes" in body and self._is_ours(body):
+        elif (run := str(body.get("MessageAttributes", {}).get("run", {}).get("Value", ""))).startswith(self._name):
             sent = datetime.fromisoformat(body["Timestamp"].replace("Z", "+00:00"))
-            run = body["MessageAttributes"]["run"]["Value"]
             self.notices.append(ReceivedNotice(run, str(body.get("Subject") or ""), sent, arrived))
-
-    def _is_ours(self, body: Mapping[str, Any]) -> bool:
-        return str(body["MessageAttributes"].get("run", {}).get("Value", "")).startswith(self._name)
 
 
 def _from_milliseconds(value: Any) -> datetime | None:

@@ -101,10 +101,7 @@ def test_an_operators_release_launches_under_observe():
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.APPROVE])
 @pytest.mark.parametrize("is_throttled", [False, True], ids=["saving", "throttled"])
 def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_throttled, mode):
-    """People hear of it, and the job goes on; what a person does with it then is not taken for Rerail's.
-
-    The policy's approval expires too.
-    """
+    """It is notified, and a person's stop after it is not taken for Rerail's. The policy's approval expires too."""
     world = World().with_saves()
     approval = Approval(on_expiry=OnExpiry.ACT)
     world.policies.by_name["default"] = replace(DEFAULT, mode=mode, approval=approval)

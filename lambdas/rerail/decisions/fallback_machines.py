@@ -46,7 +46,9 @@ def list_untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
     return tuple(
         machines
         for machines in _list_fallbacks(policy)
-        if _is_suitable(run, machines) and format_instance_types(machines) not in tried
+        if run.cluster.on(machines) != run.cluster
+        and not find_misfit(run.cluster, machines)
+        and format_instance_types(machines) not in tried
     )
 
 
@@ -65,11 +67,6 @@ def with_machines(run: Run, machines: Machines | None) -> Run:
     ledger = replace(run.ledger, fallbacks=tuple(dict.fromkeys(names)))
     attempt = replace(run.current, machines=machines)
     return replace(run, ledger=ledger, attempts=(*run.attempts[:-1], attempt))
-
-
-def _is_suitable(run: Run, machines: Machines) -> bool:
-    """Return whether the machines differ from the run's own and fit the run."""
-    return run.cluster.on(machines) != run.cluster and not find_misfit(run.cluster, machines)
 
 
 def _list_fallbacks(policy: Policy) -> Iterator[Machines]:
