@@ -3,7 +3,7 @@
 from typing import get_args
 
 from rerail.messages.service_metrics import ActionLabel
-from rerail.model.actions import Action, CreateJob, Notify, PostCommand, StopJob
+from rerail.model.actions import Action, CreateJob, Notify, PostCommand, QuarantineCheckpoints, StopJob
 
 ACTIONS = (*get_args(Action), Notify)
 
@@ -21,6 +21,6 @@ def test_the_job_is_created_last_but_for_notices():
     assert first and max(action.RANK for action in (*first, PostCommand, StopJob)) < CreateJob.RANK < Notify.RANK
 
 
-def test_a_pause_blocks_stops_and_launches_and_nothing_else():
+def test_a_pause_blocks_stops_launches_and_the_quarantine_before_them():
     """Notices, commands and the release of machines go on."""
-    assert {action for action in ACTIONS if action.IS_BLOCKED_BY_PAUSE} == {StopJob, CreateJob}
+    assert {action for action in ACTIONS if action.IS_BLOCKED_BY_PAUSE} == {StopJob, QuarantineCheckpoints, CreateJob}
