@@ -136,8 +136,8 @@ def working_alone(rank: int, *, say: Say, for_s: float) -> int:
 def evaluate(for_s: float) -> None:
     end = time.monotonic() + for_s
     while time.monotonic() < end:
-        time.sleep(0.1)  # most of the time, as in a wait for a GPU
-        textwrap.wrap("a batch of words " * 2000)
+        time.sleep(0.1)  # half of the time, as in a wait for a GPU
+        textwrap.wrap("a batch of words " * 20_000)
 
 
 def saving_periodically(rank: int, *, say: Say, steps: int, stall_s: float) -> list[tuple[int, str]]:
