@@ -5,11 +5,11 @@ import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
+from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-# What a terminal's machine holds in memory, as lines; a gzipped file may have a thousand times its size.
+# What fits into memory as lines; the text of a gzipped file may be a thousand times as large as the file.
 MOST_BYTES = 512 << 20
 
 
@@ -23,14 +23,14 @@ def open_text(file: Path) -> Iterator[TextIO]:
         raise OSError("it is not a regular file")
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
         try:
-            size = 0 if file.suffix == ".gz" else file.stat().st_size
-            while file.suffix == ".gz" and size <= MOST_BYTES and (part := content.read(1 << 20)):
-                size += len(part)
+            size, text = file.stat().st_size, content
+            if file.suffix == ".gz":
+                unpacked = content.read(MOST_BYTES + 1)
+                size, text = len(unpacked), BufferedReader(BytesIO(unpacked))
             if size > MOST_BYTES:
                 raise OSError(f"it has more than {MOST_BYTES >> 20} MiB of text: give a part of it")
-            content.seek(0)
-            encoding = "utf-16" if content.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE) else "utf-8-sig"
-            yield TextIOWrapper(content, encoding=encoding, errors="replace", newline="")
+            encoding = "utf-16" if text.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE) else "utf-8-sig"
+            yield TextIOWrapper(text, encoding=encoding, errors="replace", newline="")
         except (EOFError, zlib.error) as error:
             raise OSError(f"its compressed content is damaged: {error}") from error
 

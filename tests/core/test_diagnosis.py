@@ -81,7 +81,7 @@ def test_every_collected_failure_has_its_source() -> None:
 
 
 def test_the_output_of_failing_ranks_is_understood() -> None:
-    """What torchrun and two ranks printed when one failed in a known way; with a source, the end of a public log.
+    """The rows are the output of torchrun and two ranks when one failed in a known way, and ends of public logs.
 
     At the first look 25 of 28 and 11 of the 13 public ones were right; the rules were then widened with them in sight.
     """

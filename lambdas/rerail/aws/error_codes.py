@@ -13,9 +13,9 @@ def find_code(error: Exception) -> str:
 
 
 def find_object_problem(error: Exception) -> str:
-    """Return why S3 does not give this one object, however often it is asked; "" if the error may be another.
+    """Return why S3 refuses to return this object, so that a retry is useless; "" if the error may have another cause.
 
-    Whoever writes an object chooses its storage class and its key.
+    The writer of an object chooses its storage class and its encryption key.
     """
     code = find_code(error)
     if code == "InvalidObjectState":

@@ -278,8 +278,8 @@ def _metadata(source: dict[str, Any]) -> dict[str, Any]:
 def _is_same(one: dict[str, Any], other: dict[str, Any], *, copied_as: str = "") -> bool | None:
     """Return whether size and checksum agree: a full-object checksum of the same kind, otherwise the ETag.
 
-    None if neither can be compared: ETags are no checksums for KMS-encrypted objects, and depend on the parts. Then
-    `copied_as` counts, the ETag of a copy that was conditional on the ETag that was listed."""
+    ETags of KMS-encrypted objects are not checksums, and those of multipart objects depend on the parts. In these cases
+    compare with `copied_as`, the ETag that S3 returned for Rerail's own copy; return None without one."""
     if one["ContentLength"] != other["ContentLength"]:
         return False
     sums = [name for name in one if name.startswith("Checksum") and name != "ChecksumType" and name in other]

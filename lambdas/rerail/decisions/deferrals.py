@@ -147,7 +147,7 @@ def _cancel_stop(decision: Decision, stop: PlannedStop, now: str, at: datetime) 
         "the stop is withdrawn",
         reason,
         key=f"withdrawn-{stop.asked_at:%Y%m%dT%H%M%S}",
-        did=f"nothing: the policy has changed, and Rerail {now}; the job goes on",
+        did=f"withdrew the stop before it was called, because Rerail {now} by its new policy; the job goes on",
         todo=format_stop(run),
     )
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob | PostCommand))

@@ -150,6 +150,7 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     reported = {*run.open_warnings, *paged}
     # The page of a stall whose metrics are missing says the same as the warning that they are.
     known = {Kind.BLIND} & paged
+    # A finding that was only observed is new once Rerail may act.
     levels = ("",) if may_act(run, policy) else ("", UNDECIDED)
     return tuple(
         finding

@@ -815,14 +815,14 @@ class Supervisor:
         """
         if not any(map(_is_blocked_by_pause, run.pending)):
             return False, False
-        order = run.stop or (run.current.in_place_restarts[-1] if run.state is RunState.RESTARTING else run.current)
+        decided = run.stop or (run.current.in_place_restarts[-1] if run.state is RunState.RESTARTING else run.current)
         try:
             policy = policy_of(run, self.policies)
         except RerailError as error:
             self.failed.append(error)
             return True, False
         paused = policy.mode is Mode.PAUSE
-        return paused or not may_carry_out(run, policy, order.approved_by), paused
+        return paused or not may_carry_out(run, policy, decided.approved_by), paused
 
     def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         """Return SageMaker's refusal to create the job as a signal."""
