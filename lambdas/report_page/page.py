@@ -94,7 +94,7 @@ def find_template(name: str) -> Any:
     )
     environment.filters |= {
         "clock": _clock,
-        "day": _day,
+        "day": lambda at: f"{at.astimezone(UTC):%d %b %Y, %H:%M:%S} UTC",
         "iso": lambda at: at.astimezone(UTC).isoformat(timespec="seconds"),
         "short": short,
         "colour": colour,
@@ -116,10 +116,6 @@ def _show_invisible(value: Any) -> Any:
 
 def _clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%H:%M:%S}"
-
-
-def _day(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%d %b %Y, %H:%M:%S} UTC"
 
 
 def _shorten(text: str, most: int = LINE) -> str:

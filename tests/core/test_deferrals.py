@@ -122,6 +122,28 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
 
 
+@pytest.mark.parametrize("withdrawn", ["policy", "operator"])
+def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn):
+    """Its charge is withdrawn too. The loss recovers, and a later failure loses none of what was saved since."""
+    world = World().with_saves()
+    Agent(world).hello()
+    diverge(world)
+    if withdrawn == "policy":
+        observe(world)
+        world.minutes(2)
+    else:
+        world.send_command(OperatorVerb.HOLD, "hold")
+        world.send_command(OperatorVerb.RELEASE, "release")
+    assert (world.run().state, sum(world.run().ledger.charges.values())) == (RunState.WATCHING, 0)
+    recovered = Finding(Kind.NON_FINITE, Level.RECOVERED, 560, 510, "finite", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (recovered,)))
+    world.policies.by_name["default"] = DEFAULT
+    world.checkpoints.commit(800)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    assert world.run().current.resumed_from_step == 800
+
+
 @pytest.mark.parametrize("began", [Mode.ACT, Mode.OBSERVE])
 @pytest.mark.parametrize("later", [Mode.ACT, Mode.APPROVE])
 def test_a_finding_that_still_holds_is_decided_on_once_rerail_may_act(began, later):

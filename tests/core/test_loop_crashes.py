@@ -23,11 +23,6 @@ from tests.fakes import BUCKET, Agent, World
 Scenario = Callable[[FaultInjector], World]
 
 
-def crash_after(call: int) -> FaultInjector:
-    """Return a crash after this call, which is one before the next; 0 is before the first."""
-    return FaultInjector(max(call, 1), after=call > 0)
-
-
 def relaunch_scenario(injector: FaultInjector) -> World:
     """Adopt a run, break its warm machine, relaunch, complete; deliver each message until it succeeds.
 
@@ -210,8 +205,8 @@ def test_a_continued_run_keeps_its_checkpoints_and_every_later_job_has_the_new_c
 
 @pytest.mark.parametrize(("scenario", "call"), CALLS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_crash_at_any_call_changes_nothing_in_the_end(scenario, call):
-    """Before and after each read of the mailbox, each command, each stop."""
-    world = scenario(crash_after(call))
+    """After each read of the mailbox, each command, each stop, which is before the next; 0 is before the first."""
+    world = scenario(FaultInjector(max(call, 1), after=call > 0))
     assert outcome(world) == EXPECTED[scenario]
     if scenario is copy_scenario:
         run, (file,) = world.run(), world.checkpoints.saved[BUCKET]

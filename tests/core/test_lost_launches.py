@@ -62,10 +62,6 @@ def hide(world: World, monkeypatch, name: str = "gpt-a002"):
     return lambda: monkeypatch.setattr(world.sagemaker, "describe", describe)
 
 
-def has_page(world: World, title: str) -> bool:
-    return any(notice.severity is Severity.PAGE and notice.title == title for notice in world.bus.notices)
-
-
 @pytest.mark.parametrize("refusal", [CAPACITY, INVALID], ids=["capacity", "request"])
 def test_a_refusal_is_not_believed_while_the_job_lives(monkeypatch, refusal):
     """It is watched, no page is sent, and its own failure is handled."""
@@ -156,7 +152,7 @@ def test_an_operators_hold_outlives_a_job_that_becomes_visible(monkeypatch):
     world.supervisor().handle(JobStateChanged("gpt-a002"))
     pass_minutes(world, 3)
     assert (world.run().state, world.run().current.may_be_live) == (RunState.HELD, True)
-    assert has_page(world, "gpt: its job runs, and it is held")
+    assert "gpt: its job runs, and it is held" in world.notice_titles(Severity.PAGE)
     world.send_command(OperatorVerb.RELEASE, OperatorVerb.RELEASE)
     pass_minutes(world, 2)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])

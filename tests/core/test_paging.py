@@ -261,11 +261,7 @@ def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
     with pytest.raises(RuntimeError):
         world.minutes(1)
     monkeypatch.undo()
-
-    def is_broken(name: str) -> Policy:
-        raise PolicyError(f"policy {name!r} is not valid TOML")
-
-    monkeypatch.setattr(world.policies, "get", is_broken)
+    monkeypatch.setattr(world.policies, "get", raising(PolicyError("policy 'default' is not valid TOML")))
     world.clock.pass_by(NOTICE_LEASE)
     world.supervisor().visit("gpt")
     assert pages(world) == ["gpt/held-1"]

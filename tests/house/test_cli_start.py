@@ -110,13 +110,9 @@ def test_a_completion_imports_the_command_that_is_typed_and_no_other(typed):
 def test_the_list_of_commands_has_the_summary_of_each():
     """The table is written by hand: its names and first paragraphs are those of the commands."""
     group = typer.main.get_command(app)
-    real = {name: (command.name, first_paragraph(command.help)) for name, command in group.commands.items()}
+    real = {name: (command.name, command.help.partition("\n\n")[0]) for name, command in group.commands.items()}
     assert real == {name: (name, listed.help) for name, listed in COMMANDS.items()}
     assert not [name for name, command in group.commands.items() if command.hidden or command.deprecated]
-
-
-def first_paragraph(text: str) -> str:
-    return text.partition("\n\n")[0]
 
 
 def test_the_list_of_commands_has_each_summary_in_full():

@@ -72,7 +72,7 @@ def objections(statement: Mapping[str, Any]) -> Iterator[str]:
         for resource in many(statement.get("Resource", [])):
             if resource == "*" and is_of_role and any(map(_needs_resource, actions)):
                 yield f"{pattern}: it could name its resource, and does not"
-            if resource != "*" and not any(_meet(resource, form) for form in forms):
+            if resource != "*" and not any(_both(resource, PLACEHOLDER.sub("*", form)) for form in forms):
                 yield f"{pattern}: it takes no {resource}"
         for operator, tests in conditions.items():
             for key in tests:
@@ -106,11 +106,6 @@ def _on_key(service: str, name: str, operator: str, key: str) -> Iterator[str]:
         is_known = small.startswith(GLOBAL) or any(small.startswith(prefix) for prefix in known if prefix)
     if not is_known:
         yield f"it has no {key} to be tested by {operator}"
-
-
-def _meet(pattern: str, form: str) -> bool:
-    """Whether some ARN is of both."""
-    return _both(pattern, PLACEHOLDER.sub("*", form))
 
 
 def _both(one: str, other: str) -> bool:

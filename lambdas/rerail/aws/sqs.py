@@ -20,15 +20,11 @@ class SqsQueue:
 
     def wake(self, messages: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
         for start in range(0, len(messages), BATCH):
-            entries = [
-                {"Id": str(number), "MessageBody": _message(message, at)}
-                for number, message in enumerate(messages[start : start + BATCH])
-            ]
+            entries = []
+            for number, message in enumerate(messages[start : start + BATCH]):
+                body = {"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(message)}
+                entries.append({"Id": str(number), "MessageBody": json.dumps(body)})
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
                 why = truncate(str((failed[0] or {}).get("Message", "SQS gave no reason")))
                 raise RuntimeError(f"{len(failed)} wake-ups were not accepted; reason of the first: {why}")
-
-
-def _message(message: Mapping[str, Any], at: datetime) -> str:
-    return json.dumps({"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(message)})

@@ -168,13 +168,10 @@ def _with_proposal(
     )
     run = replace(run, proposal=proposal)
     body, key, since = why or what, f"proposal-{proposal.id}", _find_start(run, finding, at)
+    did = f"nothing yet: {_format_proposal(run)}"
     if awaits is not LaunchCheck.APPROVAL:
         todo = "To lift the pause: rerail resume"
-        title, runbook, did = (
-            "waits until the pause is lifted",
-            Runbook.OBSERVING,
-            f"nothing yet: {_format_proposal(run)}",
-        )
+        title, runbook = "waits until the pause is lifted", Runbook.OBSERVING
         return run, make_notice(
             run, Severity.INFORM, title, body, key=key, runbook=runbook, did=did, todo=todo, since=since
         )  # fmt: skip
@@ -190,7 +187,7 @@ def _with_proposal(
         body,
         key=key,
         runbook=Runbook.APPROVAL,
-        did=f"nothing yet: {_format_proposal(run)}",
+        did=did,
         todo=todo,
         since=since,
         by=proposal.expires_at,

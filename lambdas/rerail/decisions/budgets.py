@@ -46,6 +46,16 @@ def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool
     )
 
 
+def without_charge(ledger: Ledger, cause: Cause, *, at: datetime) -> Ledger:
+    """Return the ledger without its last charge of this cause: the stop that it was for is withdrawn."""
+    return replace(
+        _with_entry(ledger, at, f"{cause}: the last failure is not counted, its stop is withdrawn"),
+        charges={**ledger.charges, cause: max(0, ledger.charges.get(cause, 0) - 1)},
+        charged_at={**ledger.charged_at, cause: ledger.charged_at.get(cause, ())[:-1]},
+        without_progress=max(0, ledger.without_progress - (cause is not Cause.DIVERGED)),
+    )
+
+
 def with_recent_charges(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
     """Return the ledger without charges older than the window; a window of 0 keeps them all."""
     recent = {cause: tuple(time for time in times if at - time < window) for cause, times in ledger.charged_at.items()}

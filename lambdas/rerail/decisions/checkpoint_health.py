@@ -88,11 +88,10 @@ def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
     for finding in findings:
         if finding.kind not in OF_THE_LOSS:
             continue
-        run = (
-            _with_trouble_closed(run, finding)
-            if finding.level in RESOLVED_LEVELS
-            else _with_trouble(run, finding, Health.SUSPECT)
-        )
+        if finding.level in RESOLVED_LEVELS:
+            run = replace(run, labels=tuple(new for label in run.labels for new in _close_label(run, label, finding)))
+        else:
+            run = _with_trouble(run, finding, Health.SUSPECT)
     return run
 
 
@@ -117,6 +116,20 @@ def with_onset_estimated(run: Run, finding: Finding, checkpoints: Sequence[Check
 def with_rollback_labels(run: Run, finding: Finding) -> Run:
     """Return the run with all checkpoints since the finding's onset quarantined, for a rollback."""
     return _with_trouble(run, finding, Health.QUARANTINED)
+
+
+def with_rollback_withdrawn(run: Run, kind: str) -> Run:
+    """Return the run whose job goes on after a rollback was decided on: its checkpoints are suspect as before it."""
+    undone = [label for label in _list_open_trouble(run) if (label.health, label.source) == (Health.QUARANTINED, kind)]
+    last, current = run.incidents[-1], replace(run.current, cause=None, fingerprint="", onset_step=None, onset_at=None)
+    if (last.attempt, last.restart) == (current.number, current.restart):
+        last = replace(last, onset_step=None)
+    return replace(
+        run,
+        attempts=(*run.attempts[:-1], current),
+        incidents=(*run.incidents[:-1], last),
+        labels=tuple(label for label in run.labels if label not in undone),
+    )
 
 
 def with_operator_rollback(run: Run, step: int, *, why: str, source: str) -> Run:
@@ -235,27 +248,17 @@ def _with_trouble(run: Run, finding: Finding, health: Health) -> Run:
         return run
     why = f"{SAVED_AFTER}the loss had gone wrong at step {onset} ({finding.kind}: {finding.evidence})"
     label = HealthLabel(onset, attempt.number, health, why[:MAX_WHY_CHARS], finding.kind, restart=attempt.restart)
-    known = (other for other in run.labels if _is_open(other) and other.health is health)
-    if any(_includes(other, label) and other.source == label.source for other in known):
-        return run
-    return _with_label(run, label)
-
-
-def _includes(one: HealthLabel, other: HealthLabel) -> bool:
-    """Return whether the first label covers everything that the second covers."""
-    return one.step <= other.step and (one.attempt, one.restart) >= (other.attempt, other.restart)
-
-
-def _with_trouble_closed(run: Run, finding: Finding) -> Run:
-    """Return the run with the labels of resolved trouble closed.
-
-    Where it recovered, its checkpoints are clean again. Where it was accepted, only later ones are.
-    """
-    return replace(run, labels=tuple(new for label in run.labels for new in _close_label(run, label, finding)))
+    same, saver = (health, finding.kind), (attempt.number, attempt.restart)
+    known = [other for other in run.labels if _is_open(other) and (other.health, other.source) == same]
+    covers = (other.step <= onset and (other.attempt, other.restart) >= saver for other in known)
+    return run if any(covers) else _with_label(run, label)
 
 
 def _close_label(run: Run, label: HealthLabel, finding: Finding) -> Iterator[HealthLabel]:
-    """Yield what replaces a label after resolved trouble; nothing where its end is unknown."""
+    """Yield what replaces a label after resolved trouble; nothing where its end is unknown.
+
+    Where it recovered, its checkpoints are clean again. Where it was accepted, only later ones are.
+    """
     is_unaffected = label.health is not Health.SUSPECT or not _is_open(label) or not _affects_current(run, label)
     if is_unaffected or label.source != finding.kind or (finding.step is not None and finding.step < label.step):
         yield label

@@ -5,6 +5,8 @@ from datetime import datetime
 
 from rerail.decisions import warm_pools
 from rerail.decisions.approvals import is_still_valid, needs_a_proposal, propose_launch
+from rerail.decisions.budgets import without_charge
+from rerail.decisions.checkpoint_health import with_rollback_withdrawn
 from rerail.decisions.cost_cap import find_missing_price
 from rerail.decisions.decision import (
     Decision,
@@ -141,6 +143,9 @@ def _cancel_stop(decision: Decision, stop: PlannedStop, now: str, at: datetime) 
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.WATCHING, stop=None)
     reason = f"Rerail {now} now: the stop ({stop.reason}) is withdrawn, the job goes on"
     run = with_undecided(with_incident_closed(run, reason, at), stop.reason)
+    if run.current.cause and run.current.fingerprint == stop.reason:
+        ledger = without_charge(run.ledger, run.current.cause, at=at)
+        run = with_rollback_withdrawn(replace(run, ledger=ledger), stop.reason)
     notice = make_notice(
         run,
         Severity.INFORM,

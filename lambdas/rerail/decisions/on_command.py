@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from rerail.decisions.approvals import on_denied, on_launch_approved
+from rerail.decisions.checkpoint_health import with_rollback_withdrawn
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -148,6 +149,9 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
+    is_uncalled = run.state is RunState.SAVING or has_pending(run, StopJob)
+    if is_uncalled and run.stop and run.stop.reason == run.current.fingerprint:
+        run = with_rollback_withdrawn(run, run.stop.reason)
     run = without_pending(_with_launch_withdrawn(run), StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
     run = with_hold(run, summary, by=command.who)

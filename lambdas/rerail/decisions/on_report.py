@@ -41,7 +41,8 @@ def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
         is_fact = report.kind is ReportKind.RESTARTED and run.state is not RunState.RESTARTING
         return on_processes_restarted(run, report, at=attempt.ended_at or reported.at) if is_fact else Decision(run)
     run = replace(run, requires_signature=True)
-    if not _is_from_init(report):
+    is_from_init = report.kind is ReportKind.CRASHED or (report.kind is ReportKind.RESTARTED and report.step is None)
+    if not is_from_init:  # which is not an agent, and cannot save checkpoints
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
     if attempt.is_outdated(report.restart) and report.kind is not ReportKind.REFUSED:
         return Decision(run)
@@ -85,11 +86,6 @@ def _on_refused_checkpoint(run: Run, reported: AgentReported) -> Decision:
     did = "no later attempt resumes from it"
     notice = make_notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
     return Decision(after, (notice,), reason, finding="damaged_checkpoint")
-
-
-def _is_from_init(report: Report) -> bool:
-    """Return whether the container's init sent the report: it is not an agent, and cannot save checkpoints."""
-    return report.kind is ReportKind.CRASHED or (report.kind is ReportKind.RESTARTED and report.step is None)
 
 
 def _on_report_kind(run: Run, reported: AgentReported, policy: Policy) -> Decision:

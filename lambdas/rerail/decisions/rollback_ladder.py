@@ -92,18 +92,9 @@ def plan_rollback(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], 
 
 def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: datetime) -> Run:
     """Return the run whose current attempt carries out a rung, with the rung recorded."""
-    attempt = replace(
-        run.current, skip_samples=planned.skip_samples, rate=planned.rate, rung=planned.rung.value
-    )  # fmt: skip
-    taken = RungTaken(
-        rung=planned.rung.value,
-        attempt=attempt.number,
-        onset_step=onset_step,
-        resume_step=planned.resume_step,
-        skip_samples=planned.skip_samples,
-        rate=planned.rate,
-        at=at,
-    )
+    rung, skip, rate = planned.rung.value, planned.skip_samples, planned.rate
+    attempt = replace(run.current, skip_samples=skip, rate=rate, rung=rung)
+    taken = RungTaken(rung, attempt.number, onset_step, planned.resume_step, skip, rate, at)
     attempts = (*run.attempts[:-1], attempt)
     return replace(run, attempts=attempts, rungs_taken=(*run.rungs_taken, taken)[-MAX_RUNGS_TAKEN:])
 

@@ -757,11 +757,11 @@ class Supervisor:
         try:
             self.jobs.create(self._make_request(run, action))
         except JobExists:
-            return self._make_refusal(action, Refusal.INVALID, "another job has that name")
+            return CreateRefused(self.clock(), action, Refusal.INVALID, "another job has that name")
         except CapacityRefused as error:
-            return self._make_refusal(action, Refusal.CAPACITY, str(error))
+            return CreateRefused(self.clock(), action, Refusal.CAPACITY, str(error))
         except RequestRefused as error:
-            return self._make_refusal(action, Refusal.INVALID, str(error))
+            return CreateRefused(self.clock(), action, Refusal.INVALID, str(error))
         return None
 
     def _find_own_job(self, run: Run) -> Job | None:
@@ -773,8 +773,7 @@ class Supervisor:
         if not is_handed(description, run.signing_key):
             return None
         tags = self.jobs.tags(job.arn)
-        is_ours = (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(run.current.number))
-        return job if is_ours else None
+        return job if (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(run.current.number)) else None
 
     def _check_rate_limit(self, run: Run, action: CreateJob) -> CreateRefused | None:
         """Request one launch from the account's rate limit; a repeated request counts once."""
@@ -823,10 +822,6 @@ class Supervisor:
             return True, False
         paused = policy.mode is Mode.PAUSE
         return paused or not may_carry_out(run, policy, decided.approved_by), paused
-
-    def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
-        """Return SageMaker's refusal to create the job as a signal."""
-        return CreateRefused(self.clock(), action, refusal, message)
 
     def _load(self, run_id: str) -> Run:
         """Return the run; raises BadMessage if it does not exist."""
