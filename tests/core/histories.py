@@ -716,16 +716,12 @@ class History:
         self._check_approvals(turn, before, run)
         if before.state in (RunState.STOPPED, RunState.COMPLETED) and run.state is RunState.STOPPING:
             self.grounds.add(run.current.job_name)
-        if (
-            entry
-            and run.stop
-            and run.stop.before_step is not None
-            and entry.finding in (Kind.NON_FINITE, Kind.DIVERGENCE)
-        ):
+        is_of_loss = entry and entry.finding in (Kind.NON_FINITE, Kind.DIVERGENCE)
+        if entry and is_of_loss and run.stop and run.stop.before_step is not None:
             self.tainted.append((run.current.number, entry.inputs["onset_step"]))
 
     def _check_budgets(self, before: Run, run: Run) -> None:
-        """Require that charges are refunded only by progress, an operator, or time."""
+        """Require that charges are refunded only by progress, an operator, time, or the withdrawal of their stop."""
         progress = run.ledger.progress_step
         if progress != before.ledger.progress_step or run.commands != before.commands:
             saved = {c.step for c in self.world.checkpoints.all(BUCKET) if c.is_whole} - self.forged
@@ -733,7 +729,10 @@ class History:
             return
         kept = with_recent_charges(before.ledger, window=self.policy.retries.window, at=self.world.clock())
         less = [cause for cause, count in kept.charges.items() if run.ledger.charges.get(cause, 0) < count]
-        self._require(not less and run.ledger.without_progress >= before.ledger.without_progress, f"refunded: {less}")
+        is_withdrawn = before.stop is not None and (run.stop, run.state) == (None, RunState.WATCHING)
+        withdrawn = [before.current.cause] if is_withdrawn else []
+        least = before.ledger.without_progress - is_withdrawn
+        self._require(less in ([], withdrawn) and run.ledger.without_progress >= least, f"refunded: {less}")
 
     def _check_approvals(self, turn: Turn, before: Run, run: Run) -> None:
         """Require approvals where the policy asks for them, and none from a command that came too late."""

@@ -11,6 +11,7 @@ from rerail.messages.messages import CommandReceived, FindingsReceived, JobState
 from rerail.model.actions import CreateJob, Severity, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Ability, ReportKind
 from rerail.model.policy import Approval, Mode, OnExpiry
 from rerail.model.run import JobStatus, ProposedAction, RunState
 from rerail.model.signals import OperatorVerb, Paused
@@ -122,15 +123,17 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
 
 
+@pytest.mark.parametrize("abilities", [(), (Ability.RESTART,)], ids=["stop", "restart"])
 @pytest.mark.parametrize("withdrawn", ["policy", "operator"])
-def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn):
+def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn, abilities):
     """Its charge is withdrawn too. The loss recovers, and a later failure loses none of what was saved since."""
     world = World().with_saves()
-    Agent(world).hello()
+    agent = Agent(world)
+    agent.deliver(agent.files(ReportKind.HELLO, abilities=abilities))
     diverge(world)
     if withdrawn == "policy":
         observe(world)
-        world.minutes(2)
+        world.minutes(20)
     else:
         world.send_command(OperatorVerb.HOLD, "hold")
         world.send_command(OperatorVerb.RELEASE, "release")

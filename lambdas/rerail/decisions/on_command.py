@@ -21,7 +21,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.drills import find_state_refusal, on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
-from rerail.decisions.in_place_restart import make_withdrawal
+from rerail.decisions.in_place_restart import find_newest_restart, make_withdrawal
 from rerail.decisions.launch import format_machines, with_launch, with_next_attempt
 from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.decisions.on_finding import on_stop_approved
@@ -149,9 +149,9 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
-    is_uncalled = run.state is RunState.SAVING or has_pending(run, StopJob)
-    if is_uncalled and run.stop and run.stop.reason == run.current.fingerprint:
-        run = with_rollback_withdrawn(run, run.stop.reason)
+    is_open, planned = run.state in (RunState.SAVING, RunState.RESTARTING), run.stop or find_newest_restart(run)
+    if planned and planned.reason == run.current.fingerprint and (is_open or has_pending(run, StopJob)):
+        run = with_rollback_withdrawn(run, planned.reason)
     run = without_pending(_with_launch_withdrawn(run), StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
     run = with_hold(run, summary, by=command.who)
