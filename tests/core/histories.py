@@ -729,7 +729,8 @@ class History:
             return
         kept = with_recent_charges(before.ledger, window=self.policy.retries.window, at=self.world.clock())
         less = [cause for cause, count in kept.charges.items() if run.ledger.charges.get(cause, 0) < count]
-        is_withdrawn = before.stop is not None and (run.stop, run.state) == (None, RunState.WATCHING)
+        was_planned = before.stop is not None or before.state is RunState.RESTARTING
+        is_withdrawn = was_planned and (run.stop, run.state) == (None, RunState.WATCHING)
         withdrawn = [before.current.cause] if is_withdrawn else []
         least = before.ledger.without_progress - is_withdrawn
         self._require(less in ([], withdrawn) and run.ledger.without_progress >= least, f"refunded: {less}")

@@ -33,7 +33,6 @@ def diverge(world: World) -> None:
 
 def throttle(monkeypatch, world: World, call: str) -> None:
     """Let SageMaker refuse every such call, until `monkeypatch.undo`."""
-
     monkeypatch.setattr(world.sagemaker, call, raising(Throttled("rate exceeded")))
 
 
