@@ -132,9 +132,9 @@ def _read_text(text: str) -> str:
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     """The file's rows, each with a `text`; the first bad line ends the command with its number."""
     try:
-        content = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        place.fail(f"cannot read {file}: {error}", "give a readable UTF-8 file of JSON lines")
+        content = sys.stdin.read() if str(file) == "-" else read_text(file)
+    except (OSError, ValueError) as error:
+        place.fail(f"cannot read {file}: {error}", "give a readable file of JSON lines")
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue

@@ -167,10 +167,8 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str, line: str) -> None:
 
 
 def test_unusable_input_is_refused(tmp_path: Path, failures: Path) -> None:
-    """Nothing given, both given, no such file, not text: status 2 and what to give instead."""
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    unreadable = (("--file", str(tmp_path / "none")), ("--file", str(binary)))
+    """Nothing given, both given, no such file, a folder or a device: status 2 and what to give instead."""
+    unreadable = (("--file", str(tmp_path / "none")), ("--file", str(tmp_path)), ("--file", "/dev/zero"))
     for args in ((), (OOM, "--file", str(failures)), *unreadable, ("a/lost.log",)):
         result = run(*args)
         assert result.exit_code == 2

@@ -719,6 +719,8 @@ class History:
         is_of_loss = entry and entry.finding in (Kind.NON_FINITE, Kind.DIVERGENCE)
         if entry and is_of_loss and run.stop and run.stop.before_step is not None:
             self.tainted.append((run.current.number, entry.inputs["onset_step"]))
+        if run.state is RunState.WATCHING and run.current.onset_step is None:  # a rollback may be withdrawn
+            self.tainted = [tainted for tainted in self.tainted if tainted[0] != run.current.number]
 
     def _check_budgets(self, before: Run, run: Run) -> None:
         """Require that charges are refunded only by progress, an operator, time, or the withdrawal of their stop."""
@@ -730,7 +732,7 @@ class History:
         kept = with_recent_charges(before.ledger, window=self.policy.retries.window, at=self.world.clock())
         less = [cause for cause, count in kept.charges.items() if run.ledger.charges.get(cause, 0) < count]
         was_planned = before.stop is not None or before.state is RunState.RESTARTING
-        is_withdrawn = was_planned and (run.stop, run.state) == (None, RunState.WATCHING)
+        is_withdrawn = was_planned and run.stop is None and run.state is RunState.WATCHING
         withdrawn = [before.current.cause] if is_withdrawn else []
         least = before.ledger.without_progress - is_withdrawn
         self._require(less in ([], withdrawn) and run.ledger.without_progress >= least, f"refunded: {less}")
