@@ -18,7 +18,8 @@ IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 SHIPPED_CHOICES = ROOT / "cdk.json"
 CHOICES = SHIPPED_CHOICES if IS_CHECKOUT else Path.cwd() / "rerail-deploy.json"
 OWN_POLICIES = "rerail-policies"
-MAX_TOML_BYTES = 1_000_000  # of UTF-8, far more than a policy in Parameter Store or a project's settings need
+# Far more than a policy or a project's settings need; the time for a key grows with the square of its dots.
+MAX_TOML_BYTES, MAX_LINE_DOTS = 1_000_000, 1_000
 
 
 def find_state_folder() -> Path:
@@ -60,14 +61,17 @@ def find_policy_file(name: str) -> Path:
 
 
 def read_toml_file(file: Path) -> str:
-    """Return the text of a TOML file; raise OSError for a pipe, where reading may block, and for a huge file."""
+    """Return the text of a TOML file; raise OSError for a pipe and for what would take long to read."""
     if not file.is_file() or file.stat().st_size > MAX_TOML_BYTES:
         limit = f"must be a file of at most {MAX_TOML_BYTES:,} bytes"
         raise OSError(f"{file} {limit if file.exists() else 'does not exist'}")
     try:
-        return file.read_text(encoding="utf-8-sig")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise OSError(f"{file} is not in UTF-8: {error.reason} at byte {error.start}") from error
+    if max(line.count(".") for line in text.split("\n")) > MAX_LINE_DOTS:
+        raise OSError(f"{file} has a line with more than {MAX_LINE_DOTS} dots: break it")
+    return text
 
 
 def read_policy_text(name: str) -> tuple[str, str]:
@@ -79,8 +83,7 @@ def read_policy_text(name: str) -> tuple[str, str]:
     try:
         return read_toml_file(file), str(file)
     except OSError as error:
-        why = f": {error}" if file.exists() else ""
-        known = list_policy_names()
+        why, known = f": {error}" if file.exists() else "", list_policy_names()
         nearest = [] if why else find_near(name, known)
         meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
         place.fail(f"no policy {name!r} can be read{why}", f"{meant}give one of {', '.join(known)}, or a TOML file")

@@ -733,9 +733,8 @@ class History:
         less = [cause for cause, count in kept.charges.items() if run.ledger.charges.get(cause, 0) < count]
         was_planned = before.stop is not None or before.state is RunState.RESTARTING
         is_withdrawn = was_planned and run.stop is None and run.state is RunState.WATCHING
-        withdrawn = [before.current.cause] if is_withdrawn else []
-        least = before.ledger.without_progress - is_withdrawn
-        self._require(less in ([], withdrawn) and run.ledger.without_progress >= least, f"refunded: {less}")
+        self._require(not less or (is_withdrawn and less == [before.current.cause]), f"refunded: {less}")
+        self._require(run.ledger.without_progress >= before.ledger.without_progress - is_withdrawn, "refunded")
 
     def _check_approvals(self, turn: Turn, before: Run, run: Run) -> None:
         """Require approvals where the policy asks for them, and none from a command that came too late."""
