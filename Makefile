@@ -46,7 +46,7 @@ demo: $(VENV)/demo.ready $(if $(filter hf,$(SCENARIO)),$(VENV)/test.ready) ## tr
 test: $(VENV)/test.ready ## the whole test suite
 	$(BIN)/python -m tools.suites
 
-test-load: $(VENV)/test.ready ## a demo beside three busy loops a processor
+test-load: $(VENV)/test.ready ## a demo beside six busy loops
 	$(BIN)/python -m pytest tests/demo -m "load and not rehearsal"
 
 test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
