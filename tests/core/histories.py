@@ -640,9 +640,7 @@ class History:
         recent = sum(now - HOUR < at <= now for at in self.created_at.values())
         self._require(recent <= self.policy.limits.account_relaunches, f"create {job}, the {recent}th in an hour")
         kind, count = resources["InstanceType"], resources["InstanceCount"]
-        self._require(
-            kind in (OWN, *FALLBACKS) and count * TYPES[kind].gpus == 2 * TYPES[OWN].gpus, f"machines: {kind}"
-        )
+        self._require(kind in (OWN, *FALLBACKS) and count * TYPES[kind].gpus == 2 * TYPES[OWN].gpus, f"type {kind}")
         attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
         is_announced = any(command.attempt == attempt for command in self.world.mailbox.commands)
         self._require(is_announced or any(isinstance(a, PostCommand) for a in run.pending), f"create {job} unannounced")

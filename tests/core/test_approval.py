@@ -9,7 +9,7 @@ from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
-from rerail.model.policy import Approval, Mode, OnExpiry, Policy
+from rerail.model.policy import Approval, Limits, Mode, OnExpiry, Policy
 from rerail.model.run import ProposedAction, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
@@ -118,6 +118,7 @@ def test_an_approval_of_hours_ago_changes_nothing(world):
     world.minutes(5)
     named, asked_at = world.run().proposal.id, world.clock()
     world.clock.pass_by(timedelta(hours=2))
+    assert "\nOtherwise: the run is held after" in pages(world)[-1].todo
     world.supervisor().handle(CommandReceived("c", "gpt", OperatorVerb.APPROVE, "ada", "", named, asked_at=asked_at))
     world.minutes(5)
     assert (world.sagemaker.live(), world.run().state) == ([], RunState.HELD)
@@ -232,9 +233,7 @@ def test_an_approval_while_paused_waits_for_the_resume(world):
 
 
 def test_a_spent_budget_is_held_and_not_proposed(world):
-    world.policies.by_name["default"] = replace(
-        world.policies.by_name["default"], limits=replace(Policy().limits, attempts=1)
-    )
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, limits=Limits(attempts=1))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     assert (world.run().state, world.run().proposal) == (RunState.HELD, None)

@@ -136,7 +136,8 @@ def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn, abilities):
     else:
         world.send_command(OperatorVerb.HOLD, "hold")
         world.send_command(OperatorVerb.RELEASE, "release")
-    assert (world.run().state, sum(world.run().ledger.charges.values())) == (RunState.WATCHING, 0)
+    ledger = world.run().ledger
+    assert (world.run().state, sum(ledger.charges.values()), ledger.without_progress) == (RunState.WATCHING, 0, 0)
     recovered = Finding(Kind.NON_FINITE, Level.RECOVERED, 560, 510, "finite", world.clock())
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (recovered,)))
     world.policies.by_name["default"] = DEFAULT

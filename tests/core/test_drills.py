@@ -181,3 +181,5 @@ def test_what_is_not_there_cannot_be_drilled_from():
     empty.minutes(2)
     assert refused(empty).endswith("but nothing is saved that it could be relaunched from")
     assert "the job has no agent" in refused(empty, OperatorVerb.SAVE)
+    empty.checkpoints.save_file()
+    assert "stopping the job" in send_command(empty, OperatorVerb.DRILL, id="c3"), "its script resumes from the file"

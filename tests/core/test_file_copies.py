@@ -45,9 +45,7 @@ def test_each_save_is_copied_and_the_newest_copies_are_kept():
     assert [(copy.etag, copy.step) for copy in run.copies] == [("b", 200), ("c", 300), ("d", 400)]
     assert {copy.key: copy.copy_etag for copy in run.copies} == world.checkpoints.copies
     assert all(copy.key.startswith("rerail-versions/gpt/") for copy in run.copies)
-    assert run.pending == () and not any("cop" in entry.reason for entry in world.runs.timeline), (
-        "no entry for each save"
-    )
+    assert run.pending == () and not any("cop" in entry.reason for entry in world.runs.timeline), "no entry for each"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,18 @@ def test_while_paused_no_finding_stops_a_job(world):
     assert any(reason.startswith("the pause was lifted: non_finite") for reason in world.reasons())
 
 
+def test_a_stall_found_during_a_pause_is_over_once_the_job_has_saved(world):
+    world.pause.paused = True
+    stall = Finding(Kind.STALL, Level.INTERVENE, 120, 120, "no step", world.clock(), onset_at=world.clock(), idle=True)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
+    assert world.run().proposal
+    world.minutes(2)
+    world.checkpoints.save(step=200)
+    world.pause.paused = False
+    world.minutes(3)
+    assert (world.sagemaker.live(), world.run().proposal) == (["gpt"], None)
+
+
 def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
     world.pause.paused = True
     report_finding(world, Kind.DIVERGENCE)

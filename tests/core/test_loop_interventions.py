@@ -61,6 +61,9 @@ def test_a_lasting_loss_finding_is_rolled_back_to_before_its_onset(world, kind):
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
     assert world.sagemaker.most_live_at_once == 1
     assert {command.kind for command in world.mailbox.commands} == {CommandKind.TRAIN}, "without an agent, no request"
+    report_finding(world, Kind.THROUGHPUT_DROP, Level.INTERVENE, job="gpt-a002")
+    world.minutes(3)
+    assert [attempt.rung for attempt in world.run().attempts] == ["", "replay", ""]
 
 
 def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(world):

@@ -395,9 +395,7 @@ def test_a_loss_that_is_logged_rarely_is_no_nan(with_loss):
     assert not any(sample.nonfinite for sample in found)
     gaps = [later - number - 1 for number, later in zip(with_loss, with_loss[1:], strict=False)]
     assert (cursor.silence.longest, cursor.silence.gap_minutes) == (max(gaps), sum(gaps))
-    assert not any(
-        s.nonfinite for s in see(series, Cursor("gpt"), names=MetricNames(nonfinite="", loss="elsewhere"))[1]
-    )
+    assert not any(s.nonfinite for s in see(series, Cursor("gpt"), names=MetricNames(nonfinite="", loss="other"))[1])
 
 
 def test_a_series_that_was_not_read_is_not_an_empty_one():

@@ -40,10 +40,6 @@ def relaunched(world: World) -> list[str]:
     return [name for name in NAMES if len(world.run(name).attempts) > 1 and world.run(name).current.exists]
 
 
-def pages(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is Severity.PAGE]
-
-
 def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent(world):
     fail(world, NAMES, BROKEN)
     world.minutes(5)
@@ -53,7 +49,7 @@ def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent(w
     fail(world, tried, BROKEN)
     world.minutes(120)
     assert relaunched(world) == tried
-    assert len(pages(world)) == 1
+    assert len(world.notice_titles(Severity.PAGE)) == 1
     assert {world.run(name).state for name in tried} == {RunState.HELD}
     waiting = world.run(next(name for name in NAMES if name not in tried))
     assert waiting.state is RunState.WAITING
@@ -71,7 +67,7 @@ def test_a_page_about_the_error_stands_for_all(world, reason):
     fail(world, NAMES[:3], reason)
     world.minutes(5)
     assert [world.run(name).state for name in NAMES[:3]] == [RunState.HELD] * 3
-    assert len(pages(world)) == 1
+    assert len(world.notice_titles(Severity.PAGE)) == 1
     others = [notice for notice in world.bus.notices if "on-call was paged about this error of run" in notice.did]
     assert len(others) == 2
 
@@ -93,7 +89,7 @@ def test_all_go_on_once_one_has_recovered(world, is_released):
         fail(world, tried[1:], BROKEN)
     world.minutes(40)
     assert relaunched(world) == NAMES
-    assert len(pages(world)) == 1
+    assert len(world.notice_titles(Severity.PAGE)) == 1
 
 
 def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains(world):
@@ -159,4 +155,4 @@ def test_without_a_rate_limit_every_run_is_relaunched_and_pages(world):
     assert relaunched(world) == NAMES[:7]
     fail(world, NAMES[:7], BROKEN)
     world.minutes(5)
-    assert len(pages(world)) == 7
+    assert len(world.notice_titles(Severity.PAGE)) == 7

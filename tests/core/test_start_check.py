@@ -29,10 +29,6 @@ def job(world) -> Job:
     return job
 
 
-def pages(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices if notice.severity is Severity.PAGE]
-
-
 def summary(world: World) -> dict:
     return make_summary(Facts(world.run(), world.clock(), timeline=tuple(world.runs.timeline)))
 
@@ -55,10 +51,8 @@ def test_a_restart_that_began_below_the_ordered_step_is_corrected_and_paged(worl
     believed = make_account(world.run(), world.clock(), Policy()).badput_s[Badput.LOST]
     job.steps(1)
     run = world.run()
-    assert pages(world) == ["gpt: it began at step 0 instead of 400"]
-    text = (
-        "restart 1 in place of attempt 1 was ordered to resume from step 400, but began at step 0: 540 steps are lost"
-    )
+    assert world.notice_titles(Severity.PAGE) == ["gpt: it began at step 0 instead of 400"]
+    text = "was ordered to resume from step 400, but began at step 0: 540 steps are lost"
     assert text in world.reasons()[-1]
     assert (run.incidents[0].lost_steps, run.incidents[0].resume_step) == (540, 400)
     assert run.current.in_place_restarts[0].began_step == 0
@@ -71,14 +65,23 @@ def test_a_restart_that_began_below_the_ordered_step_is_corrected_and_paged(worl
     assert "restart 1 of attempt 1 began at step 0 instead of 400: 540 steps lost" in summary(world)["did"]
 
 
+def test_a_restart_that_began_at_the_ordered_step_is_not_paged(world, job):
+    job.finds(step=540)
+    job.restarts().steps(400)
+    assert (
+        world.reasons()[-1].endswith("step 400 is done, 0 s after the order")
+        and world.notice_titles(Severity.PAGE) == []
+    )
+
+
 def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(world, job):
     job = relaunched(world, job)
     job.steps(1)
     run = world.run()
-    assert pages(world) == ["gpt: it began at step 0 instead of 500"]
+    assert world.notice_titles(Severity.PAGE) == ["gpt: it began at step 0 instead of 500"]
     assert (run.find_start(run.current), run.incidents[0].lost_steps) == (0, 560)
     job.steps(7)  # SageMaker has restarted the container
-    assert len(pages(world)) == 1
+    assert len(world.notice_titles(Severity.PAGE)) == 1
     assert run == replace(world.run(), version=run.version)
     job.saves(600)
     world.minutes(3)
@@ -95,7 +98,7 @@ def test_a_start_within_a_save_interval_is_recorded_without_a_page(world, job, f
     job.steps(first)
     run = world.run()
     assert (run.current.began_step, run.incidents[0].lost_steps) == (began, lost)
-    assert pages(world) == []
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_steps_that_never_reached_the_ordered_one_are_counted_otherwise(world, job):
@@ -105,7 +108,7 @@ def test_steps_that_never_reached_the_ordered_one_are_counted_otherwise(world, j
     job = Job(world, attempt=2, name=world.run().current.job_name)
     job.hello()
     job.steps(1)
-    assert pages(world) == []
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_an_unsigned_or_false_report_changes_no_decision(world, job):
@@ -155,7 +158,7 @@ def test_a_script_that_counts_from_0_in_each_launch_is_not_taken_for_one_that_lo
     scripted.minutes(3)
     run = scripted.run()
     assert (run.attempts[1].first_step, run.attempts[1].began_step, run.incidents[0].lost_steps) == (1, 500, 60)
-    assert (pages(scripted), run.incidents[0].recovered) == ([], True)
+    assert (scripted.notice_titles(Severity.PAGE), run.incidents[0].recovered) == ([], True)
 
 
 def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scripted):
@@ -165,7 +168,7 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     scripted.minutes(3)
     run = scripted.run()
     assert (run.attempts[1].began_step, run.incidents[0].lost_steps) == (0, 560)
-    assert pages(scripted) == ["gpt: it began at step 0 instead of 500"]
+    assert scripted.notice_titles(Severity.PAGE) == ["gpt: it began at step 0 instead of 500"]
     assert (
         "loads no checkpoint: `rerail stop gpt`, fix it, then `rerail submit train.py --continue gpt`\n"
         in run.pages[0].notice.todo
@@ -178,7 +181,7 @@ def test_a_checkpoint_below_the_ordered_step_confirms_what_the_metrics_say(scrip
     scripted.checkpoints.save(60, attempt=0, layout=Layout.HUGGING_FACE)
     scripted.minutes(3)
     assert scripted.run().attempts[2].began_step == 0
-    assert len(pages(scripted)) == 1
+    assert len(scripted.notice_titles(Severity.PAGE)) == 1
 
 
 def test_a_list_of_relaunches_names_the_step_that_was_begun(scripted):

@@ -54,10 +54,6 @@ def liveness_of(world: World) -> Liveness:
     return world.memories.recall(["gpt"])["gpt"].detectors.liveness
 
 
-def titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices]
-
-
 @pytest.mark.threat("T1")
 @pytest.mark.parametrize("key", ["", ANOTHER], ids=["no seal", "a seal of another run"])
 def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
@@ -145,7 +141,7 @@ def test_a_forged_heartbeat_hides_no_hang(world, agent, stranger):
     for _ in range(40):
         stranger.beats(5_000, loss=1.0)
         world.minutes(1)
-    assert "gpt: stall: relaunching" in titles(world)
+    assert "gpt: stall: relaunching" in world.notice_titles()
 
 
 @pytest.mark.threat("T2")
@@ -158,7 +154,7 @@ def test_an_old_heartbeat_written_again_hides_no_hang(world, agent):
     for minute in range(40):
         world.mailbox.put(make_heartbeat_key("gpt"), (older, newest)[minute % 2])
         world.minutes(1)
-    assert "gpt: stall: relaunching" in titles(world)
+    assert "gpt: stall: relaunching" in world.notice_titles()
 
 
 @pytest.mark.threat("T2")
@@ -183,7 +179,7 @@ def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(wo
         first.hello()
         first.finds(RUINED)
     assert not world.run("old").current.agent
-    assert titles(world) == ["old: an unsigned report"] * 2
+    assert world.notice_titles() == ["old: an unsigned report"] * 2
     assert "non_finite: the loss is not finite" in world.bus.notices[1].body
     assert VARIABLE in world.bus.notices[1].todo
     world.sagemaker.fail("old", NODE_LOST)
@@ -193,7 +189,7 @@ def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(wo
     late = Agent(world, run="old", job="old-a002", attempt=2, reports=50, signing_key="")
     late.finds(RUINED)
     assert world.run("old").state is RunState.WATCHING
-    assert titles(world)[-1] == "old: a report cannot be read"
+    assert world.notice_titles()[-1] == "old: a report cannot be read"
     second = Agent(world, run="old", job="old-a002", attempt=2)
     second.hello()
     assert world.run("old").requires_signature and world.run("old").current.agent
@@ -206,7 +202,7 @@ def test_a_policy_can_ask_for_silence_about_unsigned_reports(world):
     world.sagemaker.submit("old")
     world.supervisor().handle(JobStateChanged("old"))
     Agent(world, run="old", job="old", signing_key="").finds(RUINED)
-    assert titles(world) == ["old: a report cannot be read"]
+    assert world.notice_titles() == ["old: a report cannot be read"]
 
 
 @pytest.mark.threat("T3")
@@ -221,7 +217,7 @@ def test_an_unsigned_heartbeat_hides_no_hang(world):
             world.series.print("old", world.clock(), step=10.0 * minute + 10, loss=2.0, count=10.0)
         stranger.beats(10 * minute + 10, loss=2.0)
         world.minutes(1)
-    assert any(title.startswith("old: stall") for title in titles(world))
+    assert any(title.startswith("old: stall") for title in world.notice_titles())
 
 
 def runs_under_attack() -> list[Run]:

@@ -68,9 +68,7 @@ def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
     assert [notice.severity for notice in world.bus.notices].count(Severity.PAGE) == 1
     assert not run.current.exists
     del world.sagemaker.jobs["gpt-a002"]
-    world.supervisor().handle(
-        CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "the stranger's job is deleted")
-    )
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "the stranger's job is gone"))
     world.minutes(10)
     assert (world.run().state, world.run().current.job_name) == (RunState.WATCHING, "gpt-a002")
     assert world.sagemaker.requests["gpt-a002"]["Environment"][VARIABLE] == KEY

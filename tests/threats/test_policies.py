@@ -15,10 +15,6 @@ from tests.fakes import DEFAULT, Agent, World
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
-def titles(world: World) -> list[str]:
-    return [notice.title for notice in world.bus.notices]
-
-
 def with_run_under(mode: Mode) -> World:
     """A run under the policy `careful` of this mode, with checkpoints."""
     world = World()
@@ -56,7 +52,7 @@ def test_a_removed_policy_lets_rerail_do_nothing_more(mode, error, monkeypatch):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)
     assert world.sagemaker.live() == []
-    assert titles(world).count("gpt: its policy cannot be used") == 1
+    assert world.notice_titles().count("gpt: its policy cannot be used") == 1
 
 
 @pytest.mark.threat("T27")
@@ -69,7 +65,7 @@ def test_a_policy_that_is_removed_while_a_launch_waits_is_paged_too(mode, monkey
     remove(world, monkeypatch, None)
     world.minutes(20)
     assert world.sagemaker.live() == []
-    assert titles(world).count("gpt: its policy cannot be used") == 1
+    assert world.notice_titles().count("gpt: its policy cannot be used") == 1
 
 
 @pytest.mark.threat("T27")
@@ -79,7 +75,7 @@ def test_a_removed_policy_still_recovers_what_it_may(monkeypatch):
     policy = world.policies.by_name["careful"]
     remove(world, monkeypatch, None)
     world.minutes(9)
-    assert titles(world) == [], "a deployment may be under way"
+    assert world.notice_titles() == [], "a deployment may be under way"
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(15)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -87,7 +83,7 @@ def test_a_removed_policy_still_recovers_what_it_may(monkeypatch):
     assert "mode act" in page.body and "policies/careful.toml" in page.todo
     world.policies.by_name["careful"] = policy
     world.minutes(2)
-    assert titles(world).count("gpt: all clear: its policy is back") == 1
+    assert world.notice_titles().count("gpt: all clear: its policy is back") == 1
     assert world.run().pages == ()
 
 
