@@ -43,9 +43,7 @@ def sent(monkeypatch):
             for name, body in (("a", b"1"), ("manifest.json", text)):
                 s3.put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
         s3.put_object(Bucket="bucket", Key="gpt/step-000000050/a", Body=b"1")
-        monkeypatch.setattr(
-            place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE, "BusName": "bus"})
-        )
+        monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE, "BusName": "b"}))
         monkeypatch.setattr(client("events"), "put_events", put)
         yield events
 

@@ -107,6 +107,14 @@ def test_observe_mode_reports_what_it_would_do(world):
     assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())
 
 
+def test_each_of_two_findings_is_observed_once(world):
+    world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.OBSERVE)
+    two = [Finding(kind, Level.INTERVENE, 480, 350, "") for kind in (Kind.DIVERGENCE, Kind.THROUGHPUT_DROP)]
+    for _ in range(3):
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", tuple(two)))
+    assert world.notice_titles() == [f"gpt: {finding.kind}: observing only" for finding in two]
+
+
 def test_observing_a_spent_budget_holds_nothing(world):
     world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.OBSERVE, retries=Retries(diverged=0))
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)

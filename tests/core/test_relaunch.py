@@ -95,9 +95,7 @@ def test_an_empty_value_of_the_users_own_means_something():
     assert request["HyperParameters"]["note"] == ""
 
 
-@pytest.mark.parametrize(
-    "vpc", [{}, {"Subnets": ["subnet-1"]}, {"SecurityGroupIds": [], "Subnets": ["subnet-1"]}, None]
-)
+@pytest.mark.parametrize("vpc", [{}, {"Subnets": ["sub-1"]}, {"SecurityGroupIds": [], "Subnets": ["sub-1"]}, None])
 def test_half_a_network_is_none(vpc):
     assert "VpcConfig" not in rebuilt(VpcConfig=vpc)
 

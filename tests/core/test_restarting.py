@@ -58,9 +58,7 @@ class Job:
         self.report(ReportKind.HELLO, abilities=tuple(abilities or sorted(SAID)))
 
     def finds(self, kind: Kind = Kind.NON_FINITE, *, onset: int = 450, step: int = 510) -> None:
-        self.report(
-            ReportKind.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),)
-        )
+        self.report(ReportKind.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"since {onset}"),))
 
     def crashes(self, text: str = "") -> None:
         self.report(ReportKind.CRASHED, evidence=text or report_of())
@@ -464,8 +462,11 @@ def test_a_crash_is_restarted_within_the_job(world, job):
     assert (run.state, run.ledger.charges) == (RunState.RESTARTING, {Cause.USER_CODE: 1})
     assert (job.order.restart, job.order.resume_step) == (1, None)
     world.clock.pass_by(timedelta(seconds=8))
+    job.saves(520)  # by the process that has died: no progress
     job = job.restarts()
     job.steps(501)
+    world.minutes(1)
+    assert world.run().open_incident
     job.saves(600)
     world.minutes(2)
     run = world.run()

@@ -182,7 +182,7 @@ def test_repetitions_are_one_incident_that_an_all_clear_resolves(receivers: Rece
     receivers.publish(page)
     receivers.publish(page)
     receivers.publish(notice(Severity.CLEAR, "gpt/again/clear", title="gpt: all clear", clears=page.key))
-    calls = receivers.account.wait("three calls", lambda: len(c := receivers.receiver.at(PAGER, page.key)) == 3 and c)
+    calls = receivers.account.wait("3 calls", lambda: len(c := receivers.receiver.at(PAGER, page.key)) == 3 and c)
     assert sorted(call.body["event_action"] for call in calls) == ["resolve", "trigger", "trigger"]
     assert {call.body["dedup_key"] for call in calls} == {page.key}
 
@@ -212,9 +212,7 @@ def test_a_receiver_that_is_down_for_a_moment_loses_nothing(receivers: Receivers
     """503 and 429 are tried again until it is taken: the same body each time."""
     receivers.receiver.answers[PAGER] = [503, 429]
     receivers.publish(notice(Severity.PAGE, "gpt/flaky"))
-    calls = receivers.account.wait(
-        "three calls", lambda: len(c := receivers.receiver.at(PAGER, "gpt/flaky")) == 3 and c
-    )
+    calls = receivers.account.wait("3 calls", lambda: len(c := receivers.receiver.at(PAGER, "gpt/flaky")) == 3 and c)
     assert [call.status for call in calls] == [503, 429, 202]
     assert calls[0].body == calls[1].body == calls[2].body
     assert receivers.letters() == []

@@ -229,9 +229,7 @@ def test_the_defaults_of_another_user_in_a_folder_above_are_refused(tmp_path: Pa
 
 
 @pytest.mark.threat("T33")
-@pytest.mark.parametrize(
-    "given", ["~/.aws", "../other", "/etc/passwd", "sent", ".env", ".git", "a/../../other", "x.whl"]
-)
+@pytest.mark.parametrize("given", ["~/.aws", "../other", "/etc/passwd", "sent", ".env", ".git", "a/../../b", "x.whl"])
 @pytest.mark.parametrize("field", ["dependencies", "agent", "dockerfile", "inputs", "script"])
 def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field: str, given: str):
     """Whoever wrote `rerail.toml` chose the bucket too; what a person names on the command line goes."""
