@@ -70,7 +70,7 @@ def read_toml_file(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise OSError(f"{file} is not in UTF-8: {error.reason} at byte {error.start}") from error
     if max(line.count(".") for line in text.split("\n")) > MAX_LINE_DOTS:
-        raise OSError(f"{file} has a line with more than {MAX_LINE_DOTS} dots: break it")
+        raise OSError(f"{file} has a line with more than {MAX_LINE_DOTS} dots: shorten it")
     return text
 
 

@@ -131,7 +131,7 @@ def test_a_policy_nested_without_end_is_no_policy():
         (b"[submit]\ncount = " + MANY.encode(), "not valid TOML"),
         (b"[submit]\ncount = 0x" + MANY.encode(), "not valid TOML"),
         (b"#" * 1_000_001, "must be a file of at most 1,000,000 bytes"),
-        (b"a" + b".a" * 100_000 + b" = 1", "has a line with more than 1000 dots: break it"),
+        (b"a" + b".a" * 100_000 + b" = 1", "has a line with more than 1000 dots: shorten it"),
     ],
 )
 def test_defaults_that_cannot_be_read_are_a_problem_with_a_remedy(tmp_path, text, what):
