@@ -14,6 +14,7 @@ from rerail.diagnosis.failure_lines import (
     OF_PROGRAM,
     WAVE,
     FailureLines,
+    cut_older_launches,
     find_failure_lines,
     find_rank,
     is_exception,
@@ -28,6 +29,7 @@ from rerail.diagnosis.symptoms import (
     NAN_LOSS,
     RULES,
     SERVICE,
+    SETTINGS,
     TIMEOUT_WHILE_READING,
     WRAPPERS,
     SymptomRule,
@@ -45,7 +47,7 @@ HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: bounds the cost for a l
 MAX_NOTE_LINES = 6
 FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 # A rule of these found an error; any other only found that there was one.
-NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
+NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, SETTINGS, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
 
@@ -240,7 +242,9 @@ def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str
     """
     if not causes:
         return found
-    logs = [_COLOR.sub("", f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{_find_reported_error(text)}") for text in texts]
+    # The error of the failure file inside a FailureReason is also read where JSON has escaped it.
+    ends = [(text, (_find_report(text[:HEAD]) or {}).get("error") or "") for text in texts]
+    logs = [_COLOR.sub("", f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{error}") for text, error in ends]
     for text, cause in causes.items():
         pattern = re.compile(_WORD_EDGE + r"[ \t]{1,9}".join(map(re.escape, text.split())) + _WORD_EDGE)
         for log in logs:
@@ -253,11 +257,6 @@ def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str
     return found
 
 
-def _find_reported_error(text: str) -> str:
-    """Return the error of the failure file inside a FailureReason, where JSON has escaped it, or ""."""
-    return str((_find_report(text[:HEAD]) or {}).get("error") or "")
-
-
 def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
     """Return the diagnosis with the secrets removed from its evidence."""
     return replace(diagnosis, evidence=redact_secrets(diagnosis.evidence, secrets))
@@ -268,11 +267,17 @@ def with_redaction(diagnosis: Diagnosis, secrets: Sequence[str]) -> Diagnosis:
 def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> Diagnosis:
     """Diagnose from the lines that name an error, or else from the exit code, or else from ordinary words."""
     texts = (text, *(log[-TAIL:] for log in logs))
-    joined, lines = "\n".join(texts), find_failure_lines(*texts)
+    lines, newest = find_failure_lines(*texts), tuple(map(cut_older_launches, texts))
+    found = _find_rule(lines)
+    # An older launch ended in another way; its faulty hardware may have been the first.
+    if newest != texts and found and found[0].cause is not Cause.HARDWARE:
+        last = _find_rule(latest := find_failure_lines(*newest))
+        if last and last[0].name in NAMED_RULES and last[0].name not in CASCADES:
+            texts, lines, found = newest, latest, last
+    joined = "\n".join(texts)
     exited = _find_launcher_exit(joined)
     # MPICH prints a signal's bare number as the exit code.
     exit_code = exited if exited and exit_code in (None, 1, -exited) else exit_code
-    found = _find_rule(lines)
     if lines.survived and (found is None or found[0].name in CASCADES):
         lines.exceptions += lines.survived
         found = _find_rule(lines)
@@ -339,9 +344,9 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     """Return the rule that the most telling lines match: exceptions and errors before the words around them."""
     exceptions, printed = _clean_errors(lines.exceptions), _clean_errors(lines.errors)
     named = exceptions or list(filter(is_exception, printed))
-    if damage := _match_damage([*named, *_clean(lines.replaced)], lines.loading):
+    if damage := _match_within(DAMAGE, [*named, *_clean(lines.replaced)], lines.loading):
         return damage
-    found = _match_exceptions(named, lines.reading)
+    found = _match_within(SETTINGS, named, lines.settings) or _match_exceptions(named, lines.reading)
     device = _first_match(RULES, list(filter(DEVICE.search, printed)))
     if _is_decisive(device) and device[0].cause is Cause.HARDWARE:
         return device
@@ -357,7 +362,7 @@ def _find_rule(lines: FailureLines) -> _Match | None:
         return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or found
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
-    around = _find_rule_around(lines, errors, [*exceptions, *printed], telling)
+    around = _find_around(lines, errors, [*exceptions, *printed], telling)
     if lines.is_cut and (around is None or around[0] is FALLBACKS[0]):
         around = _match_exceptions(_clean(lines.replaced)) or around  # what the exception that is cut off came from
     return around or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
@@ -372,11 +377,10 @@ def _is_decisive(found: _Match | None) -> TypeGuard[_Match]:
     return found is not None and found[0].firm and found[0].name not in CASCADES
 
 
-def _find_rule_around(
-    lines: FailureLines, errors: list[str], raised: list[str], telling: _Match | None
-) -> _Match | None:
+def _find_around(lines: FailureLines, errors: list[str], raised: list[str], telling: _Match | None) -> _Match | None:
     """Return the rule that ordinary lines match, after the errors, whose rule is `telling`."""
-    rest, cut = _clean(lines.others), _clean(_list_cut(lines))
+    rest = _clean(lines.others)
+    cut = [lines.raised or "Traceback (most recent call last): the exception is cut off"] if lines.is_cut else []
     if _is_log(lines):
         # Ordinary lines of a log only count where they are unmistakable.
         return telling or _first_match(FIRM_RULES, rest) or _first_match(FALLBACKS[:1], [*raised, *cut])
@@ -390,20 +394,15 @@ def _is_own_error(exception: str) -> bool:
     return found is None or not found[0].firm
 
 
-def _list_cut(lines: FailureLines) -> list[str]:
-    """Return what is left of a traceback whose exception is cut off."""
-    return [lines.raised or "Traceback (most recent call last): the exception is cut off"] if lines.is_cut else []
-
-
 def _is_log(lines: FailureLines) -> bool:
     """Return whether the text is a part of a log rather than a sentence or an error message."""
     return len(lines.others) + len(lines.noise) > MAX_NOTE_LINES
 
 
-def _match_damage(lines: list[str], loading: Collection[str]) -> _Match | None:
-    """Return the match of the last exception that the loading of a damaged checkpoint raised, if there is one."""
-    loaded = set(_clean(loading))
-    return next((found for line in lines if line in loaded and (found := _first_match((DAMAGE,), [line]))), None)
+def _match_within(rule: SymptomRule, lines: list[str], context: Collection[str]) -> _Match | None:
+    """Return the rule's match of the first exception that was raised within the context, if there is one."""
+    within = set(_clean(context))
+    return next((found for line in lines if line in within and (found := _first_match((rule,), [line]))), None)
 
 
 def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match | None:
@@ -479,12 +478,13 @@ def _match_report(error: str, tail: str) -> _Match | None:
     """Return the match of the reported error, or else of the program's last lines."""
     lines = find_failure_lines(tail)
     errors = _clean(re.split(r"[\r\n]+", error))
-    if damage := _match_damage(errors, [*lines.loading, *(errors if lines.is_loading else ())]):
-        return damage
+    loading = [*lines.loading, *(errors if lines.is_loading else ())]
+    if matched := _match_within(DAMAGE, errors, loading) or _match_within(SETTINGS, errors, lines.settings):
+        return matched
     if found := _match_exceptions(errors, lines.reading):
         return found
     found = _find_rule(lines)
-    return found if found is not None and found[0] in RULES else None
+    return found if found is not None and found[0] in (*RULES, DAMAGE, SETTINGS) else None
 
 
 def _find_report(text: str) -> Mapping[str, object] | None:
@@ -567,9 +567,7 @@ def _find_launcher_exit(text: str) -> int | None:
 
 
 def _signal_number(exit_code: int | None) -> int:
-    if exit_code is None:
-        return 0
-    return -exit_code if exit_code < 0 else exit_code - 128
+    return 0 if exit_code is None else -exit_code if exit_code < 0 else exit_code - 128
 
 
 def _make_diagnosis(

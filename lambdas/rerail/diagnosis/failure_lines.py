@@ -129,9 +129,8 @@ _INTENT = LazyPattern(
 )
 _NATIVE_FRAME = LazyPattern(
     r"\s*(?:frame )?#\d+:? (?!ERROR)|\s*at (?:\S{1,200}\(\S{0,200}\)|/|[\w./]+:\d+)|\s*\d+:\s+0x|\s*\d+: \w+(?:::\w+)+"
-    r"|\[\S+:\d+\] \[ ?\d+\]"
+    r"|\[\S+:\d+\] \[ ?\d+\]|\s*C\+\+ CapturedTraceback"
     r"|\s*\S{1,200}\(\S{0,200}\+0x[0-9a-f]+\)|\s*\.\.\. \d+ more$|Exception raised from \S+ at|\s*stack backtrace:"
-    r"|\s*C\+\+ CapturedTraceback"
 )
 
 # Frames and source lines that read a checkpoint, and those that read the input. Both may call `torch.load`.
@@ -143,6 +142,13 @@ _LOADS_CHECKPOINT = LazyPattern(
 _READS_INPUT = LazyPattern(
     r"__getitem__|data_?loader|_utils/fetch\.py|_utils/worker\.py|data_?sets?\b|read_(?:sample|record|shard|parquet)"
     r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
+    re.IGNORECASE,
+)
+# Calls and assignments that read the settings of the program, next to where the exception was raised.
+_READS_SETTINGS = LazyPattern(
+    r"\b(?:config\w*|cfg|conf|settings|hparams|hyper_?param\w*|\w{0,40}_dict|params|args) ?= ?[\w.]{0,40}"
+    r"(?:load|decode|parse)\w{0,40}\(|load\w{0,20}\((?:open\()?\w{0,40}(?:config|cfg|settings|param|args|yaml)"
+    r"|(?:load|read|parse|get|from)_(?:config|cfg|settings|hparams|yaml)|deepspeed_?config|config_file",
     re.IGNORECASE,
 )
 # A line that announces the loading of a checkpoint, and one that shows that it is over.
@@ -164,6 +170,11 @@ WAVE = LazyPattern(
 # The end of a process, whose errors follow from what ended it.
 _CLOSING = LazyPattern(
     r"_run_finalizers|_run_exitfuncs|\batexit\b|\b__del__\b|\bException ignored (?:in|on)\b|_remove_temp_dir"
+)
+# What a launcher prints once, as it starts the program: torchrun, SageMaker's toolkit, DeepSpeed.
+_LAUNCH = LazyPattern(
+    r"OMP_NUM_THREADS environment variable for each process|\bInvoking (?:user )?(?:training )?script\b"
+    r"|\[(?:runner|launch)\.py:\d+:main\] (?:cmd|nnodes|dist_world_size)|\bwill restart worker group"
 )
 # Progress after an error: training survived it.
 MIN_PROGRESS = 3
@@ -206,8 +217,6 @@ _LOST = LazyPattern(
     r"|Remote Rank did not send|Horovod has been shut"
 )
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
-
-
 # What SageMaker's toolkit and launchers print after a script has ended, whatever its result.
 _AFTER_END = LazyPattern(
     r"Reporting training SUCCESS|finish and give a return code|return code\. Received|^[-=]+$"
@@ -256,9 +265,10 @@ class FailureLines:
     noise: list[str] = field(default_factory=list)
     # Exceptions that training survived: others came after more steps.
     survived: list[str] = field(default_factory=list)
-    # Exceptions whose traceback, or the line before it, shows that a checkpoint, or the input, was being read.
+    # Exceptions whose traceback, or the line before it, shows that a checkpoint, the input or settings were being read.
     loading: set[str] = field(default_factory=set)
     reading: set[str] = field(default_factory=set)
+    settings: set[str] = field(default_factory=set)
     # The text ends inside a traceback, before its exception.
     is_cut: bool = False
     # The type that the last source line raises, where the traceback is cut off.
@@ -320,6 +330,11 @@ def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[str]:
 
 def _join_groups(match: "re.Match[str] | None") -> str:
     return "".join(filter(None, match.groups())) if match else ""
+
+
+def cut_older_launches(text: str) -> str:
+    """Return the text from its last launch on."""
+    return text[max((launch.end() for launch in _LAUNCH.finditer(text)), default=0) :]
 
 
 def find_final_error(log: str) -> str:
@@ -506,6 +521,8 @@ class _Scan:
                 self.found.reading.add(block.text)
             elif block.is_announced or _LOADS_CHECKPOINT.search(block.frames):
                 self.found.loading.add(block.text)
+            elif _READS_SETTINGS.search(block.frames):
+                self.found.settings.add(block.text)
             self._choose_list(block, successor, survived_before).append(block.text)
 
     def _choose_list(self, block: _Block, successor: _Block | None, survived_before: int) -> list[str]:
