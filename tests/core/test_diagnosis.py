@@ -30,6 +30,7 @@ STALL = (
 )
 SOURCES = {"[rank3]": 3, "[default1]:[rank5]": 5, "[1,7]<stderr>": 7, "[12]": 12, "4": 4, "node-1": None}
 SOURCES |= {"[local_rank 0]": None}
+STALE = "OSError: [Errno 116] Stale file handle"
 OOM = "torch.OutOfMemoryError: CUDA out of memory"
 LAUNCH = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
 PARSED = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
@@ -147,7 +148,7 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
     ("text", "rank"),
     [
         *((f"{source}: KeyError: 'labels'", rank) for source, rank in SOURCES.items()),
-        ("[rank3]: OSError: [Errno 116] Stale file handle\n[rank5]: OSError: [Errno 116] Stale file handle", 3),
+        *((f"[rank3]: {STALE}\n[rank5]: {STALE}\n{end}", rank) for end, rank in (("", None), (TABLE.format(1, 5), 5))),
         ("0: step 7\n2: Traceback (most recent call last):\n2:   File \"a.py\", line 1\n2: KeyError: 'labels'", 2),
         ("-- Process 1 terminated with the following error:\nTraceback (most recent call last):\nKeyError: 1", 1),
         ("[rank1]: RuntimeError: Connection closed by peer\n[rank6]: torch.OutOfMemoryError: CUDA out of memory", 6),
@@ -178,7 +179,7 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
     ],
 )
 def test_the_first_rank_that_failed_is_named(text: str, rank: int | None) -> None:
-    """None of a wave of ranks that wait for each other, and no number within one machine."""
+    """None of a wave of ranks that wait, nor of several that fail alike, and no number within one machine."""
     assert diagnose(text).rank == rank
 
 

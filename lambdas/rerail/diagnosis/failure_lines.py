@@ -291,9 +291,10 @@ def is_exception(line: str) -> bool:
 
 
 def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int | None:
-    """Return the first rank that printed the root error, or else the one that the launcher names.
+    """Return the only rank that printed the root error, or else the one that the launcher names.
 
-    In a wave, where ranks wait for each other, the only one that is missing or, where none is, that printed it.
+    In a wave, where ranks wait for each other, the only one that is missing or, where none is, that printed it. Ranks
+    that fail alike print in any order: only the launcher knows which was the first.
     """
     joined = "\n".join(texts)
     if is_wave and (missing := set(re.findall(r"\d+", " ".join(map(_join_groups, _MISSING.finditer(joined)))))):
@@ -304,13 +305,14 @@ def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int 
     ranks = [rank for rank in ranks if rank not in lost]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
-    if ranks and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
-        return int(ranks[0]) if not is_wave or len(set(ranks)) == 1 else None
+    is_only = len(set(ranks)) == 1
+    if (is_only or ranks and is_wave) and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
+        return int(ranks[0]) if is_only else None
     launched = _LAUNCHER_RANK.search(joined)
     exited = {_join_groups(launched), *_EXITED.findall(joined)} if launched and _EXITED.match(launched[0]) else set()
     first = {rank for time, rank in tables if time == min(tables)[0]} or exited
     named = _join_groups(launched) if not first else first.pop() if len(first) == 1 else ""
-    if not named and not first and not is_wave and not _LOST.search(joined):
+    if not named and not first and not ranks and not is_wave and not _LOST.search(joined):
         lines = [line for line in lines if '", line ' in line]
         framed = {rank for line in lines if (rank := _join_groups(_RANK.search(line)))}
         named = framed.pop() if len(framed) == 1 else ""

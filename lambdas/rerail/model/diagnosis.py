@@ -22,7 +22,7 @@ class Diagnosis:
     limitation: str = ""
     # How far the last losses of the log were from those before; empty if they were not far.
     last_loss: str = ""
-    # The first rank that printed the error, where the text names it.
+    # The only rank that printed the error, or the first one by the words of its launcher.
     rank: int | None = None
     # The GPU that failed, with its UUID first; empty if none is named, or the cause is another.
     gpu: str = ""
