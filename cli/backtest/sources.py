@@ -42,11 +42,11 @@ def find(
     if patterns:
         return _read_now([text.read(place, patterns)])
     if place.is_dir():
-        return _folder(place)
+        return _folder(place, loss=loss)
     if place.suffix in (".json", ".jsonl", ".ndjson"):
         return _read_now([json_rows.read(place, loss=loss)])
-    if tensorboards.is_events(place):
-        return _read_now(tensorboards.read(place.parent))
+    if "tfevents" in place.name:
+        return _read_now(tensorboards.read(place.parent, loss=loss))
     if place.suffix in (".csv", ".tsv", ".gz") or tables.is_table(place):
         return _read_now([tables.read(place, loss=loss)])
     if json_rows.is_lines(place):
@@ -62,13 +62,13 @@ def _is_there(place: Path) -> bool:
         return False
 
 
-def _folder(place: Path) -> tuple[Log, ...]:
+def _folder(place: Path, *, loss: str) -> tuple[Log, ...]:
     if (place / "index.csv").exists():
         return _corpus(place)
     if state := trainer.find_newest_state(place):
         return _read_now([trainer.read(state)])
     if tensorboards.find_runs(place):
-        return _read_now(tensorboards.read(place))
+        return _read_now(tensorboards.read(place, loss=loss))
     raise BadInput(f"{place} holds no log", ACCEPTED)
 
 

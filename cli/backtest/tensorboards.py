@@ -12,22 +12,19 @@ from cli.backtest.series import METRICS, BadInput, LogSeries, add_step_times, fi
 PACKAGE = "tensorboard==2.21.0"
 
 
-def is_events(file: Path) -> bool:
-    return "tfevents" in file.name
-
-
 def find_runs(folder: Path) -> list[Path]:
     """Return the folders at or below this one that have event files."""
     return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
 
 
-def read(folder: Path) -> list[LogSeries]:
+def read(folder: Path, *, loss: str = "") -> list[LogSeries]:
     """Return a series for each run that has a loss or a speed; each writer in a folder is a run."""
     loader = _loader()
     found, problem = [], None
     for run in find_runs(folder):
         try:
-            found.append(_series(loader, run, name=str(run.relative_to(folder)) if run != folder else folder.name))
+            name = str(run.relative_to(folder)) if run != folder else folder.name
+            found.append(_series(loader, run, name=name, loss=loss))
         except BadInput as error:
             problem = error
     if not found:
@@ -44,7 +41,7 @@ def _loader() -> Any:
     return module
 
 
-def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
+def _series(loader: Any, run: Path, *, name: str, loss: str) -> LogSeries:
     # All points, and the steps of a launch before a restart too: they happened.
     sizes = {loader.SCALARS: 0, loader.TENSORS: 0}
     events = loader.EventAccumulator(str(run), size_guidance=sizes, purge_orphaned_data=False)
@@ -53,7 +50,7 @@ def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
     except Exception as error:
         raise BadInput(f"{run} cannot be read: {error}", "give the folder that SummaryWriter wrote to") from error
     points = dict(_points(events))
-    columns = find_columns(points, where=f"the TensorBoard run {run}")
+    columns = find_columns(points, where=f"the TensorBoard run {run}", loss=loss)
     rows: dict[tuple[int, int], dict[str, float | None]] = {}
     times: dict[tuple[int, int], float] = {}
     for column, tag in columns.items():

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from cli.backtest import jobs, json_rows, sources, tables, tensorboards, trainer
-from cli.backtest.series import BadInput, LogSeries, find_columns, parse_time
+from cli.backtest.series import BadInput, find_columns, parse_time
 from tests.backtest.command import DATA
 
 CSV, STATE = DATA / "metrics.csv", DATA / "trainer_state.json"
@@ -132,7 +132,7 @@ def test_a_tensorboard_run_is_read(tmp_path: Path, as_tensors):
     write_events(tmp_path, as_tensors=as_tensors)
     (series,) = tensorboards.read(tmp_path)
     assert [one.loss for one in series.samples] == pytest.approx(numbers("train/loss")[: len(series.samples)], rel=1e-6)
-    assert len(series.samples) > 400
+    assert len(series.samples) > 400 and series.find_row(7) == 7
     assert {one.grad_norm for one in series.samples} == {0.5}
     assert series.samples[1].step_time_s == pytest.approx(0.5)
     assert series.samples[0].at == datetime.fromtimestamp(1.7e9, UTC)
@@ -147,6 +147,7 @@ def test_a_folder_of_tensorboard_runs_is_a_log_each(tmp_path: Path):
     writer.add_event(Event(wall_time=1.7e9, step=1, summary=other))
     writer.close()
     assert [log.name for log in sources.find(str(tmp_path), local=False)] == ["one", "two"]
+    assert [log.name for log in sources.find(str(tmp_path), local=False, loss="accuracy")] == ["other"]
     (file,) = (tmp_path / "two").iterdir()
     assert len(sources.find(str(file), local=False)) == 1
 
@@ -174,11 +175,6 @@ def test_what_is_no_time_is_none(text):
     assert parse_time(text) is None
 
 
-def test_rows_default_to_places():
-    """A log that was read whole needs no table of rows."""
-    assert LogSeries("a", ()).find_row(7) == 7
-
-
 def _not_installed(name: str) -> None:
     raise ImportError(name)
 
@@ -186,15 +182,11 @@ def _not_installed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "steps"),
     [
-        (
-            "history.jsonl",
-            '{"iteration": 19, "total_loss": 2.5}\n{"iteration": 39, "total_loss": 2.25}\n{"iter',
-            [19, 39],
-        ),
+        ("log.jsonl", '{"iteration": 19, "total_loss": 2.5}\n{"iteration": 39, "total_loss": 2.25}\n{"it', [19, 39]),
+        ("log.jsonl", '{"phase": "WARMUP", "step": 1, "loss": 2.5}\n{"phase": "on", "step": 2, "loss": 2.25}', [1, 2]),
         (
             "20211105.log.json",
-            '{"env_info": "x"}\n{"mode": "train", "epoch": 1, "iter": 50, "loss": 2.5}\n'
-            '{"mode": "val", "epoch": 1, "iter": 9, "loss": 9}\n'
+            '{"env_info": "x"}\n{"mode": "train", "epoch": 1, "iter": 50, "loss": 2.5}\n{"mode": "val", "loss": 9}\n'
             '{"mode": "train", "epoch": 2, "iter": 50, "loss": 2.25}\n',
             [50, 101],
         ),
