@@ -14,44 +14,24 @@ from rerail.notices.notice import truncate
 # What other people call our columns; compared in small letters, with every run of other characters as one underscore.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "step": (
-        *("step", "global_step", "iteration", "iterations", "iter", "it", "steps", "update", "num_updates", "batch"),
-        *("current_steps", "total_timesteps", "num_timesteps", "timesteps", "global_batch"),
+        *("step", "global_step", "iteration", "iterations", "iter", "iters", "it", "steps", "update", "num_updates"),
+        *("batch", "current_steps", "total_timesteps", "num_timesteps", "timesteps", "global_batch"),
         *("train_global_step", "trainer_global_step", "train_step"),
     ),
     # Counts where there is no step, or where the steps begin again with each.
     "epoch": ("epoch", "epochs", "current_epoch", "train_epoch"),
     "loss": (
-        *(
-            "loss",
-            "train_loss",
-            "training_loss",
-            "loss_train",
-            "train_loss_step",
-            "loss_step",
-            "lm_loss",
-            "train_lm_loss",
-        ),
+        *("loss", "train_loss", "training_loss", "loss_train", "train_loss_step", "loss_step", "lm_loss"),
+        "train_lm_loss",
         *("batch_loss", "train_batch_loss", "total_loss", "train_total_loss", "loss_total", "nll_loss", "ce_loss"),
     ),
     "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "train_grad_norm", "total_norm", "grad_norm_total", "norm"),
     "step_time_s": (
-        *(
-            "step_time_s",
-            "step_time",
-            "seconds_per_step",
-            "sec_per_step",
-            "time_per_step",
-            "iteration_time",
-            "iter_time",
-        ),
-        *("train_step_time", "batch_time", "elapsed_time_per_iteration", "step_duration"),
+        *("step_time_s", "step_time", "seconds_per_step", "sec_per_step", "time_per_step", "iteration_time"),
+        *("iter_time", "train_step_time", "batch_time", "elapsed_time_per_iteration", "step_duration"),
     ),
     "step_time_ms": (
-        "step_time_ms",
-        "iter_time_ms",
-        "iteration_time_ms",
-        "elapsed_time_per_iteration_ms",
-        "ms_per_step",
+        *("step_time_ms", "iter_time_ms", "iteration_time_ms", "elapsed_time_per_iteration_ms", "ms_per_step"),
     ),
     "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_group_0"),
     "tokens_per_s": (
@@ -65,6 +45,13 @@ METRICS = ("loss", "step_time_s", "step_time_ms", "tokens_per_s")
 MOST_LISTED = 500  # characters, in an error
 # A loss of one of these is not the loss that is trained on.
 NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
+_OF_TRAINING = re.compile("(^|_)train(ing)?_")
+_VALIDATION = re.compile("(^|_)(val|valid|validation|eval|test|dev)(_|$)")
+# A name with the word loss that is none.
+_NO_LOSS = re.compile(
+    r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
+    r"|_(?:mon|tue|wed|thu|fri|sat|sun)_[a-z]{3}$"  # a heading with a date: `Training Loss (Sat Jun  6 16:47:21 2020)`
+)
 
 
 class BadInput(BadCorpus):
@@ -108,11 +95,22 @@ def find_columns(names: Iterable[str], *, where: str, loss: str = "") -> dict[st
 
 
 def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
-    losses = [name for name in named if re.search(r"(^|_)loss(es)?(_|$)", name) and not NOT_TRAINING.search(name)]
+    losses = find_losses(named)
     if len(losses) > 1:
         several = _listed(named[name] for name in losses)
         raise BadInput(f"{where} has several losses: {several}", "say which is trained on: --loss NAME")
     return named[losses[0]] if losses else None
+
+
+def is_loss(name: str) -> bool:
+    return bool(re.search(r"(?:^|_)(?:loss|losses|nll|cross_entropy)(?:_|$)", name)) and not _NO_LOSS.search(name)
+
+
+def find_losses(names: Iterable[str]) -> list[str]:
+    """Return which of some normalized names may be of the loss that is trained on."""
+    losses = [name for name in names if is_loss(name)]
+    training = [name for name in losses if not NOT_TRAINING.search(name)]
+    return training or [name for name in losses if _OF_TRAINING.search(name) and not _VALIDATION.search(name)]
 
 
 def _listed(names: Iterable[str]) -> str:

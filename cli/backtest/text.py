@@ -69,12 +69,15 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     """
     # Steps that begin again with each epoch count on from the longest one.
     longest = 1 + max((values["step"] for _, values in rows if "step" in values), default=0.0)
-    first = min([1.0, *(values["epoch"] for _, values in rows if "epoch" in values)])  # epochs may count from 1
+    lowest = min((values["epoch"] for _, values in rows if "epoch" in values), default=0.0)
+    first = min(1.0, lowest)  # epochs may count from 1
     losses = sum("loss" in values for _, values in rows)
     is_one_line = sum("loss" in values and "step" in values for _, values in rows) >= _ONE_LINE * max(1, losses)
     step = epoch = None
     count, last, silence = 0, 0.0, LossSilence()
     for row, values in rows:
+        if epoch is not None and values.get("epoch", epoch) <= lowest < epoch:
+            count = 0  # another launch, or another model of a cross-validation
         epoch = values.get("epoch", epoch)
         begins_again, last = values.get("step", last) < last, values.get("step", last)
         if "step" in values:

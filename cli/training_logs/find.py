@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, normalize_name
+from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, find_losses, is_loss, normalize_name
 from cli.text_files import read_text
 from cli.training_logs.formats import BAR, FORMATS, LogFormat
 from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPED, compile_reader, parse, read_number
@@ -24,17 +24,12 @@ _FIELD = re.compile(
     r"(?<![A-Za-z_])(?<![A-Za-z_][\w/.@-])(?P<name>[A-Za-z_][\w/.@-]{0,120}(?: \(?[A-Za-z][\w/.)-]{0,120}){0,4}?)"
     r"[\"']?(?: {0,40}[:=] {0,8}| {0,40}\| {1,8}| {1,40}| ?[:=]?\t|(?=\[))[\[(\"']? {0,8}"
     + WRAPPED
-    + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf)))"
+    + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf(?:inity)?)))"
     + READ_END
 )
 _LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
 _VALIDATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
-)
-# A name with the word loss that is none.
-_NO_LOSS = re.compile(
-    r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef)|num_|number|(?:^|_)(?:best|min|max)_"
-    r"|_(?:mon|tue|wed|thu|fri|sat|sun)_[a-z]{3}$"  # a heading with a date: `Training Loss (Sat Jun  6 16:47:21 2020)`
 )
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 # The start of a line, a number or a sign: another word before the name may say that it is of something else.
@@ -49,6 +44,7 @@ _MAIN_SHAPE = 2 / 3
 _COUNTERS = (rf"\[[ \t]*{INTEGER}/[0-9]+\]", rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)")
 _EPOCH_NAMES = NAMES["epoch"]
 # An epoch that so many lines with a loss print is not taken as the step: more than several ranks would print it.
+# Nor is a loss judged that another one is printed so often as.
 _PRINTED_OFTEN = 10
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
@@ -188,20 +184,20 @@ def _normalize(name: str) -> str:
 def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> FoundMetrics:
     names = Counter(field.name for _, found in rows for field in found)
     chosen = _choose_names(names, rows, where=where, loss=loss)
-    built = {metric: _build(metric, name, rows, coloured=coloured) for metric, name in chosen.items()}
+    built = {metric: _build(name, metric, rows, chosen["loss"], coloured=coloured) for metric, name in chosen.items()}
     if (epoch := chosen.get("step", "epoch")) in _EPOCH_NAMES:
         _count_within_epochs(built, epoch, [row for row in rows if any(f.name == chosen["loss"] for f in row[1])], rows)
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
-    others = sorted(name for name in names if _is_loss(name) and name != chosen["loss"])
+    others = sorted(name for name in names if is_loss(name) and name != chosen["loss"])
     if others:
         notes.append(f"also printed and not read: {', '.join(others[:10])}")
     return FoundMetrics("", {metric: expression for metric, (expression, _) in built.items()}, tuple(notes))
 
 
-def _choose_names(names: Mapping[str, int], rows: _Rows, *, where: str, loss: str) -> dict[str, str]:
+def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) -> dict[str, str]:
     """Return the name under which the log prints each metric that it has."""
     chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
-    if step := _choose_step(names, rows):
+    if step := _choose_step(names, rows, seldom=names[chosen["loss"]] // _PRINTED_OFTEN):
         chosen["step"] = step
         if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
             chosen["epoch"] = epoch
@@ -219,20 +215,18 @@ def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_los
         # Read the counter behind the epoch only: a step without a loss would count as a loss that is not finite.
         epoch_number = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
         counter = f"{epoch_number}.*{counter}" if epoch_number else ""
+        counter = counter if any(_compile(counter).search(line) for line, _ in with_loss) else ""
     if "step" in built and _begin_again(counts, epochs):
         built["epoch"] = built["step"]
     if counter:
         built["step"] = counter, ""
-    elif len(epochs) >= _PRINTED_OFTEN * sum(1 for _ in groupby(epochs)):
-        built.pop("step", None)  # only one minute of each epoch would be evaluated
+    elif "step" in built and len(epochs) >= _PRINTED_OFTEN * sum(1 for _ in groupby(epochs)):
+        built["epoch"] = built.pop("step")  # as the step, only one minute of each epoch would be evaluated
 
 
-def _is_loss(name: str) -> bool:
-    return bool(re.search(r"(?:^|_)(?:loss|nll|cross_entropy)(?:_|$)", name)) and not _NO_LOSS.search(name)
-
-
-def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
-    losses = [name for name in names if _is_loss(name)]
+def _choose_loss(names: Counter[str], *, where: str, wanted: str) -> str:
+    most = max((names[name] for name in find_losses(names)), default=0)
+    losses = [name for name in names if is_loss(name) and _PRINTED_OFTEN * names[name] >= most]
     listed = ", ".join(sorted(losses)[:12])
     if wanted:
         if normalize_name(wanted) in names:
@@ -240,22 +234,22 @@ def _choose_loss(names: Mapping[str, int], *, where: str, wanted: str) -> str:
         reason = " of training steps; values of an evaluation are not read" if NOT_TRAINING.search(wanted) else ""
         choices = listed or "the names that it prints"
         raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
-    known = [name for name in NAMES["loss"] if name in losses]
-    training = [name for name in losses if not NOT_TRAINING.search(name)]
-    called_so = [name for name in losses if re.search("(?:^|_)train(?:ing)?_", name)]
-    for choice in (known[:1], training, called_so, losses):
+    for choice in ([name for name in NAMES["loss"] if name in losses][:1], find_losses(losses), losses):
         if len(choice) == 1:
             return choice[0]
         if choice:
             raise BadInput(f"{where} prints several losses: {listed}", "say which is trained on: --loss NAME")
-    raise BadInput(
-        f"no line of {where} has a loss with its name", "give --metric loss=REGEX with a ( ) around the number"
-    )
+    steps = max(names[name] for name in (*_STEP_NAMES, *_EPOCH_NAMES))
+    beside = [name for name, count in names.items() if 2 * count > steps > 0 and name not in chain(*NAMES.values())]
+    remedy = "give --metric loss=REGEX with a ( ) around the number"
+    remedy += f", or --loss if the loss is one of {', '.join(beside[:12])}" if beside else ""
+    raise BadInput(f"no line of {where} has a loss with its name", remedy)
 
 
-def _choose_step(names: Mapping[str, int], rows: _Rows) -> str:
+def _choose_step(names: Counter[str], rows: _Rows, *, seldom: int) -> str:
     """Return the name of the step that is printed often and falls least, "" if there is none; epochs are the last."""
-    for candidates in (tuple(dict.fromkeys(_STEP_NAMES)), _EPOCH_NAMES):
+    steps = [name for name in dict.fromkeys(_STEP_NAMES) if names[name] > seldom]  # others are settings
+    for candidates in (steps, _EPOCH_NAMES):
         listed = {name: _list_values(name, rows) for name in candidates if name in names}
         # One that never changes is a setting, such as the size of a batch.
         whole = [name for name, values in listed.items() if len(set(values)) > (len(values) > 1)]
@@ -298,48 +292,56 @@ def _begin_again(steps: Sequence[float], epochs: Sequence[int]) -> bool:
     return _count_falls(steps) > 0.5 * sum(later > before for before, later in pairwise(epochs))
 
 
-def _build(metric: str, name: str, rows: _Rows, *, coloured: bool) -> tuple[str, str]:
-    """Return the shortest expression that reads this name and nothing else, and a note if there is none such."""
+def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) -> tuple[str, str]:
+    """Return the shortest expression that reads this name and nothing else, and a note if there is none such.
+
+    Above all it reads the lines that are beside the loss: a log may count something else by the same name.
+    """
     shapes: Counter[str] = Counter()
+    beside_loss: Counter[str] = Counter()
     examples: dict[str, tuple[str, _Field]] = {}
-    # By line: its shape before the number, and the number; "" and None without this name.
-    printed: list[tuple[str, str, float | None]] = []
+    # By line: its shape before the number, and the number, "" and None without this name; whether it has the loss.
+    printed: list[tuple[str, str, float | None, bool]] = []
     for line, found in rows:
+        has_loss = any(field.name == loss for field in found)
         field = next((field for field in reversed(found) if field.name == name), None)
         shape = "".join(_NUMBERS.sub("0", line[: field.number_start]).split()) if field else ""
-        printed.append((line, shape, parse(field.number) if field else None))
+        printed.append((line, shape, parse(field.number) if field else None, has_loss))
         if field:
             shapes[shape] += 1
+            beside_loss[shape] += has_loss
             examples.setdefault(shape, (line, field))
-    common = shapes.most_common(_MOST_SHAPES)
-    is_alone = len(shapes) > 1 and common[0][1] >= _MAIN_SHAPE * shapes.total()
-    wanted = [(line, value if shape == common[0][0] or not is_alone else None) for line, shape, value in printed]
+    common = sorted(shapes, key=lambda shape: (-beside_loss[shape], -shapes[shape]))[:_MOST_SHAPES]
+    is_alone = len(shapes) > 1 and shapes[common[0]] >= _MAIN_SHAPE * shapes.total()
+    wanted = [(line, None if is_alone and shape != common[0] else value, has) for line, shape, value, has in printed]
     place = INTEGER if metric in ("step", "epoch") else NUMBER
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
-    best = (len(wanted) + 1, 0, 0, "")
-    for shape, _ in common[:1] if is_alone else common:
-        for depth, context in enumerate(_list_contexts(*examples[shape], anchor)):
-            expression = f"{context}{place}"
-            best = min(best, (*_compare(_compile(expression), wanted), depth, expression))
-            if best[:2] == (0, 0):
-                return expression, ""
-    wrong, missed, _, expression = best
+    best = (len(wanted) + 1, 0, 0, 0, "")
+    contexts = (enumerate(_list_contexts(*examples[shape], anchor)) for shape in common[: 1 if is_alone else None])
+    for depth, context in chain.from_iterable(contexts):
+        best = min(best, (*_compare(_compile(f"{context}{place}"), wanted), depth, f"{context}{place}"))
+        if best[:3] == (0, 0, 0):
+            break
+    wrong, missed_beside, missed, _, expression = best
     if wrong:
         return expression, f"{metric}: {wrong} line(s) are read wrongly by any short expression"
-    is_many = missed > 0.1 * sum(value is not None for _, value in wanted)
+    missed = missed_beside if beside_loss.total() else missed
+    missed += shapes.total() - shapes[common[0]] if is_alone else 0
+    is_many = missed > 0.1 * (beside_loss.total() or shapes.total())
     return expression, f"{metric}: {missed} line(s) that print it in another way are not read" if is_many else ""
 
 
-def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None]]) -> tuple[int, int]:
-    """Return how many lines the pattern reads wrongly, and how many it misses."""
-    wrong = missed = 0
-    for line, value in wanted:
+def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None, bool]]) -> tuple[int, int, int]:
+    """Return how many lines the pattern reads wrongly, how many beside the loss it misses, and how many of all."""
+    wrong = missed_beside = missed = 0
+    for line, value, has_loss in wanted:
         got = read_number(pattern, line)
         if got is None:
             missed += value is not None
+            missed_beside += value is not None and has_loss
         elif value is None or not (got == value or got != got and value != value):
             wrong += 1
-    return wrong, missed
+    return wrong, missed_beside, missed
 
 
 def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:

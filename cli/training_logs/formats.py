@@ -217,5 +217,6 @@ FORMATS = (
     LogFormat(
         "Lightning", r"Epoch [0-9]+: .*\|.*[ ,\[](?:train[_/])?loss(?:_step)?=<n>", _EPOCH_BAR, epoch=r"Epoch <i>: "
     ),
+    LogFormat("BasicSR", r" l_(?:g_)?pix: <n>", r"\[epoch: .*, iter: *<i>, lr"),
     LogFormat("kohya", r"[ ,\[]avr_loss=<n>", BAR),
 )

@@ -82,10 +82,10 @@ def _describe(metric: str, reading: _Reading, expression: str) -> Iterator[str]:
 def _list_warnings(found: FoundMetrics, lines: Sequence[str]) -> Iterator[str]:
     for note in found.notes:
         yield f"  note: {note}"
-    if "epoch" in found.expressions:
-        yield "  warning: its steps begin again with each epoch, so they are no step metric; print a global step too"
-    elif "step" not in found.expressions:
+    if "step" not in found.expressions:
         yield "  warning: no step beside the loss; without one, replayed steps are judged twice: print the step as well"
+    elif "epoch" in found.expressions:
+        yield "  warning: its steps begin again with each epoch, so they are no step metric; print a global step too"
     elif repeated := _count_repeated(found, lines):
         yield f"  warning: a step is printed {repeated} times, as by several ranks; let one rank print"
     if "step" in found.expressions and len({match[1] for line in lines if (match := _EPOCH.search(line))}) == 1:

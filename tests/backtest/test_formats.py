@@ -76,6 +76,7 @@ def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path:
         (["lm loss", "aux loss"], "lm loss"),
         (["mlm_loss", "val_loss", "best_loss"], "mlm_loss"),
         (["losses", "val_losses"], "losses"),
+        (["num_loss_tokens", "train_mean_nll", "test/nll"], "train_mean_nll"),
     ],
 )
 def test_the_training_loss_is_recognised(names, loss):

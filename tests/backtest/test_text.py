@@ -54,10 +54,24 @@ def test_a_loss_that_vanishes_from_the_line_is_not_a_number(tmp_path):
     assert "non_finite" in result.stdout and "intervene" in result.stdout
 
 
-def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "loss"),
+    # The second is of CycleGAN, which prints several losses, and none by that word.
+    [("Epoch [{}/3], Step [{}/60], Loss: 0.5\n", ""), ("(epoch: {}, iters: {}, data: 0.1) G_A: 0.5 G_B: 2.5\n", "G_A")],
+)
+def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     file = tmp_path / "train.log"
-    file.write_text("".join(f"Epoch [{e}/3], Step [{s}/60], Loss: 0.{9 - e}{s}\n" for e in (1, 2, 3) for s in (20, 60)))
-    assert [sample.step for sample in text.read(file, {}).samples] == [20, 60, 81, 121, 142, 182]
+    file.write_text("".join(line.format(epoch, step) for epoch in (1, 2, 3) for step in (20, 60)))
+    assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 81, 121, 142, 182]
+
+
+def test_epochs_that_begin_again_are_of_another_launch(tmp_path):
+    """As the folds of a cross-validation, each another model whose loss begins high: it has not diverged."""
+    file = tmp_path / "train.log"
+    epochs = [epoch for _ in range(4) for epoch in range(3) for _ in range(40)]
+    file.write_text("".join(f"Epoch: {epoch} Loss: {2 / (1 + epoch):.3f}{n % 7}\n" for n, epoch in enumerate(epochs)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(120)] * 4
+    assert "divergence" not in run(str(file)).stdout
 
 
 def test_the_command_evaluates_a_text_log(tmp_path):

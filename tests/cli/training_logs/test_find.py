@@ -63,6 +63,7 @@ def test_a_number_is_read_whole_or_not_at_all(value, form):
 def test_what_is_not_finite_is_read_from_a_log_and_never_by_a_definition(text):
     assert not math.isfinite(read_number(compile_reader("loss: <n>"), f"loss: {text} "))
     assert not re.findall(write_definition("loss: <n>"), f"loss: {text} ")
+    assert find_metrics([f"step 1 loss is {text} now"], where="train.log").expressions["loss"]
 
 
 ROWS = range(8, 13)
@@ -80,24 +81,21 @@ OWN_FORMS = {
         ROWS[::2],
     ),
     "a setting called batch": ([f"epoch {n} batch 16 loss {n / 16}" for n in ROWS], ROWS),
-    "epochs of several launches": (
-        [f"Epoch {n % 10} | step {n} | loss={n / 16}" for n in (*ROWS, 8, 9)],
-        (*ROWS, 8, 9),
-    ),
-    "epochs that begin again with each of many launches": (
-        [f"Epoch: {n}, Training Loss: {n / 16}, Validation Loss: 9" for n in ROWS] * 12,
-        [*ROWS] * 12,
-    ),
+    "epochs of launches": ([f"Epoch {n % 10} | step {n} | loss={n / 16}" for n in (*ROWS, 8, 9)], (*ROWS, 8, 9)),
+    "epochs of many launches": ([f"Epoch: {n}, Train Loss: {n / 16}, Val Loss: 9" for n in ROWS] * 12, [*ROWS] * 12),
     "a counter without a name that a validation has too": (
-        [
-            line
-            for n in ROWS
-            for line in (
-                f"Epoch: [{n // 10}/9][{n:>3}/120]\tLoss {n / 16:.4e}",
-                f"Validate: [{n}/31]\tLoss 1.8e+00 (1.9e+00)",
-            )
-        ],
+        [*(f"Epoch: [{n // 10}/9][{n:>3}/99]\tLoss {n / 16}" for n in ROWS), *["Validate: [8/31]\tLoss 1.8 (1.9)"] * 5],
         ROWS,
+    ),
+    # DeepSpeed prints lines of its own, with the learning rates.
+    "another count by the same name": (
+        [line for n in ROWS for line in (f"[Step {n}/99] Loss: {n / 16} |", *["step=10, skipped=0, mom=0.9"] * 4)],
+        ROWS,
+    ),
+    # GNMT in MLPerf.
+    "a setting and a summary by usual names": (
+        ["BATCH=8", "BATCH=9", *(f"TRAIN [0][{n}/99]\tLoss/tok {n / 16}" for n in range(8, 48)), "Training Loss: 9"],
+        range(8, 48),
     ),
     # `loss_log.txt` of CycleGAN and projects derived from it begins each launch so.
     "a heading with a date": (
@@ -105,14 +103,8 @@ OWN_FORMS = {
         ROWS,
     ),
     "a validation with the same name": (
-        [
-            line
-            for n in ROWS
-            for line in (
-                f"Epoch: [1/9][{n:>3}/120]\tTime 1.7 ( 2.7)\tData 0.1 ( 0.3)\tLoss {n / 16:.4e} (1.0479e+00)\tstep {n}",
-                "Validate: [ 0/31]\tTime 9.1 ( 9.1)\tLoss 1.8765e+00 (1.8765e+00)",
-            )
-        ],
+        [f"Epoch: [1/9][{n:>3}/120]\tTime 1.7 ( 2.7)\tLoss {n / 16:.4e} (1.0479e+00)\tstep {n}" for n in ROWS]
+        + ["Validate: [ 0/31]\tTime 9.1 ( 9.1)\tLoss 1.8765e+00 (1.8765e+00)"] * 5,
         ROWS,
     ),
 }
@@ -157,7 +149,7 @@ def test_an_epoch_with_many_losses_is_not_proposed_as_the_step():
     restarted = [line.replace(line[:10], "| epoch 0 ") for line in lines]
     assert set(find_metrics(restarted, where="train.log").expressions) == {"step", "loss"}
     lines = [re.sub(r"\| [0-9]+/1000 ", "", line) for line in lines]
-    assert set(find_metrics(lines, where="train.log").expressions) == {"loss"}
+    assert set(find_metrics(lines, where="train.log").expressions) == {"epoch", "loss"}
 
 
 def test_several_losses_are_asked_for():
@@ -172,8 +164,9 @@ def test_several_losses_are_asked_for():
 
 
 def test_a_log_without_a_loss_is_explained():
-    with pytest.raises(BadInput, match="has a loss with its name"):
+    with pytest.raises(BadInput, match="has a loss with its name") as raised:
         find_metrics(["epoch 1 accuracy 0.5", "loss scale: 65536"], where="train.log")
+    assert "--loss if the loss is one of accuracy" in raised.value.remedy
 
 
 @given(st.lists(st.text(alphabet="loss step=:0123456789.,eE+-nai|[]'{}\t ", max_size=60), max_size=12))
