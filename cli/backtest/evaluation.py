@@ -40,15 +40,8 @@ class EvaluatedLog:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield every finding as JSON types."""
         for row, (_, finding) in zip(self.rows, self.findings, strict=True):
-            yield {
-                "run_id": self.log.name,
-                "row": row,
-                "kind": str(finding.kind),
-                "level": str(finding.level),
-                "step": finding.step,
-                "onset_step": finding.onset_step,
-                "evidence": finding.evidence,
-            }
+            what = {"run_id": self.log.name, "row": row, "kind": str(finding.kind), "level": str(finding.level)}
+            yield what | {"step": finding.step, "onset_step": finding.onset_step, "evidence": finding.evidence}
 
     def scorable_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the findings that a label can confirm or reject, with the kinds that labels use."""

@@ -49,13 +49,8 @@ def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, sc
         "seconds": round(seconds, 2),
         "findings": {kind: dict(levels) for kind, levels in _by_kind(judged).items()},
         "by_log": [
-            {
-                "log": log.log.name,
-                "rows": log.samples,
-                "findings": list(log.lines()),
-                "limits": list(log.limits),
-                "notes": list(log.notes),
-            }
+            {"log": log.log.name, "rows": log.samples, "findings": list(log.lines())}
+            | {"limits": list(log.limits), "notes": list(log.notes)}
             for log in judged
             if log.findings or log.limits or log.notes
         ],
@@ -122,9 +117,8 @@ def _quality(score: Score, unscored: Mapping[str, int]) -> Table:
         table.add_row(f"{family}: found of {recall.labels}, macro / micro", f"{recall.macro:.2f} / {recall.micro:.2f}")
     values = measures(score)
     table.add_row("false alarms", f"{score.false_alarms}, {values['false alarms per 100k rows']:.2f} per 100k rows")
-    table.add_row(
-        "wrong interventions", f"{score.wrong}, {values['wrong interventions per 100k rows']:.2f} per 100k rows"
-    )
+    wrong = f"{score.wrong}, {values['wrong interventions per 100k rows']:.2f} per 100k rows"
+    table.add_row("wrong interventions", wrong)
     table.add_row("right interventions", str(score.right))
     for family, (acted, of) in score.lasting.items():
         table.add_row(f"{family}: lasting events that were acted on", f"{acted} of {of}")

@@ -175,15 +175,10 @@ def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def _seconds_a_step(before: Sample, sample: Sample) -> float | None:
-    if (
-        before.at is None
-        or sample.at is None
-        or before.step is None
-        or sample.step is None
-        or sample.step <= before.step
-    ):
+    if before.at is None or sample.at is None or before.step is None or sample.step is None:
         return None
-    return max(0.0, (sample.at - before.at).total_seconds()) / (sample.step - before.step)
+    steps = sample.step - before.step
+    return max(0.0, (sample.at - before.at).total_seconds()) / steps if steps > 0 else None
 
 
 def parse_time(text: str) -> datetime | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -91,8 +91,4 @@ def _corpus_log(name: str, file: Path) -> LogSeries:
 
 
 def _read_now(series: Sequence[LogSeries]) -> tuple[Log, ...]:
-    return tuple(Log(log_series.name, partial(_same, log_series)) for log_series in series)
-
-
-def _same(series: LogSeries) -> LogSeries:
-    return series
+    return tuple(Log(log_series.name, partial(replace, log_series)) for log_series in series)

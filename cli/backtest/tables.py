@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -78,6 +79,10 @@ def read_rows(
         )
     count_epochs_on([values for _, _, values in read])
     at = columns.get("at", "")
+    if "step_time_s" not in columns and _are_durations(row.get(at) for _, row, _ in read):
+        for number, row, values in read:
+            values["step_time_s"] = _number(row.get(at), at, file, number)
+        at = ""
     samples = [
         make_sample({"step": float(number), **values}, at=parse_time(row.get(at) or "")) for number, row, values in read
     ]
@@ -85,6 +90,12 @@ def read_rows(
     judged = columns.get("loss", "loss")
     notes = () if judged == "loss" else (f"the column {judged} was judged as the loss",)
     return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read), notes=notes)
+
+
+def _are_durations(texts: Iterable[str | None]) -> bool:
+    """Return whether these times are of a step each, as mmcv and detectron2 write: a clock does not fall so often."""
+    times = [time for text in texts if text and (time := parse(text)) is not None]
+    return sum(later < before for before, later in pairwise(times)) > 0.2 * len(times)
 
 
 def _read_row(

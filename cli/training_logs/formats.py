@@ -153,13 +153,20 @@ FORMATS = (
         grad_norm=r"\(train\) .* grad_norm: <n>",
         step_time_s=r"\(train\) .*  time: <n>",
     ),
-    LogFormat("mmcv 1", r"Iter \[ *[0-9]+/.*[ \t,]loss: <n>", r"Iter \[ *<i>/", grad_norm=r"Iter \[.*grad_norm: <n>"),
+    LogFormat(
+        "mmcv 1",
+        r"Iter \[ *[0-9]+/.*[ \t,]loss: <n>",
+        r"Iter \[ *<i>/",
+        grad_norm=r"Iter \[.*grad_norm: <n>",
+        step_time_s=r"Iter \[.*, time: <n>",
+    ),
     LogFormat(
         "mmcv 1",
         r"Epoch \[[0-9]+\]\[ *[0-9]+/.*[ \t,]loss: <n>",
         r"Epoch \[[0-9]+\]\[ *<i>/",
         epoch=r"Epoch \[<i>\]\[",
         grad_norm=r"Epoch \[.*grad_norm: <n>",
+        step_time_s=r"Epoch \[.*, time: <n>",
     ),
     LogFormat(
         "MLX", r"Iter [0-9]+: Train loss <n>", r"Iter <i>: Train loss ", tokens_per_s=r"Train loss .*Tokens/sec <n>"
@@ -184,12 +191,14 @@ FORMATS = (
         r"Epoch: \[[0-9]+\] +\[ *[0-9]+/[0-9]+\] .* loss: <n>",
         r"Epoch: \[[0-9]+\] +\[ *<i>/",
         epoch=r"Epoch: \[<i>\] +\[",
+        step_time_s=r"Epoch: \[[0-9]+\] +\[.* time: <n>",
     ),
     LogFormat(
         "PyTorch's imagenet example",
         r"Epoch: \[[0-9]+\]\[ *[0-9]+/[0-9]+\].*Loss:? +<n>",
         r"Epoch: \[[0-9]+\]\[ *<i>/",
         epoch=r"Epoch: \[<i>\]\[",
+        step_time_s=r"Epoch: \[[0-9]+\]\[ *[0-9]+/[0-9]+\][ \t]+Time:?[ \t]+<n>",
     ),
     LogFormat(
         "PyTorch's mnist example",
@@ -203,6 +212,7 @@ FORMATS = (
         r"Train: \[[0-9]+/[0-9]+\]\[[0-9]+/.*[ \t]loss <n>",
         r"Train: \[[0-9]+/[0-9]+\]\[<i>/",
         epoch=r"Train: \[<i>/[0-9]+\]\[",
+        step_time_s=r"Train: \[[0-9]+/[0-9]+\]\[.*[ \t]time <n>",
     ),
     LogFormat(
         "detectron2", r" iter: [0-9]+ .*total_loss: <n>", r" iter: <i> .*total_loss: ", step_time_s=r" time: <n>"

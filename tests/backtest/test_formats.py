@@ -59,13 +59,15 @@ def test_a_first_line_without_an_end_is_not_read_whole(tmp_path: Path, start: st
 
 
 def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path: Path):
-    """The time between two rows is what a step took; nan is kept, nothing is nothing."""
+    """The time between two rows is what a step took, if it grows, or else itself; nan is kept, nothing is nothing."""
     file = tmp_path / "log.csv"
     file.write_text("Loss,timestamp\n2.5,1700000000\nnan,1700000002\n,\n2.4,2023-11-14T22:13:24\n")
     first, second, last = tables.read(file).samples
     assert (first.step, second.step, last.step) == (0, 1, 3)
     assert second.loss is not None and second.loss != second.loss
     assert (first.step_time_s, second.step_time_s, last.step_time_s) == (None, 2.0, 1.0)
+    file.write_text("iter,loss,time\n" + "".join(f"{n},1,{0.5 + n % 2}\n" for n in range(4)))  # as mmcv writes
+    assert [sample.step_time_s for sample in tables.read(file).samples] == [0.5, 1.5, 0.5, 1.5]
 
 
 @pytest.mark.parametrize(
