@@ -118,6 +118,9 @@ def make_rows(*last: object, first: int = 700) -> str:
         ("step=1 loss=2\n" * 18 + "step=2 loss=1e9\n", ""),
         ("step=1 loss=-2\n" * 30 + "step=2 loss=1e9\n", ""),
         ("step=1 loss=nan\n" * 99, "the last loss was nan at step 1"),
+        ("{'loss': '2.5', 'epoch': '0.1'}\n{'loss': 'nan'}\n{'eval_loss': '2'}", "the last loss was nan"),
+        ("| epoch   2 | lr 20.00 | loss   nan | ppl      nan |", "the last loss was nan"),
+        ("{'loss': 'nan', 'epoch': '0.1'}\n{'loss': '2.5'}", ""),
         ("step=1 loss=1.2.3\n" * 30, ""),
         ("step=1 " * 60_000, ""),
     ],
@@ -176,9 +179,8 @@ def test_a_job_that_completed_with_an_error_or_a_far_loss_is_reported(ends: tupl
     assert (world.run().state, world.sagemaker.live()) == (RunState.COMPLETED, [])
     end = "with a loss in trouble" if "loss" in doubt else "with an error at the end" if doubt else ""
     assert doubt in notice.body and notice.title == f"gpt: completed {end}".rstrip()
-    assert make_summary(Facts(world.run(), world.clock()))["headline"].startswith(
-        f"Completed {end}" if end else "Completed: "
-    )
+    headline = make_summary(Facts(world.run(), world.clock()))["headline"]
+    assert headline.startswith(f"Completed {end}" if end else "Completed: ")
 
 
 def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:

@@ -62,8 +62,9 @@ def test_a_healthy_run_is_watched_in_silence(world, minutes):
 
 
 def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):
-    """CloudWatch takes no NaN: the explicit flag says so. The successor resumes from a checkpoint before the onset."""
-    last = train(world, 95)
+    """CloudWatch takes no NaN: the explicit flag says so. The successor resumes from a checkpoint before the onset,
+    which was in the minute after the last good one."""
+    last, began = train(world, 95), world.clock()
     train(world, 10, first=last, nonfinite=1.0)
     world.minutes(5)
     run = world.run()
@@ -71,6 +72,7 @@ def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):
     assert run.current.resumed_from_step == 900
     assert run.incidents[0].kind == "non_finite"
     assert 950 <= run.incidents[0].onset_step <= 970
+    assert began - 2 * MINUTE <= run.incidents[0].happened_at <= began < run.incidents[0].decided_at
 
 
 @pytest.mark.parametrize("first_nan", [951, 952, 956, 960, 961])
@@ -94,20 +96,32 @@ def test_a_silence_is_dated_to_before_the_last_loss(world, first_nan):
     assert (run.current.number, run.current.resumed_from_step) == (2, 900)
 
 
+def summarize(world: World) -> dict:
+    return make_summary(Facts(world.run(), world.clock(), timeline=tuple(world.runs.timeline)))
+
+
+def test_a_warning_is_not_shown_with_what_was_done_about_an_earlier_incident(world):
+    last = train(world, 50)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    train(world, 30, job="gpt-a002", first=last)
+    assert summarize(world)["did"].endswith("committed a new checkpoint at step 600")
+    world.minutes(8)
+    assert summarize(world)["happened"] == "warning: the job has made no step for longer than usual"
+    assert summarize(world)["did"] == "nothing: it may well recover by itself"
+
+
 def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
     """A NaN of the last minutes is a warning before it is believed; where it recovers, there is nothing to do."""
 
-    def summary() -> dict:
-        return make_summary(Facts(world.run(), world.clock(), timeline=tuple(world.runs.timeline)))
-
     last = train(world, 50)
-    assert summary()["headline"] == "Training: nothing to do"
+    assert summarize(world)["headline"] == "Training: nothing to do"
     last = train(world, 3, first=last, loss=lambda step: 60.0)
-    assert summary()["headline"] == "Training, but its loss may have gone wrong"
-    assert summary()["happened"].startswith("warning: the loss had gone wrong at step 501 (loss_spike: ")
-    assert (summary()["tone"], summary()["todo"][0][:11]) == ("recovering", "Nothing yet")
+    assert summarize(world)["headline"] == "Training, but its loss may have gone wrong"
+    assert summarize(world)["happened"].startswith("warning: the loss had gone wrong at step 501 (loss_spike: ")
+    assert (summarize(world)["tone"], summarize(world)["todo"][0][:11]) == ("recovering", "Nothing yet")
     last = train(world, 60, first=last)
-    assert summary()["headline"] == "Training: nothing to do"
+    assert summarize(world)["headline"] == "Training: nothing to do"
     for kind, what in (
         ("stall", "the job has made no step for longer than usual"),
         ("blind", "metrics or heartbeats are missing"),
@@ -115,29 +129,24 @@ def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):
         silent = len(world.bus.notices)
         while len(world.bus.notices) == silent:
             world.minutes(1)
-        assert summary()["headline"] == "Training, but its progress is in doubt"
-        assert summary()["happened"] == f"warning: {what}"
+        assert summarize(world)["headline"] == "Training, but its progress is in doubt"
+        assert summarize(world)["happened"] == f"warning: {what}"
         last = train(world, 60, first=last)
-        assert summary()["headline"] == "Training: nothing to do"
-        assert [notice.title for notice in world.bus.notices[silent:]] == [
-            f"gpt: {kind} ({state})" for state in ("warning", "over")
-        ]
+        assert summarize(world)["headline"] == "Training: nothing to do"
+        titles = [f"gpt: {kind} ({state})" for state in ("warning", "over")]
+        assert [notice.title for notice in world.bus.notices[silent:]] == titles
 
 
 @pytest.mark.parametrize(
-    ("minutes_after", "title", "headline"),
-    [
-        (0, "completed with a loss in trouble", "Completed with a loss in trouble: check its result"),
-        (60, "completed", "Completed: nothing to do"),
-    ],
+    ("minutes_after", "title", "todo"),
+    [(0, "completed with a loss in trouble", "check its result"), (60, "completed", "nothing to do")],
 )
-def test_a_run_that_completes_with_a_loss_in_trouble_is_to_be_checked(world, minutes_after, title, headline):
-    last = train(world, 50)
-    last = train(world, 3, first=last, loss=lambda step: 60.0)
+def test_a_run_that_completes_with_a_loss_in_trouble_is_to_be_checked(world, minutes_after, title, todo):
+    last = train(world, 3, first=train(world, 50), loss=lambda step: 60.0)
     train(world, minutes_after, first=last)
     world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics={"step": 1.0})
     world.supervisor().handle(JobStateChanged("gpt"))
-    assert make_summary(Facts(world.run(), world.clock()))["headline"] == headline
+    assert summarize(world)["headline"] == f"{title.capitalize()}: {todo}"
     assert world.bus.notices[-1].title == f"gpt: {title}"
 
 
@@ -154,17 +163,6 @@ def test_steps_with_a_loss_in_trouble_refund_no_retry(world):
     assert run.ledger.charges
 
 
-def test_a_decision_is_dated_from_the_onset(world):
-    """The problem began in the minute after the last good one, not when it was believed."""
-    last = train(world, 95)
-    began = world.clock()
-    train(world, 10, first=last, nonfinite=1.0)
-    world.minutes(5)
-    incident = world.run().incidents[0]
-    assert began - 2 * MINUTE <= incident.happened_at <= began
-    assert incident.decided_at > incident.happened_at
-
-
 def test_a_longer_minute_after_the_onset_does_not_date_it_back(world):
     """A problem began after the row before its own, however many steps the row has in which it is confirmed."""
     last = train(world, 95)
@@ -173,8 +171,8 @@ def test_a_longer_minute_after_the_onset_does_not_date_it_back(world):
         world.minutes(1)
     world.minutes(5)
     run = world.run()
-    assert (run.incidents[0].kind, run.incidents[0].onset_step) == ("non_finite", 951)
-    assert run.current.resumed_from_step == 900
+    incident = run.incidents[0]
+    assert (incident.kind, incident.onset_step, run.current.resumed_from_step) == ("non_finite", 951, 900)
 
 
 def test_after_a_rollback_the_same_steps_are_judged_again(world):
@@ -295,6 +293,22 @@ def test_a_job_that_stands_still_on_idle_machines_is_stopped_and_resumes(world):
     assert world.run().incidents[0].kind == "stall"
 
 
+@pytest.mark.parametrize("apart", [1, 8])
+def test_a_job_that_prints_a_loss_and_no_step_is_watched_in_silence(world, apart):
+    """Its lines are its progress, however far apart they usually are; its only file is seldom saved."""
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], defined_metrics=("loss",))
+    for minute in range(300):
+        if minute % apart == 0:
+            world.series.print("gpt", world.clock(), loss=2.0 + 3.0 * math.exp(-minute / 500), count=1.0)
+        world.minutes(1)
+        if minute == 100:
+            world.bus.notices.clear()
+    assert world.run().current.number == 1
+    assert world.bus.notices == []
+    world.minutes(120)
+    assert (world.run().current.number, world.run().incidents[0].kind) == (2, "stall")
+
+
 def test_a_job_that_only_stopped_printing_is_never_stopped(world):
     train(world, 95)
     for step in range(1000, 2000, 100):
@@ -349,22 +363,19 @@ def test_a_frozen_loss_is_dated_to_the_step_after_the_row_before_it(world):
 def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world):
     """Rows of a minute hold many steps, and what does not mend was a spike first: the earliest step that can have
     been the onset decides, not the row in which patience ended."""
-    last = train(world, 120)
-    last = train(world, 100, first=last, loss=lambda step: 12.0 + 0.05 * math.sin(step))
+    train(world, 100, first=train(world, 120), loss=lambda step: 12.0 + 0.05 * math.sin(step))
     world.minutes(3)
-    run = world.run()
-    assert run.incidents[0].kind == "divergence"
-    assert run.incidents[0].onset_step == 1201
-    assert run.attempts[1].resumed_from_step == 1200
+    incident = world.run().incidents[0]
+    assert (incident.kind, incident.onset_step) == ("divergence", 1201)
+    assert world.run().attempts[1].resumed_from_step == 1200
 
 
 def test_missing_saves_are_reported_and_stop_nothing(world):
     """Steps go on, checkpoints stopped: what a crash would cost grows by the minute."""
     last = train(world, 60)
     for minute in range(70):
-        world.series.print(
-            "gpt", world.clock(), step=float(last + 10 * minute + 10), loss=2.0, count=10.0, nonfinite=0.0
-        )
+        row = {"loss": 2.0, "count": 10.0, "nonfinite": 0.0}
+        world.series.print("gpt", world.clock(), step=float(last + 10 * minute + 10), **row)
         world.minutes(1)
     titles = [notice for notice in world.bus.notices if "checkpoint_stall" in notice.title]
     assert len(titles) == 1
@@ -396,29 +407,19 @@ def test_a_hang_report_during_a_sagemaker_restart_stops_nothing(world):
     assert world.run().state is RunState.WATCHING
 
 
-@pytest.mark.parametrize(("silent", "attempts"), [(25, 1), (60, 2)])
-def test_missing_saves_confirm_a_stall_only_when_a_save_is_due(world, silent, attempts):
+@pytest.mark.parametrize(
+    ("before", "saves", "silent", "attempts"),
+    [(120, True, 25, 1), (120, True, 60, 2), (30, False, 25, 1), (30, False, 45, 2)],
+)
+def test_missing_saves_confirm_a_stall_only_when_a_save_is_due(world, before, saves, silent, attempts):
     """A run that saves each half hour, and whose metrics are missing for 25 minutes, may well be healthy; one that lets
-    the next save pass is not."""
-    step = 0
-    for minute in range(120 + silent):
-        step += STEPS_A_MINUTE * (minute < 120 or attempts == 1)
-        if minute < 120:
+    the next save pass is not. Before its first save, nobody knows when it is due: it takes half an hour of silence."""
+    for minute in range(before + silent):
+        step = STEPS_A_MINUTE * (minute + 1)
+        if minute < before:
             row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2.0 + 3.0 * math.exp(-step / 500)}
             world.series.print("gpt", world.clock(), **row)
-        if minute % 30 == 10 and (minute < 120 or attempts == 1):
+        if saves and minute % 30 == 10 and (minute < before or attempts == 1):
             world.checkpoints.save(step=step)
-        world.minutes(1)
-    assert world.run().current.number == attempts
-
-
-@pytest.mark.parametrize(("silent", "attempts"), [(25, 1), (45, 2)])
-def test_a_run_that_has_not_saved_yet_is_given_more_time(world, silent, attempts):
-    """Its metrics may be missing, and nobody knows when its first save is due: half an hour of silence it takes."""
-    for minute in range(30 + silent):
-        if minute < 30:
-            step = float(STEPS_A_MINUTE * minute)
-            row = {"step": step, "nonfinite": 0.0, "count": 10.0, "loss": 2.0 + 3.0 * math.exp(-step / 500)}
-            world.series.print("gpt", world.clock(), **row)
         world.minutes(1)
     assert world.run().current.number == attempts

@@ -83,7 +83,8 @@ def evaluate_sample(
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """Return the state after one more sample, and the findings; the given state is not changed."""
     detectors = Detectors(*(copy_state(getattr(state.detectors, name)) for name in ("rows", *_DETECTOR_NAMES)))
-    liveness = with_row(state.liveness, sample.at, step=sample.step) if sample.at else state.liveness
+    moved = sample.step_time_s is not None
+    liveness = with_row(state.liveness, sample.at, step=sample.step, moved=moved) if sample.at else state.liveness
     return DetectorState(detectors, liveness), tuple(detectors.run(sample, detection))
 
 

@@ -60,12 +60,18 @@ def with_phase(liveness: Liveness, phase: Phase, at: datetime) -> Liveness:
     return replace(liveness, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
 
 
-def with_row(liveness: Liveness, at: datetime, *, step: int | None) -> Liveness:
-    """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt."""
+def with_row(liveness: Liveness, at: datetime, *, step: int | None, moved: bool = False) -> Liveness:
+    """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt.
+
+    Without a step, as of a job that prints none, the row may have `moved` all the same.
+    """
     liveness = replace(liveness, received_at=max(at, liveness.received_at or at))
-    if step is None or (liveness.step is not None and step <= liveness.step):
+    is_new = moved if step is None else liveness.step is None or step > liveness.step
+    if not is_new:
         return liveness
-    if liveness.step is None or liveness.moved_at is None or liveness.phase is not Phase.STEP:
+    is_first = step is not None and liveness.step is None
+    step = liveness.step if step is None else step
+    if is_first or liveness.moved_at is None or liveness.phase is not Phase.STEP:
         return replace(with_phase(liveness, Phase.STEP, at), moved_at=at, step=step)
     gap = (at - liveness.moved_at).total_seconds()
     longer = liveness.step_s if liveness.gaps < IGNORED_GAPS else _update_longest(liveness.step_s, gap)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rerail.model.sample import Sample, parse_step
 
@@ -102,18 +102,8 @@ def select_names(names: MetricNames, defined: Collection[str]) -> MetricNames | 
 
     A job without both is not monitored: it causes no cost, and missing metrics mean nothing.
     """
-
-    def known(name: str) -> str:
-        return name if name in defined else ""
-
-    narrowed = replace(
-        names,
-        step=known(names.step),
-        loss=known(names.loss),
-        grad_norm=known(names.grad_norm),
-        tokens_per_s=known(names.tokens_per_s),
-        nonfinite=known(names.nonfinite),
-    )
+    unknown: dict[str, Any] = {key: "" for key in _VALUES if getattr(names, key) not in defined}
+    narrowed = replace(names, **unknown)
     return narrowed if narrowed.step or narrowed.loss else None
 
 
@@ -243,7 +233,7 @@ class Cursor:
     read_to: datetime | None = None
     # The last step evaluated in any attempt.
     step: int | None = None
-    # The last step of this job, and the end of its minute.
+    # The last step of this job, and the end of its minute; without a step metric, of its last minute with any value.
     seen_step: int | None = None
     seen_at: datetime | None = None
     # The job repeats steps that were already evaluated.
@@ -412,7 +402,7 @@ def _evaluate_minute(
         read_to=end,
         step=cursor.step if step is None else max(step, cursor.step or 0),
         seen_step=cursor.seen_step if step is None else step,
-        seen_at=cursor.seen_at if step is None else end,
+        seen_at=cursor.seen_at if step is None and names.step else end,
         behind=behind,
         silence=silence,
         low_minutes=cursor.low_minutes,

@@ -16,11 +16,10 @@ from rerail.model.run import Job, JobStatus
 from rerail.ports import FailureLogs
 
 MAX_PROBLEM_CHARS = 200
-# A step and a loss in one line.
-ROW = LazyPattern(
-    r"(?i)\b(?:step|iter)[ :=]{1,3}(\d{1,15})\b.{0,200}?\bloss[ :=]{1,3}"
-    r"([-+]?(?:\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?))(?![\w.])"
-)
+_NUMBER = r"([-+]?(?:\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?))(?![\w.])"
+# A step and a loss in one line; a loss as libraries print it, such as `{'loss': 'nan', 'epoch': 1}`.
+ROW = LazyPattern(r"(?i)\b(?:step|iter)[ :=]{1,3}(\d{1,15})\b.{0,200}?\bloss[ :=]{1,3}" + _NUMBER)
+LOSS = LazyPattern(r"(?i)\bloss['\"]?[ :=]{1,3}['\"]?" + _NUMBER)
 # The last rows of a log, compared with those before; what is above the highest of these times FAR is far.
 LAST_ROWS, LEVEL_ROWS, FAR = 10, 50, 10
 TEXT_LIMIT, MOST_TIMES = 30_000, 1e12
@@ -66,8 +65,9 @@ def describe_last_loss(text: str, *, among: int = LAST_ROWS) -> str:
     rows = [(int(step), float(loss)) for step, loss in ROW.findall(text[-TEXT_LIMIT:])][-LEVEL_ROWS - LAST_ROWS :]
     before, last = [loss for _, loss in rows[:-LAST_ROWS] if isfinite(loss)], rows[-among:]
     if len(before) < LAST_ROWS or (level := median(before)) <= 0:
-        is_finite = not rows or isfinite(rows[-1][1])
-        return "" if is_finite else f"the last loss was {rows[-1][1]} at step {rows[-1][0]:,}"
+        losses = [loss for _, loss in rows] or [float(loss) for loss in LOSS.findall(text[-TEXT_LIMIT:])]
+        place = f" at step {rows[-1][0]:,}" if rows else ""
+        return f"the last loss was {losses[-1]}{place}" if losses and not isfinite(losses[-1]) else ""
     far = [row for row in last if not abs(row[1]) <= FAR * max(map(abs, before))]
     if not far:
         return ""
