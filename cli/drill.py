@@ -167,11 +167,10 @@ class RestartDrill:
         before = run.current
         facts: dict[str, Any] = {"run": self.run_id, "jobs": (before.job_name,), "tolerance": self.tolerance}
         try:
-            self._has_losses(before.job_name)
+            self._has_losses(run)
             start, forced = self._saved(run)
             facts |= {"from_step": start, "forced": forced}
-            start = self._trained(run, start)
-            facts |= {"from_step": start}
+            facts |= {"from_step": (start := self._trained(run, start))}
             stopped_at = self._stopped(start)
             after = self._relaunched(run)
             job = after.current.job_name
@@ -182,12 +181,15 @@ class RestartDrill:
         except Failed as error:
             return Proof(**facts, proven=False, why=str(error))
 
-    def _has_losses(self, job: str) -> None:
-        """There is something to compare, before anything is asked for."""
-        for _ in self._looks(within_s=min(self.within_s, 300.0)):
-            if self._read(job).by_step:
+    def _has_losses(self, run: Run) -> None:
+        """There is something to compare, before anything is asked for; undefined metrics are not waited for."""
+        names, defined = self.policy.metrics, run.defined_metrics
+        missing = [] if run.current.agent or defined is None else {names.step, names.loss} - {*defined}
+        for _ in self._looks(within_s=1.0 if missing else min(self.within_s, 300.0)):
+            if self._read(run.current.job_name).by_step:
                 return
-        raise Failed("its log has no line with a step and a loss: print Rerail's metric line, or add MetricDefinitions")
+        why = f", and its jobs define no metric named {' or '.join(sorted(missing))}" if missing else ""
+        raise Failed(f"its log has no line with a step and a loss{why}: print Rerail's line, or add MetricDefinitions")
 
     def _saved(self, run: Run) -> tuple[int, bool]:
         """The step to restart from: of a save made for it, or of the newest that there is."""
@@ -315,15 +317,8 @@ class RestartDrill:
             if proven
             else (beyond + "the order of the data, the random numbers or the optimizer are not restored as they were")
         )
-        return Proof(
-            **facts,
-            proven=proven,
-            why=why,
-            steps_compared=len(common),
-            largest_difference=difference,
-            share=share,
-            at_step=at_step,
-        )
+        facts |= {"steps_compared": len(common), "largest_difference": difference, "share": share, "at_step": at_step}
+        return Proof(**facts, proven=proven, why=why)
 
     # Looking
 

@@ -257,10 +257,11 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
 
 
 def _last_step(run: Run) -> tuple[int | None, datetime | None]:
-    """The last step of a job that has ended, and when; a job that is to come or has reported none yet has none."""
+    """The last step of a job that has ended, or the first since a restart within a running one, and when."""
     attempt = run.current
     if attempt.ended_at is None:
-        return None, None
+        order = attempt.in_place_restarts[-1] if attempt.in_place_restarts else None
+        return (order.first_step, order.stepped_at) if order else (None, None)
     if attempt.last_step is not None:
         return attempt.last_step, attempt.ended_at
     before = run.attempts[-2].ended_at if len(run.attempts) > 1 else None

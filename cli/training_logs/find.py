@@ -18,6 +18,7 @@ from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPE
 _STRETCHES, _STRETCH = 20, 200
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
+_NAMED_BAR = re.compile(r"[A-Za-z]: +[0-9]+%\|")
 # Words and runs of spaces are bounded, and a name begins where its word does: a line of thousands of them must not take
 # minutes.
 _FIELD = re.compile(
@@ -130,15 +131,18 @@ def _find_format(lines: Sequence[str]) -> FoundMetrics | None:
 
 
 def _find_total(lines: Sequence[str], losses: Sequence[int]) -> str:
-    """Return the total of the progress bar that stands before most losses; bars of evaluations have others."""
+    """Return the total of the progress bar that stands before most losses; bars of evaluations have others.
+
+    A named bar beside the loss's own line counts something else, as the shards of a save: "" if there are no others.
+    """
     bar = _compile(BAR.replace(INTEGER, "[0-9]+").replace(_TOTAL, INTEGER))
     totals: Counter[str] = Counter()
     for row in losses:
         for line in reversed(lines[max(0, row - 5) : row + 1]):
             if match := bar.search(line):
-                totals[match[1]] += 1
+                totals["" if line is not lines[row] and _NAMED_BAR.search(line) else match[1]] += 1
                 break
-    return totals.most_common(1)[0][0] if totals else "[0-9]+"
+    return max(totals, key=lambda total: (total != "", totals[total])) if totals else "[0-9]+"
 
 
 def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:

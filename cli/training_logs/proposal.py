@@ -87,7 +87,10 @@ def _list_warnings(found: FoundMetrics, lines: Sequence[str]) -> Iterator[str]:
     elif "epoch" in found.expressions:
         yield "  warning: its steps begin again with each epoch, so they are no step metric; print a global step too"
     elif repeated := _count_repeated(found, lines):
-        yield f"  warning: a step is printed {repeated} times, as by several ranks; let one rank print"
+        what, advice = "a step", "let one rank print"
+        if "epoch" in found.expressions["step"].lower():
+            what, advice = "an epoch", "if one rank prints them, name no step"
+        yield f"  warning: {what} is printed {repeated} times, as by several ranks; {advice}"
     if "step" in found.expressions and len({match[1] for line in lines if (match := _EPOCH.search(line))}) == 1:
         yield "  note: the log has one epoch; if the steps begin again with the next, name no step"
     if missed := _count_not_finite(found, lines):

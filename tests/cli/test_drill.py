@@ -132,35 +132,30 @@ def test_a_no_at_the_prompt_drills_nothing(supervised):
     assert (answer.exit_code, supervised.asked) == (2, [])
 
 
-def test_losses_that_differ_prove_nothing_unless_that_much_is_tolerated(supervised):
-    supervised.again = [(step, 1.03 / step) for step in range(61, 70)]
-    status, proof = drilled()
-    assert (status, proof["proven"]) == (1, False)
-    assert proof["share"] == pytest.approx(0.03) and "differ by 3.00%, of at most 1.00%" in proof["why"]
+@pytest.mark.parametrize(
+    ("again", "words", "why"),
+    [
+        ([(step, 1.03 / step) for step in range(61, 70)], (), "differ by 3.00%, of at most 1.00%"),
+        ([(step, 1.03 / step) for step in range(61, 70)], ("--tolerance", "0.05"), ""),
+        ([(step, math.nan) for step in range(61, 70)], (), "differ by inf%"),
+        ([(step, 1 / step) for step in range(1, 70)], (), "it began again at step 1, and not after step 60"),
+        ([(61, 1 / 61)], (), "gpt-a002 has not reached step 65 in time"),
+    ],
+    ids=["differ", "tolerated", "no number", "from nothing", "too few"],
+)
+def test_other_losses_and_other_steps_prove_nothing(supervised, again, words, why):
+    """JSON has no infinity."""
+    supervised.again = again
+    status, proof = drilled(*words)
+    assert (status, proof["proven"]) == (int(bool(why)), not why) and why in proof["why"]
+    assert "inf" not in why or proof["largest_difference"] is None
 
 
-def test_what_is_tolerated_is_proven(supervised):
-    supervised.again = [(step, 1.03 / step) for step in range(61, 70)]
-    assert drilled("--tolerance", "0.05")[0] == 0
-
-
-def test_a_loss_that_is_no_number_differs_without_end(supervised):
-    supervised.again = [(step, math.nan) for step in range(61, 70)]
-    status, proof = drilled()
-    assert (status, proof["proven"], proof["largest_difference"]) == (1, False, None)
-
-
-def test_a_job_that_begins_from_nothing_is_no_restart(supervised):
-    """It printed the steps again from the first on: it has not loaded the checkpoint."""
-    supervised.again = [(step, 1 / step) for step in range(1, 70)]
-    status, proof = drilled()
-    assert status == 1 and "it began again at step 1, and not after step 60" in proof["why"]
-
-
-def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
-    supervised.again = [(61, 1 / 61)]
-    status, proof = drilled()
-    assert status == 1 and "gpt-a002 has not reached step 65 in time" in proof["why"]
+def test_metrics_that_the_jobs_do_not_define_are_not_waited_for(supervised):
+    attempts = (replace(FIRST, job_name="other", agent=False),)
+    supervised.keep(replace(RUN, attempts=attempts, defined_metrics=("loss",)), "")
+    status, proof = drilled("--patience", "60m")
+    assert status == 1 and "its jobs define no metric named step: print" in proof["why"]
 
 
 @pytest.mark.threat("T14")
@@ -189,8 +184,7 @@ def test_a_save_of_the_scripts_own_at_that_very_step_does_as_well(supervised):
 
 def test_a_script_without_an_agent_starts_from_its_own_newest_save(supervised):
     """Nobody is asked to save."""
-    run = supervised.run()
-    supervised.where.runs.save(replace(run, attempts=(replace(FIRST, agent=False),), version=run.version + 1), None)
+    supervised.where.runs.save(replace(RUN, attempts=(replace(FIRST, agent=False),), version=2), None)
     supervised.print("gpt", [(56, 1 / 56)])
     supervised.again = [(step, 1 / step) for step in range(51, 57)]
     status, proof = drilled()
@@ -200,11 +194,10 @@ def test_a_script_without_an_agent_starts_from_its_own_newest_save(supervised):
 @pytest.mark.parametrize(("first", "status"), [(48, 0), (41, 1)], ids=["resumed", "began again"])
 def test_a_script_with_one_file_is_restarted_from_it(supervised, first, status):
     """The file has no step: the step that was logged before it was saved, then the new job's own first one."""
-    run = supervised.run()
     for name in ("a", "manifest.json"):
         client("s3").delete_object(Bucket="bucket", Key=f"gpt/step-000000050/{name}")
     client("s3").put_object(Bucket="bucket", Key="gpt/checkpoint.pth.tar", Body=b"x" * 100)
-    supervised.where.runs.save(replace(run, attempts=(replace(FIRST, agent=False),), version=run.version + 1), None)
+    supervised.where.runs.save(replace(RUN, attempts=(replace(FIRST, agent=False),), version=2), None)
     supervised.found_step = None
     supervised.print("gpt", [(step, 1 / step) for step in range(56, 70)], later_s=3.0)
     supervised.again = [(step, 1 / step) for step in range(first, 70)]
@@ -226,8 +219,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("facts", "error"), REFUSED)
 def test_a_run_that_must_not_be_drilled_is_let_be(supervised, facts, error):
-    run = supervised.run()
-    supervised.where.runs.save(replace(run, **facts, version=run.version + 1), None)
+    supervised.keep(replace(RUN, **facts), "")
     status, said = drilled()
     assert (status, supervised.asked) == (2, []) and error in said
 

@@ -7,6 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import typer
+from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.metrics import LINE, PURPOSE, metrics
@@ -14,10 +15,14 @@ from cli.training_logs.proposal import propose
 from rerail.model.metrics import make_definitions
 
 
-def shown(*args: str) -> str:
+def invoke(*args: str) -> Result:
     app = typer.Typer()
     app.command()(metrics)
-    result = CliRunner().invoke(app, list(args), env={"COLUMNS": "80", "NO_COLOR": "1"})
+    return CliRunner().invoke(app, list(args), env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def shown(*args: str) -> str:
+    result = invoke(*args)
     assert result.exit_code == 0
     return result.stdout
 
@@ -66,9 +71,7 @@ def test_a_log_s_own_lines_get_definitions(tmp_path):
     log = tmp_path / "train.log"
     rows = [f"iter {step}: loss {2 - step / 100:.4f}, time 12.11ms, mfu 1.21%\n" for step in range(0, 100, 10)]
     log.write_text("step 0: train loss 4.2, val loss 4.1\n" + "".join(rows) + "iter 100: loss nan, time 12.11ms\n")
-    app = typer.Typer()
-    app.command()(metrics)
-    result = CliRunner().invoke(app, ["--log", str(log)])
+    result = invoke("--log", str(log))
     named = {definition["Name"]: definition["Regex"] for definition in run(result.stdout)}
     assert re.findall(named["loss"], rows[3]) == ["1.7000"] and re.findall(named["step"], rows[3]) == ["30"]
     assert not re.findall(named["loss"], "step 0: train loss 4.2, val loss 4.1")
@@ -91,9 +94,16 @@ def test_a_log_of_one_epoch_leaves_open_whether_its_steps_begin_again(tmp_path):
         assert any("the log has one epoch" in line for line in propose(log).report) is (epochs == 1)
 
 
+def test_an_epoch_that_is_printed_several_times_is_named_as_one(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"| epoch {n // 4} | loss {n}.5\n" for n in range(20)))
+    assert (
+        "an epoch is printed 4 times, as by several ranks; if one rank prints them, name no step"
+        in propose(log).report[-1]
+    )
+
+
 def test_a_log_without_a_loss_is_refused(tmp_path):
     (tmp_path / "train.log").write_text("hello\n")
-    app = typer.Typer()
-    app.command()(metrics)
-    result = CliRunner().invoke(app, ["--log", str(tmp_path / "train.log")])
+    result = invoke("--log", str(tmp_path / "train.log"))
     assert result.exit_code == 2 and "has a loss with its name" in result.stderr

@@ -32,6 +32,7 @@ from rerail.model.run import (
     Attempt,
     HealthLabel,
     Incident,
+    InPlaceRestart,
     JobStatus,
     LaunchCheck,
     PlannedStop,
@@ -76,26 +77,10 @@ def a_run(name: str, state: RunState, *, began: datetime = NOW - 10 * HOUR, **fa
     trains = state in (RunState.WATCHING, RunState.SAVING, RunState.STOPPING)
     ended = NOW - HOUR if state.is_end else None
     status = JobStatus.IN_PROGRESS if trains else JobStatus.COMPLETED if state.is_end else None
-    first = Attempt(
-        1,
-        name,
-        JobStatus.FAILED,
-        created_at=began,
-        training_started_at=began,
-        ended_at=began + HOUR,
-        instance_type="ml.p5.48xlarge",
-    )
-    second = Attempt(
-        2,
-        f"{name}-a002",
-        status,
-        secondary="Training" if trains else "",
-        created_at=began + HOUR if status else None,
-        training_started_at=began + HOUR if status else None,
-        ended_at=ended,
-        resumed_from_step=900,
-        instance_type="ml.p5.48xlarge",
-    )
+    started, machine = began + HOUR if status else None, "ml.p5.48xlarge"
+    first = Attempt(1, name, JobStatus.FAILED, "", began, began, ended_at=began + HOUR, instance_type=machine)
+    second = Attempt(2, f"{name}-a002", status, "Training" if trains else "", started, started, resumed_from_step=900)
+    second = replace(second, ended_at=ended, instance_type=machine)
     return Run(name, "default", state, began, (first, second), **facts)
 
 
@@ -179,10 +164,13 @@ def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
 
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     """Whichever there is; a new attempt without either has none, whatever the one before has reached."""
-    names = ("beats", "noted", "silent", "again")
-    beats, noted, silent, again = (a_run(name, RunState.WATCHING) for name in names)
+    beats, noted, silent, again, back = (
+        a_run(name, RunState.WATCHING) for name in ["beats", "noted", "silent", "again", "back"]
+    )
+    order = InPlaceRestart(1, "c1", "x", NOW, NOW, stepped_at=NOW, first_step=201)
+    back = replace(back, attempts=(back.attempts[0], replace(back.current, in_place_restarts=(order,))))
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)), signing_key=KEY)
-    keep(where, beats, noted, silent, again)
+    keep(where, beats, noted, silent, again, back)
     heartbeat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
     name = make_heartbeat_key("beats")
     client("s3").put_object(Bucket="mailbox", Key=name, Body=sign(serialize(heartbeat), name=name, key=KEY))
@@ -194,8 +182,8 @@ def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
-    assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (None, None)
-    assert rows["again"]["step"] is None
+    assert rows["silent"]["step_at"] is None
+    assert [rows[name]["step"] for name in ("silent", "again", "back")] == [None, None, 201]
     assert "4,321" in print_status() and "1,234   90s" not in print_status()
 
 

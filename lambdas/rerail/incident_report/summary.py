@@ -55,6 +55,8 @@ def make_summary(known: Facts) -> dict[str, Any]:
     is_over = "/held-" in str(notice.get("key", "")) and run.state is not RunState.HELD
     did = "" if is_over else str(notice.get("did", ""))
     resolution = incident.resolution if incident and incident.closed_at else ""
+    if warning and not run.open_incident:  # what was done about an incident that is over is no answer to it
+        incident, did, resolution = None, "nothing: it may well recover by itself", ""
     return {
         "tone": tone,
         "headline": _headline(run, tone),

@@ -152,6 +152,15 @@ def test_an_epoch_with_many_losses_is_not_proposed_as_the_step():
     assert set(find_metrics(lines, where="train.log").expressions) == {"epoch", "loss"}
 
 
+def test_the_bar_of_a_save_is_no_step():
+    """The Trainer's own bar has no name; with `disable_tqdm` it is missing, and that of each save's shards is left."""
+    save = [f"Writing model shards: {100 * n}%|##| {n}/1 [00:00<00:00, 9it/s]" for n in (0, 1)]
+    for bar in ("", "  5%|# | 9/400 [00:02<00:30, 4it/s]"):
+        lines = [*save, bar, "{'loss': '2.5', 'epoch': '0.1'}"] * 9
+        step = find_metrics(lines, where="train.log").expressions.get("step", "")
+        assert ("/400" in step) is bool(step) is bool(bar)
+
+
 def test_several_losses_are_asked_for():
     lines = [f"step {step} mlm_loss=1.{step} nsp_loss=0.3" for step in range(10, 20)]
     with pytest.raises(BadInput, match="several losses: mlm_loss, nsp_loss"):
