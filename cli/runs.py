@@ -210,7 +210,7 @@ def make_attempts_table(run: Run) -> Table:
         start = _start(attempt)
         steps = (
             f"from step {start}" if start else "",
-            _reason_to_start(attempt).strip(),
+            "(drill)" if attempt.drill else f"({attempt.rung})" if attempt.rung else "",
             f"to step {attempt.last_step}" if attempt.last_step is not None else "",
         )
         facts = (
@@ -232,10 +232,6 @@ def _start(attempt: Attempt) -> str:
     if attempt.resumed_from_step is None and attempt.began_step is not None:
         return f"{attempt.began_step} (by itself)"
     return format_step(attempt.began_step) + format_ordered(attempt)
-
-
-def _reason_to_start(attempt: Attempt) -> str:
-    return " (drill)" if attempt.drill else f" ({attempt.rung})" if attempt.rung else ""
 
 
 def _orders(attempt: Attempt) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What came of it: the facts as JSON, and one page to read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -69,15 +69,11 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
 
 def _approval(stage: Stage) -> dict[str, Any]:
     """What was asked, with which words one would answer, and what the answer came to."""
-    bodies = [_format_notice(action) for entry in stage.timeline for action in entry.actions]
+    actions = [action for entry in stage.timeline for action in entry.actions]
+    bodies = ["\n".join(filter(None, (action.get("body", ""), action.get("todo", "")))) for action in actions]
     asked = next((body for body in bodies if "\nYes: rerail approve" in body), "")
     said = next((entry.reason for entry in stage.timeline if " said approve" in entry.reason), "")
     return {"answered": len(stage.answered), "page": asked, "words": "rerail approve" in asked, "said": said}
-
-
-def _format_notice(action: Mapping[str, Any]) -> str:
-    """What a page says, and what it asks; nothing of any other action."""
-    return "\n".join(filter(None, (action.get("body", ""), action.get("todo", ""))))
 
 
 def _machines(description: dict[str, Any]) -> dict[str, Any]:
