@@ -266,9 +266,10 @@ def _choose_step(names: Counter[str], rows: _Rows, *, seldom: int) -> str:
 def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     """Return the name of the epochs with which the steps begin again; "" if they go on, or fall with launches alone."""
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
-    if names[epoch] < 0.5 * names[step]:
-        return ""
-    return epoch if _begin_again(_list_values(step, rows), _list_values(epoch, rows)) else ""
+    steps, epochs = _list_values(step, rows), _list_values(epoch, rows)
+    # It may stand in a line of its own, above the steps of each.
+    is_printed = names[epoch] >= 0.5 * names[step] or _count_falls(steps) <= 2 * sum(1 for _ in groupby(epochs))
+    return epoch if is_printed and _begin_again(steps, epochs) else ""
 
 
 def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Sequence[float]]:

@@ -63,6 +63,8 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     file = tmp_path / "train.log"
     file.write_text("".join(line.format(epoch, step) for epoch in (1, 2, 3) for step in (20, 60)))
     assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 81, 121, 142, 182]
+    file.write_text("".join(f"Epoch {e}\n" + "".join(f"Batch {b} Loss: 0.5\n" for b in range(30)) for e in range(3)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(90)]
 
 
 def test_epochs_that_begin_again_are_of_another_launch(tmp_path):

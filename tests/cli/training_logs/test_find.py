@@ -69,10 +69,7 @@ def test_what_is_not_finite_is_read_from_a_log_and_never_by_a_definition(text):
 ROWS = range(8, 13)
 OWN_FORMS = {
     "two spaces": ([f"epoch:  0 step:  {n} loss:  {n / 16}" for n in ROWS], ROWS),
-    "a table of Stable-Baselines3": (
-        [line for n in ROWS for line in (f"|    total_timesteps | {n}  |", f"|    loss            | {n / 16}   |")],
-        ROWS,
-    ),
+    "Stable-Baselines3": ([x for n in ROWS for x in (f"|  steps   | {n}  |", f"|  loss    | {n / 16} |")], ROWS),
     "padded brackets": ([f"Epoch: [ 0/9] Iter [{n:>4}/1487] || lr: 0.1 || Loss: {n / 16}" for n in ROWS], ROWS),
     "a counter without a name": ([f"[{n:05}/50000] KITTI | loss {n / 16} | batch 16" for n in ROWS], ROWS),
     # https://github.com/pytorch/examples/blob/main/word_language_model/main.py
