@@ -16,7 +16,7 @@ from rerail.model.policy import Mode, OnAlarm
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, DEFAULT, KEY, MIDNIGHT, Agent, World
-from tests.threats.test_mailbox import MINUTE, beating, titles
+from tests.threats.test_mailbox import MINUTE, beating
 
 
 @pytest.mark.threat("T7")
@@ -28,7 +28,7 @@ def test_forged_metrics_do_not_steer_a_run_with_an_agent(world, agent):
         world.series.print("gpt", at, step=10.0 * minute, loss=1e6 * (minute + 1), nonfinite=1.0, count=5.0)
         agent.beats(10 * (1 + minute), loss=2.0)
         world.minutes(1)
-    assert (world.run().state, world.run().incidents, titles(world)) == (RunState.WATCHING, (), [])
+    assert (world.run().state, world.run().incidents, world.notice_titles()) == (RunState.WATCHING, (), [])
 
 
 @pytest.mark.threat("T7")
@@ -39,7 +39,7 @@ def test_a_run_without_an_agent_is_judged_by_its_metrics(world):
         world.series.print("gpt", world.clock(), step=10.0 * minute, loss=2.0, nonfinite=1.0, count=5.0)
         world.minutes(1)
     assert world.run().incidents
-    assert titles(world)
+    assert world.notice_titles()
 
 
 @pytest.mark.threat("T7")
@@ -50,7 +50,7 @@ def test_metrics_under_another_jobs_name_are_another_jobs(world, agent):
         world.series.print("evil", world.clock(), step=10.0 * minute, loss=9e9, nonfinite=1.0, count=5.0)
         agent.beats(40 + 10 * minute, loss=2.0)
         world.minutes(1)
-    assert not titles(world)
+    assert not world.notice_titles()
 
 
 @pytest.mark.threat("T6")
@@ -179,7 +179,7 @@ def test_an_alarm_outside_of_sagemakers_namespace_restarts_nothing(dimensions):
     set_alarm(world, "/aws/sagemaker/TrainingJobs/", dimensions=dimensions)
     world.minutes(20)
     assert (world.run().state, len(world.run().attempts)) == (RunState.WATCHING, 1)
-    assert [title for title in titles(world) if title.startswith("gpt: alarm")] == ["gpt: alarm (warning)"]
+    assert [title for title in world.notice_titles() if title.startswith("gpt: alarm")] == ["gpt: alarm (warning)"]
     set_alarm(world, "Mine/Own", "loss-of-mine", dimensions=dimensions)
     train_on(world)
     assert world.run().current.number == 2
