@@ -6,7 +6,6 @@ A link names one proposal of one run and expires with it. The signature covers a
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Self
 from urllib.parse import urlencode
 
@@ -56,9 +55,6 @@ class AnswerLink:
     def message(self) -> bytes:
         """Return what is signed."""
         return f"rerail answer\n{self.run}\n{self.proposal}\n{self.expires}".encode()
-
-    def has_expired(self, at: datetime) -> bool:
-        return at.timestamp() >= self.expires
 
     def is_for(self, proposal: Proposal) -> bool:
         """Return whether the link was made for this proposal; another run of that name may reuse its id."""

@@ -89,7 +89,7 @@ class Answering:
             text = "Rerail has not signed this link. Nothing was sent: use the link of the page, unchanged."
             return Page(403, format_message("This link is not valid", text))
         command = f"rerail show {link.run}"
-        if link.has_expired(self.clock()):
+        if self.clock().timestamp() >= link.expires:
             return Page(410, format_message("This proposal has expired", "Nothing was sent.", command))
         run = self.runs.load(link.run)
         # A job of that name may have been deleted and created again, and its run count its proposals anew.
