@@ -182,7 +182,7 @@ class RestartDrill:
             return Proof(**facts, proven=False, why=str(error))
 
     def _has_losses(self, run: Run) -> None:
-        """There is something to compare, before anything is asked for; undefined metrics are not waited for."""
+        """Require losses to compare before anything is requested; do not wait for metrics that are not defined."""
         names, defined = self.policy.metrics, run.defined_metrics
         missing = [] if run.current.agent or defined is None else {names.step, names.loss} - {*defined}
         for _ in self._looks(within_s=1.0 if missing else min(self.within_s, 300.0)):

@@ -257,7 +257,7 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
 
 
 def _last_step(run: Run) -> tuple[int | None, datetime | None]:
-    """The last step of a job that has ended, or the first since a restart within a running one, and when."""
+    """Return the last step of a job that has ended, or the first since a restart in place, and its time."""
     attempt = run.current
     if attempt.ended_at is None:
         order = attempt.in_place_restarts[-1] if attempt.in_place_restarts else None

@@ -47,7 +47,7 @@ MOST_LISTED = 500  # characters, in an error
 NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
 _OF_TRAINING = re.compile("(^|_)train(ing)?_")
 _VALIDATION = re.compile("(^|_)(val|valid|validation|eval|test|dev)(_|$)")
-# A name with the word loss that is none.
+# Names with the word loss that are not a loss.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
     r"|_(?:mon|tue|wed|thu|fri|sat|sun)_[a-z]{3}$"  # a heading with a date: `Training Loss (Sat Jun  6 16:47:21 2020)`

@@ -93,7 +93,7 @@ def read_rows(
 
 
 def _are_durations(texts: Iterable[str | None]) -> bool:
-    """Return whether these times are of a step each, as mmcv and detectron2 write: a clock does not fall so often."""
+    """Return whether each time is the duration of a step, as in mmcv and detectron2: a clock does not fall so often."""
     times = [time for text in texts if text and (time := parse(text)) is not None]
     return sum(later < before for before, later in pairwise(times)) > 0.2 * len(times)
 

@@ -298,7 +298,7 @@ def _begin_again(steps: Sequence[float], epochs: Sequence[int]) -> bool:
 
 
 def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) -> tuple[str, str]:
-    """Return the shortest expression that reads this name and nothing else, and a note if there is none such.
+    """Return the shortest expression that reads this name and nothing else, and a note if no expression does.
 
     Above all it reads the lines that are beside the loss: a log may count something else by the same name.
     """

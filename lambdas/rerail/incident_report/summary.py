@@ -55,7 +55,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
     is_over = "/held-" in str(notice.get("key", "")) and run.state is not RunState.HELD
     did = "" if is_over else str(notice.get("did", ""))
     resolution = incident.resolution if incident and incident.closed_at else ""
-    if warning and not run.open_incident:  # what was done about an incident that is over is no answer to it
+    if warning and not run.open_incident:  # not what was done about an earlier incident
         incident, did, resolution = None, "nothing: it may well recover by itself", ""
     return {
         "tone": tone,

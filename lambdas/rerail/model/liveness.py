@@ -61,9 +61,9 @@ def with_phase(liveness: Liveness, phase: Phase, at: datetime) -> Liveness:
 
 
 def with_row(liveness: Liveness, at: datetime, *, step: int | None, moved: bool = False) -> Liveness:
-    """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt.
+    """Return the liveness after a row of metrics; a new step is progress, and its gap is learnt.
 
-    Without a step, as of a job that prints none, the row may have `moved` all the same.
+    A job that prints no steps makes progress with each row that has `moved`.
     """
     liveness = replace(liveness, received_at=max(at, liveness.received_at or at))
     is_new = moved if step is None else liveness.step is None or step > liveness.step
