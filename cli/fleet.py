@@ -16,6 +16,7 @@ from cli.place import Place
 from rerail.accounting.goodput import make_account
 from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
 from rerail.decisions.decision import find_manifest_key, format_next_command, format_stop, select_known
+from rerail.decisions.in_place_restart import find_newest_restart
 from rerail.decisions.shared_errors import find_shareable_error
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
@@ -260,7 +261,7 @@ def _last_step(run: Run) -> tuple[int | None, datetime | None]:
     """Return the last step of a job that has ended, or the first since a restart in place, and its time."""
     attempt = run.current
     if attempt.ended_at is None:
-        order = attempt.in_place_restarts[-1] if attempt.in_place_restarts else None
+        order = find_newest_restart(run)
         return (order.first_step, order.stepped_at) if order else (None, None)
     if attempt.last_step is not None:
         return attempt.last_step, attempt.ended_at

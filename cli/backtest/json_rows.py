@@ -12,9 +12,9 @@ from cli.backtest.series import BadInput, LogSeries, normalize_name
 from cli.text_files import open_text, read_text
 
 WHAT_IS_READ = "give JSON lines, a list of objects, or one list of numbers for each name"
-# In which of these a logger says that a row is of a validation. A phase may also be one of training, as `warmup`.
+# A logger may name the kind of a row in one of these. Others than an evaluation are of training, such as `warmup`.
 _MODES = ("mode", "split", "phase", "stage")
-_NOT_TRAINING = re.compile("(?:^|_)(?:val|valid|validat|eval|test|dev|infer|predict|sanity)")
+_EVALUATION = re.compile("(?:^|_)(?:val|eval|test|dev|infer|predict|sanity)")
 _DEEPEST = 4
 
 
@@ -71,7 +71,7 @@ def _list_rows(whole: Any) -> Iterator[tuple[int, Any]]:
 
 def _is_training(row: Mapping[str, Any]) -> bool:
     modes: Sequence[Any] = [row[name] for name in _MODES if isinstance(row.get(name), str)]
-    return not any(_NOT_TRAINING.search(normalize_name(mode)) for mode in modes)
+    return not any(_EVALUATION.search(normalize_name(mode)) for mode in modes)
 
 
 def _flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str | None]]:

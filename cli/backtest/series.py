@@ -44,9 +44,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 METRICS = ("loss", "step_time_s", "step_time_ms", "tokens_per_s")
 MOST_LISTED = 500  # characters, in an error
 # A loss of one of these is not the loss that is trained on.
-NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
-_OF_TRAINING = re.compile("(^|_)train(ing)?_")
-_VALIDATION = re.compile("(^|_)(val|valid|validation|eval|test|dev)(_|$)")
+_SPLITS = "val|valid|validation|eval|test|dev"
+NOT_TRAINING = re.compile(rf"(^|_)({_SPLITS}|best|min|max|avg|mean|ema|epoch)(_|$)")
+_OF_TRAINING, _OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|_)({_SPLITS})(_|$)")
 # Names with the word loss that are not a loss.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
@@ -110,7 +110,7 @@ def find_losses(names: Iterable[str]) -> list[str]:
     """Return which of some normalized names may be of the loss that is trained on."""
     losses = [name for name in names if is_loss(name)]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
-    return training or [name for name in losses if _OF_TRAINING.search(name) and not _VALIDATION.search(name)]
+    return training or [name for name in losses if _OF_TRAINING.search(name) and not _OF_VALIDATION.search(name)]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -91,4 +91,4 @@ def _corpus_log(name: str, file: Path) -> LogSeries:
 
 
 def _read_now(series: Sequence[LogSeries]) -> tuple[Log, ...]:
-    return tuple(Log(log_series.name, partial(replace, log_series)) for log_series in series)
+    return tuple(Log(log_series.name, partial(replace, log_series)) for log_series in series)  # can be pickled

@@ -45,7 +45,7 @@ _MAIN_SHAPE = 2 / 3
 _COUNTERS = (rf"\[[ \t]*{INTEGER}/[0-9]+\]", rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)")
 _EPOCH_NAMES = NAMES["epoch"]
 # An epoch that so many lines with a loss print is not taken as the step: more than several ranks would print it.
-# Nor is a loss judged that another one is printed so often as.
+# A loss is passed over if another one is printed so many times as often.
 _PRINTED_OFTEN = 10
 _STEP_NAMES = ("global_step", "step", "iteration", "iter", *NAMES["step"])
 
@@ -133,7 +133,8 @@ def _find_format(lines: Sequence[str]) -> FoundMetrics | None:
 def _find_total(lines: Sequence[str], losses: Sequence[int]) -> str:
     """Return the total of the progress bar that stands before most losses; bars of evaluations have others.
 
-    A named bar beside the loss's own line counts something else, as the shards of a save: "" if there are no others.
+    A named bar on another line than the loss counts other things, such as the shards of a save. Return "" if all bars
+    are of that kind.
     """
     bar = _compile(BAR.replace(INTEGER, "[0-9]+").replace(_TOTAL, INTEGER))
     totals: Counter[str] = Counter()
@@ -267,7 +268,7 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     """Return the name of the epochs with which the steps begin again; "" if they go on, or fall with launches alone."""
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
     steps, epochs = _list_values(step, rows), _list_values(epoch, rows)
-    # It may stand in a line of its own, above the steps of each.
+    # The epoch may be on a line of its own, above its steps.
     is_printed = names[epoch] >= 0.5 * names[step] or _count_falls(steps) <= 2 * sum(1 for _ in groupby(epochs))
     return epoch if is_printed and _begin_again(steps, epochs) else ""
 
@@ -300,7 +301,7 @@ def _begin_again(steps: Sequence[float], epochs: Sequence[int]) -> bool:
 def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) -> tuple[str, str]:
     """Return the shortest expression that reads this name and nothing else, and a note if no expression does.
 
-    Above all it reads the lines that are beside the loss: a log may count something else by the same name.
+    Lines with the loss matter most: a log may count something else by the same name.
     """
     shapes: Counter[str] = Counter()
     beside_loss: Counter[str] = Counter()

@@ -85,7 +85,7 @@ def _list_warnings(found: FoundMetrics, lines: Sequence[str]) -> Iterator[str]:
     if "step" not in found.expressions:
         yield "  warning: no step beside the loss; without one, replayed steps are judged twice: print the step as well"
     elif "epoch" in found.expressions:
-        yield "  warning: its steps begin again with each epoch, so they are no step metric; print a global step too"
+        yield "  warning: its steps restart with each epoch and cannot be the step metric; print a global step too"
     elif repeated := _count_repeated(found, lines):
         what, advice = "a step", "let one rank print"
         if "epoch" in found.expressions["step"].lower():

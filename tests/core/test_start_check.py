@@ -68,10 +68,8 @@ def test_a_restart_that_began_below_the_ordered_step_is_corrected_and_paged(worl
 def test_a_restart_that_began_at_the_ordered_step_is_not_paged(world, job):
     job.finds(step=540)
     job.restarts().steps(400)
-    assert (
-        world.reasons()[-1].endswith("step 400 is done, 0 s after the order")
-        and world.notice_titles(Severity.PAGE) == []
-    )
+    assert world.reasons()[-1].endswith("step 400 is done, 0 s after the order")
+    assert world.notice_titles(Severity.PAGE) == []
 
 
 def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(world, job):

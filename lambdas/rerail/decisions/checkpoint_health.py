@@ -119,7 +119,7 @@ def with_rollback_labels(run: Run, finding: Finding) -> Run:
 
 
 def with_rollback_withdrawn(run: Run, kind: str) -> Run:
-    """Return the run whose job goes on after a rollback was decided on: its checkpoints are suspect as before it."""
+    """Return the run without the marks of a rollback that is not carried out: its checkpoints are suspect again."""
     undone = [label for label in _list_open_trouble(run) if (label.health, label.source) == (Health.QUARANTINED, kind)]
     last, current = run.incidents[-1], replace(run.current, cause=None, fingerprint="", onset_step=None, onset_at=None)
     if (last.attempt, last.restart) == (current.number, current.restart):

@@ -165,9 +165,8 @@ def _with_stop_deferred(run: Run, at: datetime) -> Run:
     if run.stop.drill:  # nothing is wrong, so a drill is dropped rather than deferred
         return replace(run, state=RunState.WATCHING, stop=None)
     deadline = min(run.stop.deadline, at)
-    return replace(
-        run, state=RunState.SAVING, stop=replace(run.stop, is_deferred=True, deadline=deadline, answer_by=None)
-    )
+    stop = replace(run.stop, is_deferred=True, deadline=deadline, answer_by=None)
+    return replace(run, state=RunState.SAVING, stop=stop)
 
 
 def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:

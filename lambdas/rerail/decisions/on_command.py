@@ -149,8 +149,9 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     if refusal := find_refusal(run, command.verb):
         return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
-    is_open, planned = run.state in (RunState.SAVING, RunState.RESTARTING), run.stop or find_newest_restart(run)
-    if planned and planned.reason == run.current.fingerprint and (is_open or has_pending(run, StopJob)):
+    planned = run.stop or find_newest_restart(run)
+    is_open = run.state in (RunState.SAVING, RunState.RESTARTING) or has_pending(run, StopJob)
+    if planned and is_open and planned.reason == run.current.fingerprint:
         run = with_rollback_withdrawn(run, planned.reason)
     run = without_pending(_with_launch_withdrawn(run), StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)

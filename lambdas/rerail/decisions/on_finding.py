@@ -79,7 +79,8 @@ OVERDUE_INTERVALS = 1.5
 # With fewer than two checkpoints the interval is unknown: then after this many times the policy's shortest stall.
 OVERDUE_STALL_FLOORS = 6
 LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
-# What has become of a resolved finding, in notices.
+# The answer to a warning, and what has become of a resolved finding, in notices.
+LEFT_ALONE = "nothing: it may well recover by itself"
 RESOLVED = {Level.RECOVERED: "over", Level.ACCEPTED: "accepted as normal"}
 # SageMaker's own namespace of training jobs.
 ALARM_NAMESPACE = "/aws/sagemaker/TrainingJobs"
@@ -221,7 +222,7 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
             finding.evidence,
             key=run.make_warning_key(finding),
             runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
-            did="nothing: it may well recover by itself" if state == "warning" else "nothing more",
+            did=LEFT_ALONE if state == "warning" else "nothing more",
             since=finding.onset_at or finding.at,
         )
         for finding in findings
@@ -296,9 +297,8 @@ def _plan_intervention(run: Run, finding: Finding, observed: FindingsObserved, p
     """Charge the failure, and choose the remedy and the rung of the rollback ladder."""
     cause, before_step, what = CAUSES[finding.kind], _find_onset_step(finding), f"{finding.kind}: {finding.evidence}"
     failure = _make_failure(run, finding, cause, observed, before_step)
-    charged = with_failure_charged(
-        with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure
-    )
+    attempt = replace(run.current, cause=cause, fingerprint=finding.kind)
+    charged = with_failure_charged(with_attempt(run, attempt), failure)
     verdict = choose_remedy(charged, failure, policy)
     rung = _plan_rung(charged, before_step, verdict, observed, policy)
     is_elsewhere = isinstance(rung, Hold) and is_untried_elsewhere(charged)
@@ -477,10 +477,8 @@ def on_stop_approved(
     assert proposal.finding is not None
     observed = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
     decision = _on_intervention(replace(run, proposal=None), proposal.finding, observed, replace(policy, mode=Mode.ACT))
-    stop = decision.run.stop
-    return replace(
-        decision, run=with_approval(replace(decision.run, stop=stop and replace(stop, approved_by=who)), who)
-    )
+    run = replace(decision.run, stop=decision.run.stop and replace(decision.run.stop, approved_by=who))
+    return replace(decision, run=with_approval(run, who))
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:

@@ -313,26 +313,26 @@ RULES: tuple[SymptomRule, ...] = (
     _rule(
         "unreadable-input",
         Cause.DATA,
-        r"(?:when|while) (?:reading|decoding|loading) (?:the )?(?:image|video|audio|shard|record|sample)|Invalid JSON",
+        r"(?:when|while) (?:reading|decoding|loading) (?:the )?(?:image|video|audio|shard|record|sample)",
         r"broken (?:PNG|JPEG|image|GIF) file|(?:unrecognized|unsupported|bad) (?:data |image |audio |video )stream",
-        r"UnidentifiedImageError|cannot identify image file|image file is truncated|wrong number of (?:columns|fields)",
+        r"UnidentifiedImageError|cannot identify image file|image file is truncated",
         r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end(?: of)?|Not a|corrupt) JPEG"
         r"|NVJPEG error \"?[34]\b|jpeg_start_decompress|/dali/image/\w+\.cc:",
         r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
-        r"libpng error|unknown image (?:format|file)|(?:bad|poison) (?:data )?(?:batch|sample|shard|record|line|row)",
+        r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
-        r"moov atom not found|No valid stream found in input|Invalid data found when processing input|bad token",
+        r"moov atom not found|No valid stream found in input|Invalid data found when processing input",
         r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError|\b(?:flac|mp[34]|ogg|opus|"
         r"vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|err|fail)",
-        r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty|HDF5.{0,30}(?:truncated|corrupt)",
+        r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
         rf"(?:corrupt(?:ed)?|truncated|malformed|unreadable|damaged|incomplete) (?:\w+ )?{_RECORD}\b",
         rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
         r"damaged)\b|\bDataLossError\b|truncated record|corrupted record|Invalid (?:Record|RecordIO|TFRecord)",
-        r"RecordIOWriter::kMagic|Invalid MXRecord|Invalid (?:class(?:es)?|labels?) (?:inferred|found|value)",
+        r"RecordIOWriter::kMagic|Invalid MXRecord|Invalid control character at",
         r"JSONDecodeError|JSON parse error|Expecting value: line|Extra data: line|Unterminated string starting",
-        r"JSONL? .{0,30}(?:parse|decode)|bounding box.{0,40}(?:invalid|degenerate|positive height)|Unknown label type",
+        r"JSONL? .{0,30}(?:parse|decode)|Expecting (?:property name|',' delimiter)|Invalid JSON",
         r"UnicodeDecodeError|codec can't decode|invalid start byte|ParserError|Error tokenizing data|EmptyDataError",
-        r"Could not determine delimiter|nan in (?:the )?(?:input|data|label|feature)s?\b|Invalid control character at",
+        r"Could not determine delimiter",
         r"No columns to parse|_csv\.Error|Unable to parse|could not convert string to|line contains NUL",
         r"\bArrow(?:Invalid|TypeError|NotImplementedError)\b|Parquet magic bytes|Couldn't deserialize thrift",
         r"Not a (?:Parquet|Feather|gzipped)|Invalid magic number|Unexpected end of stream|ComputeError: parquet",
@@ -341,28 +341,23 @@ RULES: tuple[SymptomRule, ...] = (
         r"end-of-central-directory|Bad (?:CRC|magic|offset for central)|"
         r"unpack\w* requires a buffer of (?:at least )?\d+ bytes",
         r"Data loss: (?:truncated|corrupted|incomplete)|Invalid \\?\\escape|escape character in string",
-        r"Blankspace and colon not found|(?:libsvm|csv|recordio|parquet|arrow|jsonl?) format\b|Feature shape mismatch",
+        r"Blankspace and colon not found|(?:libsvm|csv|recordio|parquet|arrow|jsonl?) format\b",
         r"Failed to (?:load|read|parse|decode|open) (?:\S+ ){0,2}(?:libsvm|csv|tsv|recordio|parquet|jsonl?|arrow|image|"
         r"audio|video|record|shard|dataset|training data)",
         r"Not a gzipped file|LZMAError|Error -3 while decompressing|ZstdError|invalid (?:block|gzip|stored block)",
         # In a traceback that shows the loading of the input; elsewhere DAMAGED_CHECKPOINT matches some of these first.
         r"PytorchStreamReader failed|invalid load key|UnpicklingError|Ran out of input|pickle data was truncated",
         r"unexpected EOF, expected \d+ more bytes|(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer)",
-        r"InvalidHeaderDeserialization|Error while deserializing header|Expecting (?:property name|',' delimiter)",
+        r"InvalidHeaderDeserialization|Error while deserializing header|bad local file header",
         r"Unable to (?:open|read|synchronously open) (?:file|object|data).{0,30}(?:truncated|signature|corrupt)",
-        r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)|xml\.etree\.\w+\.ParseError",
+        r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)",
         r"cannot reshape array of size \d+ into shape .{0,60}mmap|sample index \d+ is not present in (?:the )?\S+\.mds",
         # What apt says of a mirror that is being updated is matched below.
         r"(?!(?-i:Hash Sum mismatch))"
         r"(?:checksum|md5|sha256|crc32?c?|hash|etag|digest) ?(?:sum)?(?: value)?s? (?:mis-?match|error|failed|"
         r"verification|do(?:es)? not match|did(?: not|n't) match|invalid)",
-        r"NonMatching(?:Checksum|Splits)\w*|failed (?:checksum|integrity)|All bounding boxes should have positive",
-        r"(?:NaN|null|missing) values? (?:found )?in (?:the )?(?:\w+ )?(?:input|data|label|column|feature|dataset)s?",
-        r"(?:schema|column names?|columns?|feature names?) (?:mis-?match|don't match|do not match|inconsistent)",
-        r"(?:Dataset|Split|Column|Feature)\w* .{0,60}(?:not found|doesn't exist|does not exist)(?! on the Hub)",
+        r"NonMatching(?:Checksum|Splits)\w*|failed (?:checksum|integrity)|HDF5.{0,30}(?:truncated|corrupt)",
         r"Unable to (?:read|load|parse|decode) (?:\S+ ){0,3}(?:data|channel|records?|images?|dataset)\b",
-        r"token(?: id)?s? .{0,40}(?:out of (?:range|vocab)|exceeds? .{0,20}vocab|>= ?vocab)|label set cannot be empty",
-        r"(?:Missing|unexpected|unknown) column|bad local file header",
     ),
     _rule(
         "unusable-input",
@@ -385,6 +380,15 @@ RULES: tuple[SymptomRule, ...] = (
         r"columns? .{0,60}not in (?:the )?(?:dataset|index|data\w*)|not in index\b",
         r"(?:invalid|bad|malformed|unexpected) (?:\w+ )?(?:utf-?8|bytes?|characters?|row|line|record|sample|shard|"
         r"annotation|XML|bbox|bounding box)(?: (?:in|at|on|data)\b)",
+        r"(?:Dataset|Split|Column|Feature)\w* .{0,60}(?:not found|doesn't exist|does not exist)(?! on the Hub)",
+        r"(?:NaN|null|missing) values? (?:found )?in (?:the )?(?:\w+ )?(?:input|data|label|column|feature|dataset)s?",
+        r"Invalid (?:class(?:es)?|labels?) (?:inferred|found|value)|Unknown label type|label set cannot be empty",
+        r"(?:schema|column names?|columns?|feature names?) (?:mis-?match|don't match|do not match|inconsistent)",
+        r"wrong number of (?:columns|fields)|Feature shape mismatch|(?:Missing|unexpected|unknown) column",
+        r"token(?: id)?s? .{0,40}(?:out of (?:range|vocab)|exceeds? .{0,20}vocab|>= ?vocab)|bad token",
+        r"(?:bad|poison) (?:data )?(?:batch|sample|shard|record|line|row)",
+        r"xml\.etree\.\w+\.ParseError|bounding box.{0,40}(?:invalid|degenerate|positive height)",
+        r"nan in (?:the )?(?:input|data|label|feature)s?\b|All bounding boxes should have positive",
     ),
     _rule(
         "missing-input",

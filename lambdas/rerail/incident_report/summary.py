@@ -7,6 +7,7 @@ from typing import Any
 from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
 from rerail.decisions.decision import format_instruction, format_next_command, format_start
 from rerail.decisions.monitoring_gaps import NO_ROW, format_no_row
+from rerail.decisions.on_finding import LEFT_ALONE
 from rerail.decisions.on_job import DOUBTFUL_ENDS
 from rerail.decisions.start_check import format_ordered, list_gaps
 from rerail.incident_report.facts import Facts
@@ -56,7 +57,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
     did = "" if is_over else str(notice.get("did", ""))
     resolution = incident.resolution if incident and incident.closed_at else ""
     if warning and not run.open_incident:  # not what was done about an earlier incident
-        incident, did, resolution = None, "nothing: it may well recover by itself", ""
+        incident, did, resolution = None, LEFT_ALONE, ""
     return {
         "tone": tone,
         "headline": _headline(run, tone),
