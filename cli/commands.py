@@ -80,7 +80,7 @@ doctor       Is everything ready? Exit status 1 if something is broken, 2 if not
 acceptance   Try in an account, for cents, what no emulator can show: jobs that fail are started, and everything is
              removed.
 connect      Open a shell in the running job of a run. The job is changed only after asking; its training goes on.
-tensorboard  Open TensorBoard on all attempts of a run, and keep it fresh until Ctrl-C.
+tensorboard  Open TensorBoard on all attempts of runs, and keep it fresh until Ctrl-C.
 policy       Policies: checked, compared with what is deployed, shown in full.
 local        An AWS on this machine, with Rerail deployed into it.
 """

@@ -212,10 +212,11 @@ connect: one object
     you_need  what you must be allowed
 tensorboard: one object
     run  the run
-    logdir  the folder with a sub-folder for each attempt
+    logdir  the folder with a sub-folder for each attempt, or for each run
     source  events: the jobs' own event files; metrics: their metric lines, or CloudWatch
     url  where TensorBoard listens; null with --logdir-only
     attempts  number, job, folder, how many files and how many points of each
+    others  run, source and attempts of each further run
 policy check: one object
     files  file, name, problems, warnings and how many values are given, of each
 policy list: one object

@@ -47,9 +47,7 @@ def test_every_error_of_a_file_is_reported_at_once(tmp_path):
     (found,) = json.loads(answer.stdout)["files"]
     assert found["problems"] == [
         "field 'mode' is 'acct'; it must be one of act, approve, observe, pause",
-        next(
-            problem for problem in found["problems"] if problem.startswith("unknown field 'foo'; the fields here are")
-        ),
+        next(line for line in found["problems"] if line.startswith("unknown field 'foo'; the fields here are")),
         "field 'limits.attempts' is 'x'; it must be a whole number from 0 to 1,000,000",
         "unknown field 'limits.attemps'; did you mean 'attempts'?",
         'field \'retries.window\' is \'soon\'; it must be a duration such as "90s", "15m" or "12h"',

@@ -1,6 +1,6 @@
 """`rerail tensorboard`: each event file belongs to the attempt that wrote it, and none lands outside the folder."""
 
-import socket
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 from moto import mock_aws
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
 
+from cli import place
 from cli.backtest.series import BadInput, LogSeries
-from cli.tensorboard import events
+from cli.main import app
+from cli.place import Place
+from cli.tensorboard import command, events
 from cli.tensorboard.curves import Curves
 from cli.tensorboard.events import EventFile, bring, find_folder, find_writer, list_event_files
-from cli.tensorboard.server import NotServed, find_free_port
 from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.sample import Sample
 from tests.aws.places import REGION
+from tests.cli.cloud import Cloud, Deployed
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -125,11 +129,18 @@ def test_a_job_without_a_line_has_no_curve(tmp_path):
     assert Curves(RUN, tmp_path, nothing).write(RUN) == {1: 0, 2: 0}
 
 
-def test_a_port_that_is_taken_is_named_and_otherwise_any_is_found():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(NotServed, match=f"the port {port} is taken"):
-            find_free_port(port)
-    assert find_free_port(0) > 0
+def test_several_runs_are_compared_each_below_its_name(tmp_path, monkeypatch):
+    """One folder for each run, with one for each attempt; TensorBoard is started on their common folder."""
+    records = {name: replace(RUN, id=name, checkpoint_uri="") for name in ("gpt", "bert")}
+    monkeypatch.setattr(place, "find", lambda *, local: Deployed(Cloud({})))
+    monkeypatch.setattr(Place, "runs", property(lambda self: type("Runs", (), {"load": staticmethod(records.get)})))
+    monkeypatch.setattr(SageMakerJobs, "describe", lambda self, name: (None, {}))
+    monkeypatch.setattr(command, "make_curves", lambda *, local: lambda job: [LogSeries("log", rows(1, len(job)))])
+    served = []
+    monkeypatch.setattr(command, "serve", lambda folder, port, refreshes: served.append((folder, len(refreshes))))
+    words = ("tensorboard", "gpt", "bert", "gpt", "--logdir", str(tmp_path), "--json")
+    shown = json.loads(CliRunner().invoke(app, words).stdout)
+    assert served == [(tmp_path, 2)] and shown["logdir"] == str(tmp_path)
+    parts = {part["run"]: [attempt["folder"] for attempt in part["attempts"]] for part in (shown, *shown["others"])}
+    assert parts == {name: [str(tmp_path / name / "metrics" / find_folder(n)) for n in (1, 2)] for name in records}
+    assert [len(drawn(Path(folder))) for folder in parts["bert"]] == [3, 8]

@@ -239,9 +239,7 @@ def test_offload_takes_one_tensor_of_each_block_to_the_cpu(monkeypatch: pytest.M
     taken = []
 
     def counted(pin_memory: bool) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: taken.append(tensor.shape) or tensor, lambda x: x
-        )
+        return torch.autograd.graph.saved_tensors_hooks(lambda saved: taken.append(saved.shape) or saved, lambda x: x)
 
     plain = step_once().state_dict()
     monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", counted)

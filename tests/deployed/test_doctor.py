@@ -60,14 +60,14 @@ def test_a_request_is_looked_at_before_it_is_sent(account: Account, environment,
 def board(environment: dict[str, str], run: str) -> Iterator[dict[str, Any]]:
     """`rerail tensorboard` as somebody has it running, ended as by Ctrl-C."""
     command = [*RERAIL, "tensorboard", run, "--local", "--json"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
     try:
-        assert process.stdout
+        assert process.stdout and process.stderr
+        assert any("http://" in line for line in process.stderr), f"it ended with {process.wait()}"  # it listens
         text = ""
         while not text.endswith("}\n") or text.count("{") != text.count("}"):
-            line = process.stdout.readline()
-            assert line, f"it ended with {process.wait()}"
-            text += line
+            text += process.stdout.readline()
         yield json.loads(text)
     finally:
         process.send_signal(signal.SIGINT)

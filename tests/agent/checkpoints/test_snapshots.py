@@ -61,9 +61,7 @@ class Nodes:
                 saver.close()
 
         with ThreadPoolExecutor(self.size) as threads:
-            return [
-                future.result(3 * PATIENCE_S) for future in [threads.submit(one, rank) for rank in range(self.size)]
-            ]
+            return [reply.result(3 * PATIENCE_S) for reply in [threads.submit(one, rank) for rank in range(self.size)]]
 
     def take(self, *steps: int, make: Callable[[int, int], dict[str, Any]] = state, **changes: Any) -> list[Any]:
         """Takes a snapshot of each step, and waits for each; what take() said on every rank."""

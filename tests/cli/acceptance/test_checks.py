@@ -214,9 +214,7 @@ REFUTING: dict[str, list[tuple[Change, str]]] = {
         (lambda seen: with_account(events=seen.account.events[1:])(seen), "no event said that"),
         (
             lambda seen: with_account(
-                events=tuple(
-                    replace(event, arrived_at=event.arrived_at + seconds(100)) for event in seen.account.events
-                )
+                events=tuple(replace(each, arrived_at=each.arrived_at + seconds(100)) for each in seen.account.events)
             )(seen),
             "an event took 102 s",
         ),
