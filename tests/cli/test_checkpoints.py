@@ -378,9 +378,7 @@ def test_a_checkpoint_is_downloaded_with_all_its_files(s3, tmp_path):
     facts("--download", str(tmp_path / "old"), "--step", "20")
     assert (tmp_path / "old" / "step-000000020" / "__0_0.distcp").read_bytes() == b"old"
     torn = rerail("gpt", "--download", str(tmp_path / "torn"), "--step", "200")
-    assert (
-        torn.exit_code == 2 and "no whole checkpoint of that step" in torn.output and not (tmp_path / "torn").exists()
-    )
+    assert torn.exit_code == 2 and "no whole checkpoint" in torn.output and not (tmp_path / "torn").exists()
     assert facts()["downloaded"] is None
     alone = rerail("gpt", "--step", "20")
     assert alone.exit_code == 2 and "--download" in alone.output

@@ -126,9 +126,7 @@ def test_a_missing_permission_to_change_the_job_is_named(world):
 
 
 def test_a_missing_job_is_reported(world):
-    world.cloud.answers["sagemaker.describe_training_job"] = refused(
-        "ValidationException", "Requested resource not found"
-    )
+    world.cloud.answers["sagemaker.describe_training_job"] = refused("ValidationException", "not found")
     answer = call()
     assert answer.exit_code == 2 and "gpt-a002 is gone" in answer.stderr
 

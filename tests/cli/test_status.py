@@ -108,9 +108,7 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
     keep(where, a_run("asks", RunState.WAITING, proposal=asked, blocked_by=LaunchCheck.APPROVAL))
     said = print_status()
-    rows = [
-        word for line in said.splitlines() for word in line.split()[:1] if word in ("trains", "stuck", "done", "asks")
-    ]
+    rows = [w for line in said.splitlines() for w in line.split()[:1] if w in ("trains", "stuck", "done", "asks")]
     assert sorted(rows[:2]) == ["asks", "stuck"] and rows[2:4] == ["trains", "done"]
     assert "use a smaller batch\n" in said and "rerail release stuck" in said
     assert "rerail approve asks --proposal p7" in said

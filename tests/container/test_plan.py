@@ -212,9 +212,7 @@ def test_the_estimate_of_activations_is_what_torch_keeps(precision: Precision, d
         loss = model(tokens, tokens)
     assert loss.dtype is torch.float32
     # Autocast's copies of weights are not activations.
-    linear = [
-        weight for name, weight in model.named_parameters() if name.startswith(("blocks", "head")) and weight.ndim > 1
-    ]
+    linear = [w for name, w in model.named_parameters() if name.startswith(("blocks", "head")) and w.ndim > 1]
     copies = sum(2 * weight.numel() for weight in linear) if bf16 else 0
     saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) - copies
     needed = estimate(TrainingPlan(Choices(precision=precision), 1, "", 1, size, 4))

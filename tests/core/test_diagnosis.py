@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rerail.diagnosis.classify import EVIDENCE, diagnose, needs_log
+from rerail.diagnosis.failure_lines import find_failure_lines
 from rerail.diagnosis.symptoms import RULES
 from rerail.model.causes import RETRY, Cause
 from rerail.model.codec import dumps, loads
@@ -199,6 +201,52 @@ def test_the_number_on_a_host_is_the_rank_where_there_is_one(hosts: int, rank: i
 )
 def test_the_step_is_read_from_the_error_or_from_the_last_line_of_progress(text: str, step: int | None) -> None:
     assert diagnose(text).step == step
+
+
+LEAKED = "/opt/tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects"
+PEER = (
+    "[rank3]:[E ProcessGroupNCCL.cpp:552] [Rank 3] Collective WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    " raised the following async exception: NCCL error: remote process exited or there was a network error\n"
+    "[rank3]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "[rank3]: Last error:\n[rank3]: socketProgress: Connection closed by remote peer algo-1<41234>"
+)
+
+
+def as_objects(text: str, **more: str) -> str:
+    return "\n".join(json.dumps({"level": "ERROR", "message": line} | more) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(partial(indent, prefix=f"{esc}[36m(WorkerDict pid=87687){esc}[0m ") for esc in ("\x1b", "")),
+        lambda text: "\n".join(f"\x1b[1;31m{line}\x1b[0m\x1b[K" for line in text.splitlines()),
+        as_objects,
+        lambda text: indent(as_objects(text, log="x", stream="stderr"), "2026-01-31T02:04:51.549Z "),
+        lambda text: json.dumps({"levelname": "ERROR", "message": "Training failed", "exc_info": text}),
+        lambda text: f"{text}\n{LEAKED}\nsagemaker-training-toolkit ERROR Reporting training FAILURE",
+    ],
+)
+def test_the_cause_is_the_same_in_color_as_objects_and_with_what_follows_a_failure(write) -> None:
+    """Of stored logs, every eighth that is long enough and not cut off."""
+    logs = [row["text"] for row in _compressed_rows("reported")[::8]]
+    logs = [log for log in logs if log.count("\n") > 5 and not find_failure_lines(log).is_cut]
+    assert len(logs) > 20 and [log for log in logs if diagnose(write(log)).cause != diagnose(log).cause] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("RuntimeError: mat2 must be col_major, got stride (4096, 1)", Cause.USER_CODE),
+        ("RuntimeError: CUDA error: device-side assert triggered", Cause.USER_CODE),
+        (OOM, Cause.OOM),
+        ("RuntimeError: NCCL error: unhandled system error", Cause.INFRASTRUCTURE),
+        ("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:33433", Cause.INFRASTRUCTURE),
+    ],
+)
+def test_the_error_of_a_rank_counts_before_what_nccl_guesses_on_the_others(error: str, cause: Cause) -> None:
+    frames = 'Traceback (most recent call last):\n  File "a.py", line 2, in x\n    y()\n'
+    assert diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{frames}{error}\n{PEER}"]).cause is cause
 
 
 def test_a_healthy_counter_or_a_logger_is_no_reason_to_leave_the_log_unread() -> None:

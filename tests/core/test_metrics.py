@@ -358,9 +358,7 @@ def test_a_phase_that_prints_no_loss_is_no_nan(last_loss, found_at):
         loss = {"loss": 3.0} if number <= last_loss else {}
         series.minute(number, step=10.0 * (number % 10) + 10, **loss)
     _, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""))
-    assert [sample.at for sample in found if sample.nonfinite][:1] == (
-        [] if found_at is None else [START + found_at * MINUTE]
-    )
+    assert [row.at for row in found if row.nonfinite][:1] == ([] if found_at is None else [START + found_at * MINUTE])
 
 
 def test_a_finite_flag_overrules_a_missing_loss():

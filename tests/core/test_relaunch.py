@@ -147,9 +147,7 @@ def test_the_agent_gets_the_thresholds_of_the_policy():
     assert AgentSettings.from_environment({"RERAIL_DETECTION": given}, pytest.fail).detection == changed
     own = {**rebuilt(), "Environment": {"RERAIL_DETECTION": "{}"}}
     assert make_request(own, SECOND, run="gpt-7b", detection=changed)["Environment"]["RERAIL_DETECTION"] == "{}"
-    assert (
-        "RERAIL_DETECTION" not in make_request(rebuilt(), SECOND, run="gpt-7b", detection=Thresholds())["Environment"]
-    )
+    assert "RERAIL_DETECTION" not in make_request(rebuilt(), SECOND, run="gpt", detection=Thresholds())["Environment"]
 
 
 def test_the_agent_gets_the_bounds_of_the_checkpoint_interval_and_the_failure_rate():

@@ -217,9 +217,7 @@ def test_running_out_of_memory_is_not_retried():
 
 def test_broken_hardware_is_left_behind():
     """Only hardware asks for fresh machines: a warm pool would hand the same node back."""
-    fresh = {
-        cause for cause in Cause if getattr(choose_remedy(a_run(), a_failure(cause), Policy()), "fresh_machines", False)
-    }
+    fresh = {c for c in Cause if getattr(choose_remedy(a_run(), a_failure(c), Policy()), "fresh_machines", False)}
     assert fresh == {Cause.HARDWARE}
 
 

@@ -85,9 +85,7 @@ class Receivers:
                     QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=0
                 )
                 for letter in answer.get("Messages", []):
-                    attributes = {
-                        name: attribute["StringValue"] for name, attribute in letter["MessageAttributes"].items()
-                    }
+                    attributes = {name: each["StringValue"] for name, each in letter["MessageAttributes"].items()}
                     found.append({"body": json.loads(letter["Body"]), **attributes})
         return found
 

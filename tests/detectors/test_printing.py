@@ -25,9 +25,7 @@ LOSS = (Kind.LOSS_SPIKE, Kind.DIVERGENCE)
 LOGGER = {logger.name: logger.rewrite for logger in LOGGERS}
 FAULT = {fault.name: fault for fault in FAULTS}
 # Loggers whose rows show single steps at the run's own rate.
-PER_STEP = tuple(
-    name for name in LOGGER if name not in ("minutes", "every 10th", "means of 10", "1 decimal", "2 digits")
-)
+PER_STEP = tuple(key for key in LOGGER if key not in ("minutes", "every 10th", "means of 10", "1 decimal", "2 digits"))
 
 
 @cache

@@ -21,9 +21,7 @@ from tests.functions.account import ANSWERS, Account, Context, sample
 
 NOW = datetime(2026, 1, 31, 3, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-PROPOSAL = Proposal(
-    "p7", ProposedAction.LAUNCH, 1, "create gpt-a002 <b>", "the node died", NOW, NOW + HOUR, dollars=31.5
-)
+PROPOSAL = Proposal("p7", ProposedAction.LAUNCH, 1, "create gpt-a002 <b>", "it died", NOW, NOW + HOUR, dollars=31.5)
 RUN = Run(
     id="gpt",
     policy="approve",
@@ -87,7 +85,7 @@ def test_the_link_of_a_page_shows_the_proposal_and_changes_nothing(account, comm
     for quoted in (
         "gpt: your approval is needed",
         "p7: create gpt-a002 &lt;b&gt;",
-        "the node died",
+        "it died",
         "$31.50",
         "04:00 UTC",
     ):

@@ -79,9 +79,7 @@ def test_event_for_a_deleted_function_goes_to_the_dead_letter_queue_of_the_targe
 
 def test_only_failed_messages_of_a_batch_come_back(aws: LocalAws, seen: Mailbox) -> None:
     """A message reported in batchItemFailures is received again, then dead-lettered; its neighbours are not."""
-    entries = [
-        {"Id": str(number), "MessageBody": json.dumps({"batch": number, "fail": number == 1})} for number in range(3)
-    ]
+    entries = [{"Id": str(n), "MessageBody": json.dumps({"batch": n, "fail": n == 1})} for n in range(3)]
     aws.client("sqs").send_message_batch(QueueUrl=aws.outputs["WorkUrl"], Entries=entries)
     [dead] = Mailbox(aws, "WorkDead").find(lambda m: m["body"].get("batch") == 1)
     assert dead["body"]["fail"] is True

@@ -108,9 +108,7 @@ def test_a_rule_may_send_to_its_own_receiver_alone(full):
 
 def own_alarm_rules(template: Template) -> list[dict]:
     """The rules that tell receivers of Rerail's own alarms."""
-    return [
-        rule for rule in template.of("Events::Rule").values() if rule.get("Description") == "Rerail: its own alarms"
-    ]
+    return [r for r in template.of("Events::Rule").values() if r.get("Description") == "Rerail: its own alarms"]
 
 
 def alarm_event(name: str, before: str, now: str, *, reason: str = "It is.", description: str = "It is so.") -> dict:

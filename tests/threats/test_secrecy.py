@@ -29,9 +29,7 @@ REQUEST = {
     "HyperParameters": {"api_token": f'"{TOKEN}"', "epochs": "3", "max_tokens": "2048000", "model": "gpt2-large"},
     "Environment": {"DB": f"postgres://me:{PASSWORD}@db/x", "STEPS": "100", "KEYBOARD": "qwerty-layout"},
 }
-FAILED = (
-    f'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nCommand "python train.py --api_token {TOKEN} --epochs 3"'
-)
+FAILED = f'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nCommand "python train.py --api_token {TOKEN} --lr 3"'
 
 
 @pytest.mark.threat("T17")

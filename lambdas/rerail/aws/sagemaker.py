@@ -67,9 +67,7 @@ class SageMakerJobs:
                 return ()  # of another account, deleted, or not to be read: the job's end says nothing of it
             raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
         capacities = answer.get("ReservedCapacitySummaries") or [answer]
-        return [
-            (each["StartTime"], each["EndTime"]) for each in capacities if "StartTime" in each and "EndTime" in each
-        ]
+        return [(one["StartTime"], one["EndTime"]) for one in capacities if "StartTime" in one and "EndTime" in one]
 
     def request_members(self) -> Collection[str]:
         operation = client("sagemaker").meta.service_model.operation_model("CreateTrainingJob")

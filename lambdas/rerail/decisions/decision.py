@@ -229,6 +229,8 @@ def hold_run(
     )
     did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
     did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")
+    # The advice may name the command that ends the list.
+    then = "" if run.hold_advice.startswith(REPEATS) else f"When that is done: {format_next_command(run)}"
     notice = make_notice(
         run,
         severity,
@@ -237,15 +239,10 @@ def hold_run(
         key=f"held-{run.current.number}",
         runbook=runbook,
         did=did,
-        todo="\n".join(filter(None, (format_instruction(todo), _format_last_step(run), format_stop(run)))),
+        todo="\n".join(filter(None, (format_instruction(todo), then, format_stop(run)))),
         since=since,
     )
     return Decision(run, (*release, notice), run.hold_text)
-
-
-def _format_last_step(run: Run) -> str:
-    """Return the command that ends the to-do list of a hold; "" if the advice names it."""
-    return "" if run.hold_advice.startswith(REPEATS) else f"When that is done: {format_next_command(run)}"
 
 
 def format_stop(run: Run) -> str:

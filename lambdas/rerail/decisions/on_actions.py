@@ -25,9 +25,7 @@ def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
     released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
     run = replace(
         run,
-        attempts=tuple(
-            _with_pool_released(attempt) if attempt.job_name in released else attempt for attempt in run.attempts
-        ),
+        attempts=tuple(_with_pool_released(each) if each.job_name in released else each for each in run.attempts),
     )
     attempt = run.current
     if make_create_job(run) in done.actions and (not attempt.exists or attempt.is_unconfirmed):

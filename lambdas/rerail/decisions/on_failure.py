@@ -38,7 +38,7 @@ from rerail.decisions.remedies import (
     format_continue,
 )
 from rerail.diagnosis.classify import diagnose_job
-from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
+from rerail.model.actions import CreateJob, Notify, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.formatting import format_duration
@@ -311,11 +311,13 @@ def _wait_for_capacity(run: Run, verdict: Relaunch, at: datetime, what: str) -> 
     release = warm_pools.make_release(run) if warm_pools.is_unmatched(run) else ()
     destination = format_instance_types(verdict.machines) if verdict.machines else "its own machines"
     key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
-    since = run.ledger.capacity_since
-    notice = make_notice(
-        run, Severity.INFORM, f"no capacity: going to {destination}", what, key=key, did=did, since=since
-    )
+    notice = _make_move_notice(run, destination, what, key=key, did=did)
     return Decision(run, (*release, notice), reason, finding="capacity_wait")
+
+
+def _make_move_notice(run: Run, destination: str, what: str, *, key: str, did: str) -> Notify:
+    title, since = f"no capacity: going to {destination}", run.ledger.capacity_since
+    return make_notice(run, Severity.INFORM, title, what, key=key, did=did, since=since)
 
 
 def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
@@ -338,10 +340,7 @@ def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
         AfterStop.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, changes_machines=True, machines=others[0]
     )
     decision = stop_now(replace(run, stop=stop), reason)
-    key = f"moved-{run.current.number}"
-    notice = make_notice(
-        run, Severity.INFORM, f"no capacity: going to {destination}", what, key=key, did=did, since=since
-    )
+    notice = _make_move_notice(run, destination, what, key=f"moved-{run.current.number}", did=did)
     return replace(decision, actions=(*decision.actions, notice), finding="capacity_wait")
 
 

@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from rerail.diagnosis.failure_lines import (
     DEVICE,
+    IRRELEVANT,
     LOCAL_RANK,
     OF_PROGRAM,
     WAVE,
@@ -19,6 +20,7 @@ from rerail.diagnosis.failure_lines import (
     find_rank,
     is_exception,
     is_wrapper,
+    read_output,
 )
 from rerail.diagnosis.symptoms import (
     CASCADES,
@@ -100,11 +102,6 @@ _BOILERPLATE = LazyPattern(
     r"(?:enough|sufficient|fine|ok|normal)\b",
     re.IGNORECASE,
 )
-_IRRELEVANT = LazyPattern(
-    r"(?:^|[\d\]] )NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
-    r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
-    r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
-)
 _NUMBER = LazyPattern(r"\d+")
 # Where a traceback reads the input, what is missing belongs to it.
 _ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
@@ -133,7 +130,6 @@ _SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illega
 _CONSEQUENCES = (1, -15, 143)
 _FIRST_FAILURE = "Root Cause (first observed failure)"  # torchrun
 
-_COLOR = LazyPattern(r"\x1b\[[\d;]{0,20}m")
 # Not between two letters or digits; many languages have no spaces between words.
 _WORD_EDGE = r"(?a:(?<!\w)|(?!\w))"
 
@@ -191,6 +187,7 @@ def diagnose(
     if report is not None:
         found = _diagnose_report(text, report, exit_code)
         return replace(found, gpu=_find_gpu(found, report))
+    text, logs = read_output(text), [read_output(log[-4 * TAIL :]) for log in logs]
     found = _diagnose_text(text, tuple(logs), exit_code if exit_code is not None else _find_exit_code(text))
     if hosts == 1 and found.rank is None and found.cause is not Cause.HANG and found.rule not in CASCADES:
         local = LOCAL_RANK.search("\n".join((text, *logs)))
@@ -244,7 +241,7 @@ def with_named_cause(found: Diagnosis, texts: Iterable[str], causes: Mapping[str
         return found
     # The error of the failure file inside a FailureReason is also read where JSON has escaped it.
     ends = [(text, (_find_report(text[:HEAD]) or {}).get("error") or "") for text in texts]
-    logs = [_COLOR.sub("", f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{error}") for text, error in ends]
+    logs = [read_output(f"{text[:HEAD]}{text[HEAD:][-TAIL:]}\n{error}") for text, error in ends]
     for text, cause in causes.items():
         pattern = re.compile(_WORD_EDGE + r"[ \t]{1,9}".join(map(re.escape, text.split())) + _WORD_EDGE)
         for log in logs:
@@ -357,11 +354,12 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     telling = _match_exceptions(errors, lines.reading)
     if _is_decisive(telling):
         return telling
-    if found and (roots := list(filter(_is_own_error, exceptions))):
-        # The other ranks only lost this one, whose error no firm rule knows.
-        return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or found
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
+    lost = found or (telling if telling and telling[0].name in ("peer-gone", "peer-failed") else None)
+    if lost and (roots := list(filter(_is_own_error, exceptions))):
+        # The other ranks only lost this one, whose error no firm rule knows.
+        return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or lost
     around = _find_around(lines, errors, [*exceptions, *printed], telling)
     if lines.is_cut and (around is None or around[0] is FALLBACKS[0]):
         around = _match_exceptions(_clean(lines.replaced)) or around  # what the exception that is cut off came from
@@ -434,7 +432,7 @@ def _clean(lines: Iterable[str]) -> list[str]:
     unique: dict[str, str] = {}
     for line in lines:
         cleaned = " ".join(_BOILERPLATE.sub(" ", line).split())
-        if cleaned and not any(pattern.search(cleaned) for pattern in (_IRRELEVANT, _LAUNCHER_CODE, _LAUNCHER_SIGNAL)):
+        if cleaned and not any(pattern.search(cleaned) for pattern in (IRRELEVANT, _LAUNCHER_CODE, _LAUNCHER_SIGNAL)):
             unique.setdefault(_NUMBER.sub("#", cleaned), cleaned)
     kept: list[str] = []
     size = 0
@@ -516,7 +514,7 @@ def _parse_int(value: object) -> int | None:
 def _split_lines(text: str) -> list[str]:
     """Return the lines with normalized whitespace, without boilerplate and, if others remain, irrelevant lines."""
     lines = [" ".join(line.split()) for line in re.split(r"[\r\n]+|\\n", _BOILERPLATE.sub(" ", text))]
-    relevant = [line for line in lines if line and not _IRRELEVANT.search(line)]
+    relevant = [line for line in lines if line and not IRRELEVANT.search(line)]
     return relevant or [line for line in lines if line]
 
 

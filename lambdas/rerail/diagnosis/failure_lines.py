@@ -4,6 +4,7 @@ Source code, comments, settings, progress and warnings contain the words of fail
 of memory", `NCCL_TIMEOUT=1800`, `handle_nan(loss)`. In a traceback only the exception's own line and message count.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,12 @@ from rerail.model.lazy_pattern import LazyPattern
 
 MAX_MESSAGE_LINES = 12
 
+# Colors and movements of a terminal's cursor; some logs lose the first character of a color.
+_CONTROL = LazyPattern(r"\x1b\[[\d;?]{0,20}[A-Za-z]|\ufffd?\[\d{1,2}(?:;\d{1,3}){0,4}m(?![\]\d])")
+# A logger's object, with what a log driver puts before it; the names of its message, its traceback and its level.
+_OBJECT = LazyPattern(r"(?m)^([^{}\n]{0,120})(\{\".{1,20000}\})[ \t\r]{0,3}$")
+_MESSAGES, _TRACES = ("message", "msg", "log", "event"), ("exc_info", "exception", "stack_trace", "traceback", "stack")
+_LEVELS, _MINOR = ("level", "levelname", "severity"), ("INFO", "DEBUG", "WARNING", "WARN", "NOTICE", "TRACE")
 # What launchers, log drivers and clusters put before each line. What names the rank or host tells its lines apart.
 _SOURCE = LazyPattern(
     r"\s{0,8}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
@@ -84,7 +91,7 @@ _FAULT = LazyPattern(
     r"|\bBus error|Segmentation fault|core dumped|terminate called|^\s{0,4}what\(\):|\[[EF][ \d]|^[EF]\d{4} |NCCL WARN"
     r"|\b(?:FATAL|Fatal|CRITICAL|ERROR|FAIL)\b|panicked at|^Caused by:|Exception in thread|uncorrectable|\bECC_"
     r"|No space left|\(SIG[A-Z]{2,6}\)|off the bus|Watchdog caught|(?:terminated|failed) with exception"
-    r"|^\s{0,4}(?:[Ee]rror|fatal|E): "
+    r"|^\s{0,4}(?:[Ee]rror|fatal|E|E[A-Z]\d{4}): "
 )
 # What the kernel, the driver or the error log of a library prints.
 DEVICE = LazyPattern(
@@ -175,6 +182,15 @@ _CLOSING = LazyPattern(
 _LAUNCH = LazyPattern(
     r"OMP_NUM_THREADS environment variable for each process|\bInvoking (?:user )?(?:training )?script\b"
     r"|\[(?:runner|launch)\.py:\d+:main\] (?:cmd|nnodes|dist_world_size)|\bwill restart worker group"
+)
+# Lines about something else, whatever their place.
+IRRELEVANT = LazyPattern(
+    r"(?:^|[\d\]] )NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
+    r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
+    r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
+    # What libraries and SageMaker's toolkit print at the end of a process.
+    r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run )"
+    r"|sagemaker-training-toolkit INFO|Reporting training FAILURE"
 )
 # Progress after an error: training survived it.
 MIN_PROGRESS = 3
@@ -356,6 +372,24 @@ def find_final_error(log: str) -> str:
 
 def _make_key(line: str) -> str:
     return re.sub(r"\d+", "#", " ".join(line.split()))
+
+
+def read_output(text: str) -> str:
+    """Return the text without colors, and with the messages of loggers that write an object of JSON on a line."""
+    return _OBJECT.sub(_read_object, _CONTROL.sub("", text))
+
+
+def _read_object(line: "re.Match[str]") -> str:
+    try:
+        item = json.loads(line[2])
+    except (ValueError, RecursionError):
+        return line[0]
+    messages, traces = ([item[key] for key in keys if isinstance(item.get(key), str)] for keys in (_MESSAGES, _TRACES))
+    if not messages or "loss" in item:
+        return line[0]
+    level = next((str(item[key]).upper() for key in _LEVELS if key in item), "")
+    message = f"{level}: {messages[0]}" if level in _MINOR else messages[0]
+    return "\n".join(line[1] + part for text in (message, *traces) for part in text.splitlines())
 
 
 def find_failure_lines(text: str, *logs: str) -> FailureLines:
@@ -552,11 +586,12 @@ def _begins_anew(line: str) -> bool:
         or _PROGRESS.search(line)
         or _FAULT.search(line)
         or _NATIVE_FRAME.match(line)
+        or IRRELEVANT.search(line)
     )
 
 
 def _sort_line(line: str, bare: str, found: FailureLines) -> None:
-    if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
+    if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line) or IRRELEVANT.search(line):
         return
     bare = match[1] if (match := _IN_JSON.match(bare)) else bare
     if is_exception(bare):

@@ -465,9 +465,12 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:async\w*|watchdog|ncclComm\w+Error|nccl(?:All|Reduce|Broadcast)\w*) .{0,120}unhandled system error",
         r"\bCQE?\b.{0,40}(?:error|syndrome)|bad completion|completion (?:queue )?(?:error|with status)|vendor syndrome",
         r"fi_\w+ (?:failed|error)|libfabric.{0,60}(?:error|fail)|UCX +(?:ERROR|FATAL)|Link DOWN",
+        # NCCL guesses at it where a peer is gone: "due to a network error or a remote process exiting".
+        r"(?<!due to a )(?<!there was a )"
         r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
         r"instability|jitter)s?\b|No route to host|Network is (?:down|unreachable)|socketStartConnect",
-        r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
+        r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*)(?!.{0,40}closed by).{0,80}"
+        r"(?:fail|closed|error|timed? ?out|refused)",
     ),
     _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
     # The job's own disk, or its pod's share of one: the next job has the same size and fills it again.
@@ -646,7 +649,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"detected by watchdog|heartbeat of its watchdog|stuck notify|synchronize timeout|task timeout|Wait ?timeout",
         r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Timeout at NCCL work",
         r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|wait\w*\(\w*\) time ?out",
-        r"Watchdog caught|watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected|hang\b)|WorkNCCL\(|Barrier time",
+        r"Watchdog caught|watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected|hang\b)|Barrier time",
+        r"WorkNCCL\((?!.{0,250}raised the following async exception: NCCL error)",
         r"Work(?:Gloo|HCCL|XCCL)\(.{0,200}time|ncclUniqueId from (?!.{0,200}Connection)|\bTimeout(?:Expired|Error)\b",
         r"HCCL.{0,40}time ?out|\bNCCL\W{1,3}(?:\w+ ){0,2}time(?:d )?-?out|without making progress|stuck for \d+",
         r"heartbeat monitor.{0,40}(?:timed? ?out|expired|not)|rank\w* .{0,30}(?:hung|hang)\b|waiting for clients",

@@ -116,9 +116,7 @@ def _read_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
 def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     summary = _require_object(detail.get("HealthSummary"), "detail.HealthSummary")
     status, repair = (clean_text(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
-    message = " ".join(
-        filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation")))
-    )
+    message = " ".join(filter(None, (clean_text(summary.get(key)) for key in ("HealthStatusReason", "Recommendation"))))
     part = f"node {_read_node(detail)}"
     if status.lower() == "healthy":
         yield ConditionChange(part, Condition.HEALTHY, "is healthy", message)

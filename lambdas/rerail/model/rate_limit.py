@@ -121,9 +121,7 @@ def _admit_by_rate(
         for name, requested_at in launches.at.items()
         if abs(at - requested_at) < max(window, MIN_RETENTION)
     }
-    others = sorted(
-        requested_at for name, requested_at in recent.items() if name != job_name and at - requested_at < window
-    )
+    others = sorted(asked_at for name, asked_at in recent.items() if name != job_name and at - asked_at < window)
     if not limit or len(others) < limit:
         return replace(launches, at={**recent, job_name: at}), Admission(True, len(others) + 1, at)
     updated = replace(launches, at=recent)

@@ -31,9 +31,7 @@ def list_metrics(turns: Iterable[RecordedDecision], *, waited_s: float) -> Itera
         return
     counts: Counter[tuple[service_metrics.ServiceMetric, StrEnum]] = Counter()
     for turn in reasoned:
-        labels = [
-            ActionLabel(action.METRIC_LABEL) for action in turn.decision.actions if not isinstance(action, Notify)
-        ]
+        labels = [ActionLabel(each.METRIC_LABEL) for each in turn.decision.actions if not isinstance(each, Notify)]
         counts.update((service_metrics.ACTIONS, label) for label in labels or [ActionLabel.NOTHING])
         counts.update((service_metrics.NOTICES, a.severity) for a in turn.decision.actions if isinstance(a, Notify))
         new = turn.decision.run.incidents[len(turn.before.incidents) :]

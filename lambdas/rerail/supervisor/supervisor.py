@@ -446,9 +446,7 @@ class Supervisor:
             request = rebuild(description, own_tags, members=self.jobs.request_members())
             self._save_adopted(replace(adopted, run=rebuilt, reason=reason), request, at)
             return self.visit(claim.run)
-        jobs = [
-            described for name in find_missed_jobs(run, claim.number) if (described := self._describe_if_exists(name))
-        ]
+        jobs = [seen for name in find_missed_jobs(run, claim.number) if (seen := self._describe_if_exists(name))]
         self._handle_signals(run, RecordOutdated(at, claim.number, (*jobs, job)))
         return self.visit(run.id)
 
@@ -556,8 +554,9 @@ class Supervisor:
             return action.IS_BACKGROUND
         if any(earlier not in done for earlier in _list_earlier_notices(run, action)):
             return True
-        # The sweep sends it if that function has ended.
-        return action in found.pending and _is_fresh(action, self.clock())
+        # That function may still be about to send it; the sweep does if it has ended.
+        is_fresh = action.decided_at is not None and self.clock() - action.decided_at < NOTICE_LEASE
+        return is_fresh and action in found.pending
 
     def _act(self, run: Run, *, found: Run) -> list[Signal]:
         """Carry out pending actions in order, and publish state changes; return what came of it.
@@ -850,11 +849,6 @@ def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:
     queue = run.pending[: run.pending.index(notice)]
     page = notice.clears or notice.key
     return [earlier for earlier in queue if isinstance(earlier, Notify) and (earlier.clears or earlier.key) == page]
-
-
-def _is_fresh(notice: Notify, at: datetime) -> bool:
-    """Return whether the function that recorded the notice may still be about to send it."""
-    return notice.decided_at is not None and at - notice.decided_at < NOTICE_LEASE
 
 
 def _is_being_published(change: StateChange, at: datetime) -> bool:

@@ -54,9 +54,7 @@ def list_metrics(fleet: Fleet) -> Iterator[MetricValue]:
     """
     account = fleet.account
     yield from (service_metrics.RUNS.of(count, state) for state, count in fleet.runs.items() if count)
-    yield from (
-        service_metrics.INCIDENTS_BY_CAUSE.of(count, cause) for cause, count in fleet.incidents.items() if count
-    )
+    yield from (service_metrics.INCIDENTS_BY_CAUSE.of(n, cause) for cause, n in fleet.incidents.items() if n)
     yield from (service_metrics.BADPUT.of(seconds, kind) for kind, seconds in account.badput_s.items() if seconds)
     yield service_metrics.HELD.of(fleet.runs.get(RunState.HELD, 0))
     yield service_metrics.INCIDENTS.of(sum(fleet.incidents.values()))

@@ -112,9 +112,7 @@ def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
         discovered=0,
         unknown=tuple(check.name for check in checks if check.due is None),
         broken={check.name: check.problem for check in checks if check.problem},
-        fleet=make_fleet(
-            [check.run for check in checks if check.run], [check.account for check in checks if check.account]
-        ),
+        fleet=make_fleet([each.run for each in checks if each.run], [each.account for each in checks if each.account]),
     )
 
 
@@ -354,9 +352,7 @@ class Sweep:
                 self._evaluate_batch(runs[half:], at),
             )
             return first + second, first_problem or second_problem
-        reported = [
-            evaluation for evaluation in evaluations if evaluation.findings or evaluation.first_step is not None
-        ]
+        reported = [each for each in evaluations if each.findings or each.first_step is not None]
         messages = [
             {
                 "run": evaluation.memory.run,

@@ -105,9 +105,7 @@ def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
     draw = random.Random(seed)
     store = dist.HashStore()
     with ThreadPoolExecutor(ranks) as threads:
-        savers = [
-            Saver(open_store(root), rank=rank, world_size=ranks, store=store, log=_discard) for rank in range(ranks)
-        ]
+        savers = [Saver(open_store(root), rank=n, world_size=ranks, store=store, log=_discard) for n in range(ranks)]
         step = list(threads.map(lambda saver: _start(saver, pipe), savers))[0]
         pipe.send([saver._writer.pid for saver in savers if saver._writer])
         while True:

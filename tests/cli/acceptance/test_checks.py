@@ -158,9 +158,7 @@ def with_account(**fields: Any) -> Change:
 
 
 def with_more_attempts(name: str) -> Change:
-    return with_trial(
-        name, lambda trial: replace(trial, facts={**trial.facts, "attempts": [*trial.facts["attempts"]] * 2})
-    )
+    return with_trial(name, lambda t: replace(t, facts={**t.facts, "attempts": [*t.facts["attempts"]] * 2}))
 
 
 # An observation for each check that refutes it, and a part of what is then said.
@@ -340,9 +338,7 @@ def test_without_an_agent_a_checkpoint_is_older_than_the_margin_and_a_period(mar
 
 def test_a_rollback_that_the_deployment_does_not_allow_is_not_tried():
     refused = "the deployment does not let Rerail move checkpoints of the role x in s3://y/"
-    seen = with_trial("own-layout", lambda trial: replace(trial, facts={"state": "held"}, decisions=(refused,)))(
-        sound()
-    )
+    seen = with_trial("own-layout", lambda t: replace(t, facts={"state": "held"}, decisions=(refused,)))(sound())
     found = next(found for found in evaluate_all(seen) if found.id == "own-layout")
     assert found.verdict is CheckVerdict.NOT_TRIED and "quarantineFolders" in found.seen
 

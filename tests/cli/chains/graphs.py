@@ -15,9 +15,7 @@ def chains(draw: st.DrawFn) -> Chain:
     tasks = {}
     for number, name in enumerate(names):
         before = st.lists(st.sampled_from(names[:number]), unique=True) if number else st.just([])
-        inputs = tuple(
-            TaskInput(f"in{one}", task=one, artifact=draw(st.sampled_from(Artifact))) for one in draw(before)
-        )
+        inputs = tuple(TaskInput(f"in{n}", task=n, artifact=draw(st.sampled_from(Artifact))) for n in draw(before))
         tasks[name] = ChainTask(name, Path("train.py"), inputs=inputs, after=tuple(draw(before)))
     order = draw(st.permutations(names))
     return Chain("c", Path("rerail.toml"), {name: tasks[name] for name in order})

@@ -145,11 +145,7 @@ BROKEN = {
     ),
     "roles_that_may_not_be_passed": (
         "training roles",
-        {
-            "iam.get_role_policy": {
-                "PolicyDocument": {"Statement": [{**PASSES, "Resource": "arn:aws:iam::1:role/Else"}]}
-            }
-        },
+        {"iam.get_role_policy": {"PolicyDocument": {"Statement": [{**PASSES, "Resource": "arn:aws:iam::1:role/E"}]}}},
     ),
 }
 

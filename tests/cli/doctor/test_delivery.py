@@ -41,9 +41,7 @@ class Account:
         self.now += seconds
 
     def check(self) -> Check:
-        return check_delivery(
-            lambda service: Client(self.cloud, service), OUTPUTS, sleep=self.sleep, clock=lambda: self.now
-        )
+        return check_delivery(lambda s: Client(self.cloud, s), OUTPUTS, sleep=self.sleep, clock=lambda: self.now)
 
 
 def test_an_event_that_arrives_is_waited_for():

@@ -52,9 +52,7 @@ SOUND: dict[str, Any] = {
     "iam.get_role": {"Role": {"AssumeRolePolicyDocument": TRUST}},
     "iam.simulate_principal_policy": ALLOWED,
     "lambda.get_function": {"Configuration": {"Role": "arn:aws:iam::1:role/Supervise"}},
-    "service-quotas.list_service_quotas": {
-        "Quotas": [{"QuotaName": name, "Value": value} for name, value in QUOTAS.items()]
-    },
+    "service-quotas.list_service_quotas": {"Quotas": [{"QuotaName": key, "Value": n} for key, n in QUOTAS.items()]},
 }
 
 

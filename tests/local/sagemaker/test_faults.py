@@ -158,9 +158,7 @@ def test_a_fault_comes_at_a_step(api, tmp_path):
 
 
 def metric(described, name):
-    return next(
-        (data["Value"] for data in described.get("FinalMetricDataList", []) if data["MetricName"] == name), None
-    )
+    return next((d["Value"] for d in described.get("FinalMetricDataList", []) if d["MetricName"] == name), None)
 
 
 def statuses(api, job):

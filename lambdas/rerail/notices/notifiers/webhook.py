@@ -12,8 +12,6 @@ VERSION = 1
 
 def format_webhook(notice: Notice, links: Links) -> dict[str, Any]:
     """Return all fields of the notice, with text cleaned, and its links."""
-    detail = {
-        name: clean_text(value) if isinstance(value, str) else value for name, value in format_detail(notice).items()
-    }
+    detail = {key: clean_text(text) if isinstance(text, str) else text for key, text in format_detail(notice).items()}
     urls = {"report": links.report, "runbook": links.runbook, "console": links.console, "show": links.show}
     return {"version": VERSION, "source": "rerail", **detail, "links": urls}
