@@ -144,9 +144,7 @@ def test_all_ranks_save_at_the_same_steps(bucket: Bucket, tmp_path):
     saves = answers[0]
     assert answers == [saves] * 3
     assert {reason for _, reason in saves} == {"periodic"}
-    assert len(saves) >= 3 and all(
-        later - earlier > 1 for (earlier, _), (later, _) in zip(saves, saves[1:], strict=False)
-    )
+    assert len(saves) >= 3 and all(late - early > 1 for (early, _), (late, _) in zip(saves, saves[1:], strict=False))
 
 
 @pytest.mark.parametrize(

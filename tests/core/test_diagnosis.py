@@ -211,6 +211,14 @@ PEER = (
     "[rank3]: Last error:\n[rank3]: socketProgress: Connection closed by remote peer algo-1<41234>"
 )
 
+PAIR = "[pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
+TIMEOUT = "[rank1]:[E] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+KILLED = (
+    "---------------------\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-"
+    "direction, the job has been aborted.\nslurmstepd: error: *** STEP 7.0 ON a-1 CANCELLED AT 2026-01-31T02:04:51 ***"
+)
+FRAMED = 'Traceback (most recent call last):\n  File "a.py", line 2, in x\n    y()\nRuntimeError: the step has failed'
+
 
 def as_objects(text: str, **more: str) -> str:
     return "\n".join(json.dumps({"level": "ERROR", "message": line} | more) for line in text.splitlines())
@@ -240,13 +248,16 @@ def test_the_cause_is_the_same_in_color_as_objects_and_with_what_follows_a_failu
         ("RuntimeError: mat2 must be col_major, got stride (4096, 1)", Cause.USER_CODE),
         ("RuntimeError: CUDA error: device-side assert triggered", Cause.USER_CODE),
         (OOM, Cause.OOM),
+        (f"{OOM}\n\nThe above exception was the direct cause of the following exception:\n\n{FRAMED}", Cause.OOM),
         ("RuntimeError: NCCL error: unhandled system error", Cause.INFRASTRUCTURE),
-        ("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:33433", Cause.INFRASTRUCTURE),
+        (f"RuntimeError: {PAIR}", Cause.INFRASTRUCTURE),
     ],
 )
-def test_the_error_of_a_rank_counts_before_what_nccl_guesses_on_the_others(error: str, cause: Cause) -> None:
-    frames = 'Traceback (most recent call last):\n  File "a.py", line 2, in x\n    y()\n'
-    assert diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{frames}{error}\n{PEER}"]).cause is cause
+@pytest.mark.parametrize("others", [PEER, GLOO, STALL, TIMEOUT, KILLED, f"{FRAMES}\n[rank1]: RuntimeError: {PAIR}"])
+def test_the_error_of_a_rank_counts_before_what_the_others_print(error: str, cause: Cause, others: str) -> None:
+    frames = FRAMED.rpartition("\n")[0]
+    found = diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{frames}\n{error}\n{others}"])
+    assert found.cause is cause or cause is Cause.INFRASTRUCTURE and found.cause is Cause.HANG
 
 
 def test_a_healthy_counter_or_a_logger_is_no_reason_to_leave_the_log_unread() -> None:

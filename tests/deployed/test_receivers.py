@@ -49,9 +49,7 @@ class Receivers:
     def __init__(self, account: Account, receiver: Receiver) -> None:
         self.account, self.receiver = account, receiver
         self.aws, self.outputs = account.aws, account.aws.outputs
-        self.queues = {
-            name: NotificationQueue(account, f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")
-        }
+        self.queues = {key: NotificationQueue(account, f"ears-{key}", f"{key}TopicArn") for key in ("Page", "ChatPage")}
 
     def publish(self, notice: Notice) -> None:
         entry = {

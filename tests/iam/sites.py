@@ -57,9 +57,7 @@ def _variables(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values):
-            yield from (
-                (name.id, value) for name, value in zip(names, values, strict=True) if isinstance(name, ast.Name)
-            )
+            yield from ((name.id, item) for name, item in zip(names, values, strict=True) if isinstance(name, ast.Name))
         case ast.Name(id=name), _:
             yield name, value
 

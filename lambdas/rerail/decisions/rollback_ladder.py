@@ -162,11 +162,9 @@ def _make_plan(position: LadderPosition, rung: Rung) -> RollbackPlan:
         case Rung.SKIP | Rung.FAR_SKIP:
             batches = ladder.skip_batches if rung is Rung.SKIP else ladder.far_skip_batches
             first, last = _find_skip_window(position, step, batches)
-            skipped = skipped_samples.format_ranges(
-                (*skipped_samples.parse_ranges(attempt.skip_samples), (first, last))
-            )
+            ranges = skipped_samples.format_ranges((*skipped_samples.parse_ranges(attempt.skip_samples), (first, last)))
             why = f"{how}, skipping samples {first}-{last} ({batches} batches around the onset)"
-            return replace(replay, skip_samples=skipped, why=why)
+            return replace(replay, skip_samples=ranges, why=why)
         case Rung.RATE:
             rate = round(attempt.rate * ladder.rate_factor, 6)
             why = f"{how}, with the learning rate at {rate:g} of the schedule"

@@ -50,6 +50,8 @@ MAX_NOTE_LINES = 6
 FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 # A rule of these found an error; any other only found that there was one.
 NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, SETTINGS, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
+# What these rules match may follow from an error of another rank.
+_AFTERMATH = ("peer-gone", "peer-failed", "collective-timeout", "node-note")
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
 
@@ -356,11 +358,13 @@ def _find_rule(lines: FailureLines) -> _Match | None:
         return telling
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
-    lost = found or (telling if telling and telling[0].name in ("peer-gone", "peer-failed") else None)
+    around = _find_around(lines, errors, [*exceptions, *printed], telling)
+    lost = found or (around if around and around[0].name in _AFTERMATH else None)
     if lost and (roots := list(filter(_is_own_error, exceptions))):
         # The other ranks only lost this one, whose error no firm rule knows.
-        return _first_match(RULES, roots) or _first_match(FALLBACKS[:1], roots) or lost
-    around = _find_around(lines, errors, [*exceptions, *printed], telling)
+        replaced = _match_exceptions(_clean(lines.replaced))
+        root = replaced if _is_decisive(replaced) else _first_match(FALLBACKS[:1], roots)
+        return _first_match(RULES, roots) or root or lost
     if lines.is_cut and (around is None or around[0] is FALLBACKS[0]):
         around = _match_exceptions(_clean(lines.replaced)) or around  # what the exception that is cut off came from
     return around or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))

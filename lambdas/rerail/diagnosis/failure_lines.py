@@ -190,7 +190,8 @@ IRRELEVANT = LazyPattern(
     r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
     # What libraries and SageMaker's toolkit print at the end of a process.
     r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run )"
-    r"|sagemaker-training-toolkit INFO|Reporting training FAILURE"
+    r"|sagemaker-training-toolkit INFO|Reporting training FAILURE|Primary job +terminated normally|^-{20,}$"
+    r"|a non-zero exit code\. Per user-direction|mpirun\S* detected that one|the job to be terminated\. The first"
 )
 # Progress after an error: training survived it.
 MIN_PROGRESS = 3

@@ -469,8 +469,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?<!due to a )(?<!there was a )"
         r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
         r"instability|jitter)s?\b|No route to host|Network is (?:down|unreachable)|socketStartConnect",
-        r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*)(?!.{0,40}closed by).{0,80}"
-        r"(?:fail|closed|error|timed? ?out|refused)",
+        r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|error|timed? ?out|refused)",
     ),
     _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
     # The job's own disk, or its pod's share of one: the next job has the same size and fills it again.
@@ -681,7 +680,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"peer)\b|Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
         r"Proxy Service \d+\] Failed|Failed to execute operation \w+ from rank|NET/\w+.{0,60}completed with error",
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
-        r"Transport (?:closed|error)|Stop_waiting response is expected",
+        r"Transport (?:closed|error)|Stop_waiting response is expected|function error: Hccl\w+",
     ),
     _rule("peer-failed", Cause.UNKNOWN, r"Horovod has been shut ?down"),
     # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.

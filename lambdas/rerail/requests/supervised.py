@@ -174,9 +174,7 @@ class JobAdditions:
     def _tagged(self, tags: Mapping[str, str]) -> dict[str, str]:
         policy, present = self.tags.get(POLICY_TAG), tags.get(POLICY_TAG)
         if policy and present and present != policy:
-            raise RequestRefused(
-                f"the job has the tag {POLICY_TAG}={present} already, not {policy}; name one of the two"
-            )
+            raise RequestRefused(f"the job has the tag {POLICY_TAG}={present} already, not {policy}; name one of them")
         if len(tags.keys() | self.tags.keys()) > TAG_LIMIT - OUR_TAGS:
             raise RequestRefused(f"the job has {len(tags)} tags: a relaunch needs 3 of the {TAG_LIMIT}; remove some")
         return {**tags, **self.tags}
