@@ -504,7 +504,7 @@ def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored
 @pytest.mark.threat("T18")
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finished):
-    """Neither an object of the same size nor the parts of an upload: what is deleted has been copied before."""
+    """Neither an object of the same size and checksum nor the parts of an upload: what is deleted was copied before."""
     own, others = [tuple(letter * 5 * KiB for letter in letters) for letters in ((b"a", b"b"), (b"y", b"z"))]
     for name in ("checkpoint-500/model.pt", "ckpt.pt"):
         upload_in_parts(s3, name, *own)
@@ -516,14 +516,15 @@ def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finis
         if is_finished:
             s3.put_object(Bucket="bucket", Key=key, Body=b"".join(others))
 
-    def name_initiators(parsed: Any, **_: Any) -> None:
+    def complete_answer(parsed: Any, **_: Any) -> None:
+        parsed["ChecksumCRC32"] = "forged"
         for upload in parsed.get("Uploads", ()):
             upload["Initiator"] = {"ID": "another" if upload["UploadId"] in planted else "Rerail"}
 
-    s3.meta.events.register("after-call.s3.ListMultipartUploads", name_initiators)
+    s3.meta.events.register("after-call.s3", complete_answer)
     copy = S3Checkpoints(small_parts()).copy_file(request, allow)
     S3Checkpoints(small_parts()).quarantine(action(saved_before=request.copy.saved_at + timedelta(minutes=1)), allow)
-    s3.meta.events.unregister("after-call.s3.ListMultipartUploads", name_initiators)
+    s3.meta.events.unregister("after-call.s3", complete_answer)
     assert [contents(s3)[copy.key], quarantined(s3)["checkpoint-500/model.pt"]] == [b"".join(own)] * 2
 
 

@@ -276,15 +276,15 @@ def _metadata(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any], *, copied_as: str = "") -> bool | None:
-    """Return whether size and checksum agree: a full-object checksum of the same kind, otherwise the ETag.
+    """Return whether the ETags agree, and the size and any full-object checksum of the same kind.
 
-    ETags of KMS-encrypted objects are not checksums, and those of multipart objects depend on the parts. In these cases
-    compare with `copied_as`, the ETag that S3 returned for Rerail's own copy; return None without one."""
-    if one["ContentLength"] != other["ContentLength"]:
-        return False
+    Equal checksums prove nothing: other content with the same CRC is easily made. ETags of KMS-encrypted objects are
+    not checksums, and those of multipart objects depend on the parts. In these cases compare with `copied_as`, the ETag
+    that S3 returned for Rerail's own copy; return None without one."""
     sums = [name for name in one if name.startswith("Checksum") and name != "ChecksumType" and name in other]
-    if sums and all(head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" for head in (one, other)):
-        return all(one[name] == other[name] for name in sums)
+    is_whole = all(head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" for head in (one, other))
+    if any(one[name] != other[name] for name in ("ContentLength", *(sums if is_whole else ()))):
+        return False
     is_encrypted = any("kms" in head.get("ServerSideEncryption", "") for head in (one, other))
     if is_encrypted or (one["ETag"] != other["ETag"] and (_is_multipart(one) or _is_multipart(other))):
         return other["ETag"].strip('"') == copied_as if copied_as else None
