@@ -7,6 +7,7 @@ from loading import loaded
 # isort: split
 
 from observability import logger, metrics, traced
+from rerail.model.errors import BadMessage
 from rerail.orchestration.waits import read_message, read_task
 from wiring import clients, now
 from wiring.orchestrate import make_orchestrator
@@ -18,14 +19,18 @@ from wiring.orchestrate import make_orchestrator
 def handler(event: dict[str, Any], context: Any) -> None:
     """Handle a state machine's request, or one message: a callback step's, or the schedule's.
 
-    An error fails the task, or returns the message to the queue.
+    An error fails the task, or returns the message to the queue; one that cannot be read is dropped.
     """
     orchestrator = make_orchestrator()
     if "token" in event:
         orchestrator.begin(read_task(event, at=now()))
         return
     for record in event["Records"]:
-        received = read_message(record["body"], at=now())
+        try:
+            received = read_message(record["body"], at=now())
+        except BadMessage as error:  # without a token nobody can be answered, and pipelines' roles write here
+            logger.warning("dropped", extra={"why": str(error)})
+            continue
         if received is None:
             logger.info("checked", extra={"left": orchestrator.check_all()})
         else:

@@ -12,7 +12,7 @@ from rerail.aws import orchestration
 from rerail.aws.clients import client
 from rerail.aws.orchestration import AwsCallers, DynamoWaits
 from rerail.model.codec import BadRecord
-from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver, read_message
+from rerail.orchestration.waits import Caller, CallerState, KeyWithdrawn, RunWait, WaitIsOver, read_message
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ARN = "arn:aws:states:eu-west-1:123456789012:execution:TrainSupervised:gpt"
@@ -48,11 +48,10 @@ def test_waits_are_kept_by_job_and_token_and_forgotten(table):
 
 def test_a_wait_that_cannot_be_read_hides_no_other(table):
     """A wait of a later version, after a rollback: it is an error of its own."""
-    waits = DynamoWaits(table)
-    waits.keep(TASK)
+    DynamoWaits(table).keep(TASK)
     text = '{"schema": 2, "type": "RunWait", "caller": "airflow"}'
     client("dynamodb").put_item(TableName=table, Item={"pk": {"S": "waits"}, "sk": {"S": "a#0"}, "doc": {"S": text}})
-    bad, good = waits.list_waits()
+    bad, good = DynamoWaits(table).list_waits()
     assert isinstance(bad, BadRecord) and good == TASK
 
 
@@ -93,28 +92,21 @@ def test_a_token_that_nobody_waits_with_is_over(states, code):
         AwsCallers().send_heartbeat(TASK)
 
 
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        ("RUNNING", CallerState.WAITS),
-        ("PENDING_REDRIVE", CallerState.WAITS),
-        ("ABORTED", CallerState.CANCELLED),
-        ("TIMED_OUT", CallerState.OVER),
-        ("FAILED", CallerState.OVER),
-    ],
-)
-def test_only_an_aborted_execution_was_cancelled(states, status, state):
+@pytest.mark.parametrize("status", ["RUNNING", "PENDING_REDRIVE", "ABORTED", "TIMED_OUT", "FAILED"])
+def test_only_an_aborted_execution_was_cancelled(states, status):
+    known = {"RUNNING": CallerState.WAITS, "PENDING_REDRIVE": CallerState.WAITS, "ABORTED": CallerState.CANCELLED}
     described = {"executionArn": ARN, "stateMachineArn": ARN, "status": status, "startDate": NOON}
     states.add_response("describe_execution", described, {"executionArn": ARN})
-    assert AwsCallers().find_state(TASK) is state
+    assert AwsCallers().find_state(TASK) is known.get(status, CallerState.OVER)
 
 
 def test_an_execution_that_does_not_exist_is_over_and_other_errors_are_raised(states):
     states.add_client_error("describe_execution", "ExecutionDoesNotExist")
     assert AwsCallers().find_state(TASK) is CallerState.OVER
-    states.add_client_error("describe_execution", "AccessDeniedException")
-    with pytest.raises(Exception, match="AccessDenied"):
-        AwsCallers().find_state(TASK)
+    for code, raised in (("AccessDeniedException", ClientError), ("KmsAccessDeniedException", KeyWithdrawn)):
+        states.add_client_error("describe_execution", code)
+        with pytest.raises(raised, match="AccessDenied"):
+            AwsCallers().find_state(TASK)
 
 
 @pytest.mark.parametrize(

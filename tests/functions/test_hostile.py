@@ -25,19 +25,11 @@ def test_a_log_line_stays_one_line_of_ours(account, logged, text):
     order = {"verb": "hold", "run": "gpt-7b", "who": message[:500], "why": message[:500]}
     finding = Finding(Kind.LOSS_SPIKE, Level.WARN, 6, 5, message[:900])
     report = Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.FINDINGS, NOON, reason=message[:500], findings=(finding,))
-    account.leave(make_report_key("gpt-7b", "r1"), serialize(report))
-    filed = {
-        "source": "aws.s3",
-        "detail-type": "Object Created",
-        "detail": {"object": {"key": make_report_key("gpt-7b", "r1")}},
-    }
+    key, origin = make_report_key("gpt-7b", "r1"), {"source": "rerail.operator", "detail-type": "Rerail Command"}
+    account.leave(key, serialize(report))
+    filed = {"source": "aws.s3", "detail-type": "Object Created", "detail": {"object": {"key": key}}}
     strange = {**filed, "detail": {"object": {"key": message[:900]}}}
-    commanded = {
-        "source": "rerail.operator",
-        "id": message[:400] or "c",
-        "detail-type": "Rerail Command",
-        "detail": order,
-    }
+    commanded = {**origin, "id": message[:400] or "c", "detail": order}
     supervise.handler(batch(event, filed, strange, commanded, message), Context())
     for line in logged():
         assert isinstance(line, dict)

@@ -12,10 +12,11 @@ from typing import Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from rerail.aws.clients import client
+from rerail.aws.error_codes import find_code
 from rerail.aws.records import record
 from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, dumps
-from rerail.orchestration.waits import Caller, CallerState, RunWait, WaitIsOver
+from rerail.orchestration.waits import Caller, CallerState, KeyWithdrawn, RunWait, WaitIsOver
 
 PARTITION = "waits"
 FAILURE_REASON_LIMIT = 256  # of SageMaker
@@ -24,6 +25,7 @@ STEP_OUTPUTS = ("job", "artifacts", "report")
 # What both systems answer for a token that nobody waits with.
 OVER = ("TaskDoesNotExist", "TaskTimedOut", "InvalidToken", "ExecutionDoesNotExist")
 NO_STEP = ("ResourceNotFound", "ResourceNotFoundException", "ConflictException")
+NO_KEY = ("KmsAccessDeniedException", "KmsInvalidStateException")
 # SageMaker also answers with this for outputs that it does not like: then the step fails, and its owner sees why.
 REFUSED = "ValidationException"
 CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
@@ -42,17 +44,9 @@ class DynamoWaits:
         client("dynamodb").delete_item(TableName=self._table, Key=_key(wait))
 
     def list_waits(self) -> Iterator[RunWait | BadRecord]:
-        pages = (
-            client("dynamodb")
-            .get_paginator("query")
-            .paginate(
-                TableName=self._table,
-                KeyConditionExpression="pk = :waits",
-                ExpressionAttributeValues={":waits": {"S": PARTITION}},
-                ConsistentRead=True,
-            )
-        )
-        for page in pages:
+        paginator, values = client("dynamodb").get_paginator("query"), {":waits": {"S": PARTITION}}
+        asked = {"KeyConditionExpression": "pk = :waits", "ExpressionAttributeValues": values, "ConsistentRead": True}
+        for page in paginator.paginate(TableName=self._table, **asked):
             with validate("Query"):
                 items = page["Items"]
             yield from map(_read, items)
@@ -72,34 +66,29 @@ class AwsCallers:
         if wait.caller is Caller.PIPELINE:
             return CallerState.WAITS  # a pipeline that was stopped sends a message, and waits on
         try:
-            with validate("DescribeExecution"):
+            with _answering(wait), validate("DescribeExecution"):
                 status = client("stepfunctions").describe_execution(executionArn=wait.execution)["status"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] in OVER:
-                return CallerState.OVER
-            raise
+        except WaitIsOver:
+            return CallerState.OVER
         if status == CANCELLED:
             return CallerState.CANCELLED
         return CallerState.WAITS if status in RUNNING else CallerState.OVER
 
     def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
         try:
-            self._succeed(wait, output)
+            with _answering(wait):
+                if wait.caller is Caller.STEP_FUNCTIONS:
+                    client("stepfunctions").send_task_success(taskToken=wait.token, output=json.dumps(output))
+                else:
+                    client("sagemaker").send_pipeline_execution_step_success(
+                        CallbackToken=wait.token,
+                        OutputParameters=_format_parameters(output, wait.outputs),
+                        ClientRequestToken=_id(wait),
+                    )
         except ClientError as error:
-            if error.response["Error"]["Code"] != REFUSED:
+            if find_code(error) != REFUSED:
                 raise
             self.fail(wait, "Rerail.OutputRefused", error.response["Error"].get("Message", ""))
-
-    def _succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
-        with _answering(wait):
-            if wait.caller is Caller.STEP_FUNCTIONS:
-                client("stepfunctions").send_task_success(taskToken=wait.token, output=json.dumps(output))
-            else:
-                client("sagemaker").send_pipeline_execution_step_success(
-                    CallbackToken=wait.token,
-                    OutputParameters=_format_parameters(output, wait.outputs),
-                    ClientRequestToken=_id(wait),
-                )
 
     def fail(self, wait: RunWait, error: str, cause: str) -> None:
         with _answering(wait):
@@ -120,17 +109,16 @@ class AwsCallers:
 
 @contextmanager
 def _answering(wait: RunWait) -> Iterator[None]:
-    """Raise WaitIsOver if the system knows no such token, or its SDK says that there can be none."""
-    over = OVER if wait.caller is Caller.STEP_FUNCTIONS else NO_STEP
+    """Raise WaitIsOver if the system knows no such token, or its SDK says that there can be none; or KeyWithdrawn."""
     try:
         yield
-    except ParamValidationError as error:
-        raise WaitIsOver(str(error)) from error
-    except ClientError as error:
-        code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-        is_of_token = code == REFUSED and wait.caller is Caller.PIPELINE and "token" in message.lower()
-        if code in over or is_of_token:
+    except (ClientError, ParamValidationError) as error:
+        code, is_step = find_code(error), wait.caller is Caller.PIPELINE
+        is_of_token = code == REFUSED and is_step and "token" in str(error).lower()
+        if not code or code in (NO_STEP if is_step else OVER) or is_of_token:
             raise WaitIsOver(str(error)) from error
+        if code in NO_KEY:
+            raise KeyWithdrawn(str(error)) from error
         raise
 
 

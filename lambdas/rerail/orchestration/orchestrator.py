@@ -22,6 +22,7 @@ from rerail.orchestration.waits import (
     CallbackReceived,
     Callers,
     CallerState,
+    KeyWithdrawn,
     RunWait,
     RunWaits,
     WaitIsOver,
@@ -104,6 +105,8 @@ class Orchestrator:
             else:
                 try:
                     self.check(wait)
+                except KeyWithdrawn:
+                    self.waits.forget(wait)  # by its owner, who sees its heartbeat time out
                 except Exception as error:
                     errors.append(error)
         if errors:

@@ -61,6 +61,10 @@ class WaitIsOver(RerailError):
     """Nobody waits with this token any more."""
 
 
+class KeyWithdrawn(RerailError):
+    """The key with which the owner of the execution has encrypted it cannot be used."""
+
+
 class RunWaits(Protocol):
     """The store of the waits."""
 
@@ -75,7 +79,7 @@ class RunWaits(Protocol):
 
 
 class Callers(Protocol):
-    """The systems that wait; each method raises WaitIsOver if nobody waits with that token."""
+    """The systems that wait; methods raise WaitIsOver if nobody waits with that token, or KeyWithdrawn."""
 
     def find_state(self, wait: RunWait) -> CallerState:
         """Return what the execution is doing, if its system has an API for that."""

@@ -1,0 +1,23 @@
+"""The waits for runs: what the function does with each message of its queue."""
+
+import json
+
+import pytest
+
+import orchestrate
+from stacks.parts.orchestration import CHECK
+from tests.core.test_orchestration import WAIT, Waiting
+from tests.functions.account import Context
+
+
+@pytest.mark.threat("T36")
+def test_a_message_without_a_token_is_dropped_and_logged(logged, monkeypatch):
+    """Nobody can be answered. As a dead letter it would page on-call, and the roles of all pipelines write here."""
+    waiting = Waiting()
+    waiting.waits.keep(WAIT)
+    monkeypatch.setattr(orchestrate, "make_orchestrator", lambda: waiting.orchestrator)
+    bodies = ["{", "[]", "{}", '{"token": 7}', '{"token": ""}', json.dumps({"token": "x" * 2049}), CHECK]
+    orchestrate.handler({"Records": [{"body": body} for body in bodies]}, Context("orchestrate"))
+    dropped = [line["why"] for line in logged() if line.get("message") == "dropped"]
+    assert len(dropped) == 6 and all("token" in why or "JSON" in why for why in dropped)
+    assert waiting.callers.heartbeats == ["token"]
