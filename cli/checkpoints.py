@@ -202,9 +202,9 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
     console = Console()
     chosen = find_resume_point(run, saves)
     if not saves:
-        console.print(f"nothing is saved under {run.checkpoint_uri} yet", highlight=False)
+        console.print(f"nothing is saved under {escape(run.checkpoint_uri)} yet", highlight=False)
         return
-    console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
+    console.print(f"[bold]{run.id}[/] in {escape(run.checkpoint_uri)}", highlight=False)
     console.print(_table(run, saves, chosen))
     if explain:
         for save in saves:
@@ -215,7 +215,9 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
-    console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
+    console.print(
+        f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})", highlight=False
+    )
     for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
@@ -288,7 +290,7 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
             f"[{STYLES[health]}]{health}[/]" if health else "",
             decimal(save.bytes),
             _soundness(save),
-            save.folder,
+            escape(save.folder),
         )
     return table
 

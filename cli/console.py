@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 from rich import console
+from rich.errors import MarkupError
 from rich.segment import Segment
 from rich.text import Text
 
@@ -34,8 +35,13 @@ class Console(console.Console):
     """Rich's console; what Rich itself has to say to the terminal is no text, and passes."""
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        """Return the text with its commands as they must be typed here."""
-        return super().render_str(complete_text(text) if IS_LOCAL.get() else text, **settings)
+        """Return the text with its commands as they must be typed here; markup of others opens no link, nor fails."""
+        try:
+            shown = super().render_str(complete_text(text) if IS_LOCAL.get() else text, **settings)
+        except MarkupError:
+            return Text(text)
+        shown.spans = [span for span in shown.spans if "link" not in str(span.style)]
+        return shown
 
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None

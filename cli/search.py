@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
+from rich.markup import escape
 from rich.table import Table
 
 from cli import place
@@ -179,12 +180,9 @@ def _make_time(text: str, at: datetime) -> str:
 
 
 def _find_jobs(request: dict[str, Any], limit: int) -> Iterator[FoundJob]:
-    pages = (
-        place.client("sagemaker")
-        .get_paginator("search")
-        .paginate(**request, PaginationConfig={"MaxItems": limit, "PageSize": min(limit, MOST_A_PAGE)})
-    )
-    for page in pages:
+    paginator = place.client("sagemaker").get_paginator("search")
+    limits = {"MaxItems": limit, "PageSize": min(limit, MOST_A_PAGE)}
+    for page in paginator.paginate(**request, PaginationConfig=limits):
         yield from (FoundJob(result["TrainingJob"]) for result in page["Results"] if "TrainingJob" in result)
 
 
@@ -205,4 +203,4 @@ def _make_table(found: Sequence[FoundJob]) -> Table:
 
 
 def _format_pairs(pairs: dict[str, str]) -> str:
-    return "\n".join(f"{name} {value}" for name, value in sorted(pairs.items()))
+    return escape("\n".join(f"{name} {value}" for name, value in sorted(pairs.items())))

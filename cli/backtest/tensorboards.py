@@ -3,11 +3,10 @@
 import importlib
 import logging
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import METRICS, BadInput, LogSeries, add_step_times, find_columns, make_sample
+from cli.backtest.series import METRICS, BadInput, LogSeries, add_step_times, find_columns, make_sample, parse_time
 
 PACKAGE = "tensorboard==2.21.0"
 
@@ -47,9 +46,9 @@ def _series(loader: Any, run: Path, *, name: str, loss: str) -> LogSeries:
     events = loader.EventAccumulator(str(run), size_guidance=sizes, purge_orphaned_data=False)
     try:
         events.Reload()
+        points = dict(_points(events))
     except Exception as error:
         raise BadInput(f"{run} cannot be read: {error}", "give the folder that SummaryWriter wrote to") from error
-    points = dict(_points(events))
     columns = find_columns(points, where=f"the TensorBoard run {run}", loss=loss)
     rows: dict[tuple[int, int], dict[str, float | None]] = {}
     times: dict[tuple[int, int], float] = {}
@@ -62,7 +61,7 @@ def _series(loader: Any, run: Path, *, name: str, loss: str) -> LogSeries:
             rows.setdefault((launch, step), {"step": float(step)})[column] = value
             times.setdefault((launch, step), wall_time)
     kept = sorted((key for key in rows if any(metric in rows[key] for metric in METRICS)), key=lambda key: times[key])
-    samples = [make_sample(rows[key], at=datetime.fromtimestamp(times[key], UTC)) for key in kept]
+    samples = [make_sample(rows[key], at=parse_time(str(times[key]))) for key in kept]
     return LogSeries(name, add_step_times(samples))
 
 

@@ -28,7 +28,7 @@ from rerail.model.run import Run
 
 HOST, USUAL_PORT = "127.0.0.1", 6006
 PACKAGE = "tensorboard==2.21.0"
-REFRESHED_EVERY_S, RELOADED_EVERY_S = 30.0, 5
+REFRESHED_EVERY_S, RELOADED_EVERY_S, MOST_PROBLEMS = 30.0, 5, 5
 SOURCES = {"events": "the event files of its jobs", "metrics": "its metric lines and CloudWatch metrics"}
 # Of the name of a folder for several runs; file systems allow 255.
 MOST_CHARS = 200
@@ -54,13 +54,13 @@ class Board:
     def fill(self, record: Run) -> None:
         """Download what is new; the sources are those that were found first."""
         s3 = self.where.client("s3")
-        found = (
-            list(events.list_event_files(s3, record, events.find_places(record))) if self.source != "metrics" else []
-        )
+        places = events.find_places(record) if self.source != "metrics" else []
+        found = list(events.list_event_files(s3, record, places))
         self.source = self.source or ("events" if found else "metrics")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.source == "events":
-            events.bring(s3, found, self.folder)
+            for problem in events.bring(s3, found, self.folder)[:MOST_PROBLEMS]:
+                Console(stderr=True, markup=False).print(problem, style="yellow")
             self.files = Counter(file.attempt for file in found)
             return
         self.curves = self.curves or Curves(record, self.folder, make_curves(local=self.where.is_local))
@@ -76,13 +76,13 @@ class Board:
             what = explain(cause).what if isinstance(cause, Exception) else str(error)
             Console(stderr=True, markup=False).print(f"not refreshed: {what}", style="yellow")
 
-    def to_plain(self, record: Run) -> dict[str, Any]:
-        """Return the board as JSON types."""
+    def to_plain(self, record: Run, logdir: Path) -> dict[str, Any]:
+        """Return the board as JSON types, with the folders of its attempts below `logdir`."""
         attempts = [
             {
                 "attempt": attempt.number,
                 "job": attempt.job_name,
-                "folder": str(self.folder / find_folder(attempt.number)),
+                "folder": str((self.folder / find_folder(attempt.number)).relative_to(logdir)),
                 "files": self.files.get(attempt.number, 0),
                 "points": self.points.get(attempt.number, 0),
             }
@@ -128,7 +128,7 @@ def tensorboard(
     port = 0 if logdir_only else find_port(port)
     url = None if logdir_only else f"http://{HOST}:{port}/"
     if as_json:
-        first, *others = [board.to_plain(record) for board, record in zip(boards, records, strict=True)]
+        first, *others = [board.to_plain(record, shown) for board, record in zip(boards, records, strict=True)]
         typer.echo(json.dumps({"logdir": str(shown), "url": url, **first, "others": others}, indent=2))
     else:
         _say(boards, records)

@@ -97,16 +97,16 @@ def _seconds(at: datetime) -> datetime:
     return at.replace(microsecond=0)
 
 
-def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> int:
-    """Download what is new or has grown; return how many files. Nothing is written outside of the folder."""
-    count = 0
+def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> list[str]:
+    """Download what is new or has grown; return why a file was left out. Nothing is written outside of the folder."""
+    problems = []
     for file in files:
-        path = (folder / find_folder(file.attempt) / file.path).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            continue
-        if path.exists() and path.stat().st_size == file.size:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        s3.download_file(file.bucket, file.key, str(path))
-        count += 1
-    return count
+        try:
+            path = (folder / find_folder(file.attempt) / file.path).resolve()
+            if not path.is_relative_to(folder.resolve()) or (path.exists() and path.stat().st_size == file.size):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            s3.download_file(file.bucket, file.key, str(path))
+        except (OSError, ValueError) as error:  # others choose the names, and not all are names of files here
+            problems.append(f"{file.key:.200} was left out: {error!s:.200}")
+    return problems

@@ -142,13 +142,15 @@ def test_a_tensorboard_run_is_read(tmp_path: Path, as_tensors):
 
 
 def test_a_folder_of_tensorboard_runs_is_a_log_each(tmp_path: Path):
-    """A run without a loss is left out; a file means its folder."""
+    """A run without a loss, or whose loss is no number, is left out; a time that is none is not known."""
     write_events(tmp_path / "one")
     write_events(tmp_path / "two")
-    writer = EventFileWriter(str(tmp_path / "other"))
-    other = Summary(value=[Summary.Value(tag="accuracy", simple_value=1.0)])
-    writer.add_event(Event(wall_time=1.7e9, step=1, summary=other))
-    writer.close()
+    plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
+    odd = Summary.Value(tag="loss", metadata=plugin, tensor=make_tensor_proto([1.0, 2.0]))
+    for name, value in (("other", Summary.Value(tag="accuracy", simple_value=1.0)), ("odd", odd)):
+        writer = EventFileWriter(str(tmp_path / name))
+        writer.add_event(Event(wall_time=float("nan"), step=1, summary=Summary(value=[value])))
+        writer.close()
     assert [log.name for log in sources.find(str(tmp_path), local=False)] == ["one", "two"]
     assert [log.name for log in sources.find(str(tmp_path), local=False, loss="accuracy")] == ["other"]
     (file,) = (tmp_path / "two").iterdir()

@@ -86,6 +86,15 @@ def test_the_best_jobs_come_first(sagemaker):
     assert "gpt-a002" in table and "loss 1.5" in table and "lr 0.1" in table
 
 
+@pytest.mark.threat("T14")
+@pytest.mark.parametrize("text", ["[/]", "[red]x[/red]", "[link=https://evil.example]x[/link]"])
+def test_arguments_of_others_are_shown_as_they_are(sagemaker, text):
+    """Their markup draws nothing, opens no link and does not end the command."""
+    sagemaker.found = [{"TrainingJob": JOB | {"HyperParameters": {"name": text}}}]
+    answer = CliRunner().invoke(app, ["search"], env={"COLUMNS": "160"})
+    assert answer.exit_code == 0 and f"name {text} " in answer.output
+
+
 def test_a_search_without_a_result_ends_with_1(sagemaker):
     sagemaker.found = []
     answer = CliRunner().invoke(app, ["search", "name=gone"])

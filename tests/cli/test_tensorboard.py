@@ -26,17 +26,9 @@ from tests.cli.cloud import Cloud, Deployed
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-RUN = Run(
-    id="gpt",
-    policy="default",
-    state=RunState.COMPLETED,
-    created_at=NOON,
-    attempts=(
-        Attempt(number=1, job_name="gpt", status=JobStatus.FAILED, created_at=NOON),
-        Attempt(number=2, job_name="gpt-a002", status=JobStatus.COMPLETED, created_at=NOON + HOUR),
-    ),
-    checkpoint_uri="s3://bucket/gpt/checkpoints/",
-)
+FIRST = Attempt(1, "gpt", JobStatus.FAILED, created_at=NOON)
+SECOND = Attempt(2, "gpt-a002", JobStatus.COMPLETED, created_at=NOON + HOUR)
+RUN = Run("gpt", "default", RunState.COMPLETED, NOON, (FIRST, SECOND), checkpoint_uri="s3://bucket/gpt/checkpoints/")
 
 
 def named(at: datetime) -> str:
@@ -60,7 +52,7 @@ def test_a_file_belongs_to_the_attempt_that_wrote_it(key, stored, attempt):
 
 
 def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkeypatch):
-    """What has not changed is not fetched again; what has grown is."""
+    """What has the same size is not fetched again; what has grown is. Names that are none here are left out."""
     with mock_aws():
         s3 = client("s3")
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
@@ -69,14 +61,16 @@ def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkey
             s3.put_object(Bucket="bucket", Key=key, Body=body)
         found = list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"]))
         assert [(file.attempt, file.key) for file in found] == [(1, first), (2, second)]
-        assert bring(s3, found, tmp_path) == 2
-        assert (tmp_path / "attempt-001" / "train" / named(NOON)).read_bytes() == b"one"
-        assert bring(s3, found, tmp_path) == 0
+        assert bring(s3, found, tmp_path) == []
+        s3.put_object(Bucket="bucket", Key=first, Body=b"new")
         s3.put_object(Bucket="bucket", Key=second, Body=b"two and more")
-        assert bring(s3, list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == 1
-        outside = EventFile("bucket", first, 3, 1, "../../../tfevents")
-        assert bring(s3, [outside], tmp_path / "a" / "b") == 0
-    assert not list(tmp_path.glob("**/../tfevents"))
+        assert bring(s3, list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == []
+        assert (tmp_path / "attempt-001" / "train" / named(NOON)).read_bytes() == b"one"
+        assert (tmp_path / "attempt-002" / "train" / named(NOON + HOUR)).read_bytes() == b"two and more"
+        names = ("train", f"train/{named(NOON)}/tfevents", "x" * 300, "a\0", "../../tfevents", "tfevents")
+        assert len(bring(s3, [EventFile("bucket", first, 3, 1, name) for name in names], tmp_path)) == 4
+        assert (tmp_path / "attempt-001" / "tfevents").read_bytes() == b"new"
+    assert not (tmp_path.parent / "tfevents").exists()
 
 
 def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
@@ -142,5 +136,5 @@ def test_several_runs_are_compared_each_below_its_name(tmp_path, monkeypatch):
     shown = json.loads(CliRunner().invoke(app, words).stdout)
     assert served == [(tmp_path, 2)] and shown["logdir"] == str(tmp_path)
     parts = {part["run"]: [attempt["folder"] for attempt in part["attempts"]] for part in (shown, *shown["others"])}
-    assert parts == {name: [str(tmp_path / name / "metrics" / find_folder(n)) for n in (1, 2)] for name in records}
-    assert [len(drawn(Path(folder))) for folder in parts["bert"]] == [3, 8]
+    assert parts == {name: [f"{name}/metrics/{find_folder(n)}" for n in (1, 2)] for name in records}
+    assert [len(drawn(tmp_path / folder)) for folder in parts["bert"]] == [3, 8]

@@ -22,15 +22,7 @@ from tests.functions.account import ANSWERS, Account, Context, sample
 NOW = datetime(2026, 1, 31, 3, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 PROPOSAL = Proposal("p7", ProposedAction.LAUNCH, 1, "create gpt-a002 <b>", "it died", NOW, NOW + HOUR, dollars=31.5)
-RUN = Run(
-    id="gpt",
-    policy="approve",
-    state=RunState.WAITING,
-    created_at=NOW,
-    attempts=(Attempt(number=1, job_name="gpt"),),
-    proposal=PROPOSAL,
-    version=1,
-)
+RUN = Run("gpt", "approve", RunState.WAITING, NOW, (Attempt(1, "gpt"),), proposal=PROPOSAL, version=1)
 PAGE = {"run": "gpt", "thread": "gpt", "key": "gpt/proposal-p7", "by": (NOW + HOUR).isoformat()}
 ANSWER = {"who": "Ada", "why": "looks right", "verb": "approve"}
 

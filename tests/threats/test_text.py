@@ -1,5 +1,6 @@
 """Names, reasons, evidence and log lines are other people's text: wherever it is shown, it does nothing."""
 
+import io
 import json
 import re
 from collections import Counter
@@ -11,7 +12,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from cli import place
-from cli.console import UNPRINTABLE
+from cli.console import UNPRINTABLE, Console
 from cli.main import app
 from cli.place import Place
 from report_page.page import render_page
@@ -100,17 +101,8 @@ def run_of(text: str) -> Run:
     incident = Incident(
         1, "job_failed", 1, Cause.UNKNOWN, text, text, NOON, NOON, step=7, closed_at=NOON, resolution=text
     )
-    return Run(
-        "gpt",
-        "default",
-        RunState.HELD,
-        NOON,
-        (attempt,),
-        incidents=(incident,),
-        hold_reason=text,
-        labels=(HealthLabel(3, 1, Health.SUSPECT, text),),
-        version=1,
-    )
+    facts = {"hold_reason": text, "labels": (HealthLabel(3, 1, Health.SUSPECT, text),), "version": 1}
+    return Run("gpt", "default", RunState.HELD, NOON, (attempt,), incidents=(incident,), **facts)
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +130,5 @@ def test_a_terminal_is_given_text(deployed, text, tmp_path):
         painted = re.sub(r"\x1b\[[0-9;]*m", "", answer.output)  # Rich's own colours
         assert not UNPRINTABLE.search(painted), repr(UNPRINTABLE.search(painted))
         assert "\x1b[31mred" not in answer.output
+    Console(file=(drawn := io.StringIO()), force_terminal=True).print(text)
+    assert "\x1b]8" not in drawn.getvalue(), "where a command forgets to escape it, it fails nothing and links nowhere"
