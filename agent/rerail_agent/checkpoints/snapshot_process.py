@@ -42,18 +42,11 @@ class SnapshotProcess:
         self._secret = b""
         self._start_id = ""  # the prefix of the snapshot names since the ranks' start
         self._listener: socket.socket | None = None
-        self._callers = threading.Semaphore(MOST_CALLERS)
+        self._unproven: list[socket.socket] = []  # callers that have not proven to be of this run, oldest first
         self._rank_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
-        self._local_handlers: dict[str, Callable[[Link, Message], None]] = {
-            "hello": self._hello,
-            "labels": self._labels,
-            "join": self._join,
-            "slots": self._give_slots,
-            "put": self._put,
-            "open": self._open,
-            "fetch": self._fetch,
-            "retain": self._retain,
-        }
+        ranks = {"hello": self._hello, "labels": self._labels, "join": self._join, "slots": self._give_slots}
+        shares = {"put": self._put, "open": self._open, "fetch": self._fetch, "retain": self._retain}
+        self._local_handlers: dict[str, Callable[[Link, Message], None]] = ranks | shares
         self._peer_handlers: dict[str, Callable[[Link, Message], None]] = {"store": self._store, "get": self._get}
 
     def serve(self, folder: Path) -> None:
@@ -80,22 +73,24 @@ class SnapshotProcess:
         _in_background(self._accept_peers, self._listener)
 
     def _accept_peers(self, listener: socket.socket) -> None:
+        """Give each caller a thread; of too many that have proven nothing, the oldest makes room for a new one."""
         with suppress(OSError):  # closed: another socket listens
             while True:
                 end, _ = listener.accept()
-                if self._callers.acquire(blocking=False):
-                    _in_background(self._answer_peer, end)
-                else:
-                    end.close()
+                if len(self._unproven) >= MOST_CALLERS:
+                    with suppress(IndexError, OSError):  # it has just proven it, or is gone
+                        self._unproven.pop(0).shutdown(socket.SHUT_RDWR)
+                self._unproven.append(caller := end.dup())
+                _in_background(self._answer_peer, end, caller)
 
-    def _answer_peer(self, end: socket.socket) -> None:
-        try:
-            with suppress(LinkLost):
-                link = Link(end)
+    def _answer_peer(self, end: socket.socket, caller: socket.socket) -> None:
+        link = Link(end)
+        with caller, suppress(LinkLost, ValueError):  # it has made room
+            try:
                 link.prove(self._secret, calls=False)
-                self._answer(link, self._peer_handlers)
-        finally:
-            self._callers.release()
+            finally:
+                self._unproven.remove(caller)
+        self._answer(link, self._peer_handlers)
 
     def _answer(self, link: Link, handlers: Mapping[str, Callable[[Link, Message], None]]) -> None:
         """Handle a caller's requests until it disconnects; errors are answered and affect no other caller."""

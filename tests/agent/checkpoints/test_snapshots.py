@@ -1,5 +1,6 @@
 """Snapshots as a training script uses them: with the processes of two nodes, and ranks that start several times."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from rerail_agent.checkpoints.link import LinkLost, connect
 from rerail_agent.checkpoints.manifest import Manifest
 from rerail_agent.checkpoints.snapshot_label import DamagedShare
 from rerail_agent.checkpoints.snapshot_memory import SnapshotMemory
-from rerail_agent.checkpoints.snapshot_process import SnapshotProcess
+from rerail_agent.checkpoints.snapshot_process import MOST_CALLERS, SnapshotProcess
 from rerail_agent.checkpoints.snapshots import ResumeLimits
 from rerail_agent.snapshot_launch import SnapshotProcessHandle, read_snapshot_steps
 from tests.agent.checkpoints.ranks import PATIENCE_S, LoggedLines, manifest, same, settle, state
@@ -368,13 +369,16 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
 
 
 def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
-    """A client without the secret of this start is refused, and the server goes on."""
+    """One without the secret of this start is refused, and those that say nothing keep no node of the run out."""
     nodes.take(10)
     door = nodes.servers[0]._listener
     assert door is not None
     with pytest.raises(LinkLost, match="not of this run"):
         connect(door.getsockname()[:2], b"guessed", timeout_s=60)
-    assert nodes.restored() == 10
+    silent = [socket.create_connection(door.getsockname()[:2]) for _ in range(MOST_CALLERS)]
+    assert settle(lambda: len(nodes.servers[0]._unproven) == len(silent))
+    nodes.take(20)
+    assert list(nodes.logged) == [] and nodes.restored() == 20
 
 
 def test_steps_that_cannot_be_read_mean_no_snapshots() -> None:
