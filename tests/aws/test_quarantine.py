@@ -1,6 +1,7 @@
 """Setting aside in S3: whatever dies, and when, nothing is lost, nothing tainted is left, and repeating mends it."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -216,10 +217,10 @@ def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
     """Parts that were copied are not copied again."""
     body = bytes(range(256)) * 128  # 32 KiB, seven parts
     put(s3, "epoch=0-step=500.ckpt", body)
-    copied, turns = [], 0
+    time.sleep(1.0)  # S3 counts seconds: a part must be younger than the object
+    copied: list[Any] = []
     s3.meta.events.register("provide-client-params.s3.UploadPartCopy", lambda params, **_: copied.append(params))
-    while True:
-        turns += 1
+    for turns in itertools.count(1):
         mover = small_parts(seconds=4.5, clock=Ticking())
         try:
             S3Checkpoints(mover).quarantine(action(), allow)
@@ -395,6 +396,16 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     assert "checkpoint-500/optimizer.pt" in left(s3)
     patient_checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/optimizer.pt"] == b"another"
+
+
+def test_what_is_written_over_between_two_turns_is_copied_anew(s3):
+    """Of the version before, no part is left in the copy: what is not in quarantine is deleted for ever."""
+    put(s3, "epoch=0-step=500.ckpt", b"a" * 32 * KiB)
+    with pytest.raises(ActionUnfinished):
+        S3Checkpoints(small_parts(seconds=4.5, clock=Ticking())).quarantine(action(), allow)
+    put(s3, "epoch=0-step=500.ckpt", b"b" * 32 * KiB)
+    S3Checkpoints(small_parts()).quarantine(action(), allow)
+    assert quarantined(s3) == {"epoch=0-step=500.ckpt": b"b" * 32 * KiB}
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["whole", "in parts"])

@@ -51,9 +51,8 @@ class Account:
         client("events").create_event_bus(Name="rerail")
         client("ssm").put_parameter(Name=f"{PREFIX}/default", Value='mode = "act"', Type="String")
         client("ssm").put_parameter(Name=PAUSE_PARAMETER, Value="on", Type="String")
-        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-        client("s3").create_bucket(Bucket=MAILBOX, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-        client("s3").create_bucket(Bucket=REPORTS, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        for bucket in ("bucket", MAILBOX, REPORTS):
+            client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
         self.topics = {name: self._topic(name) for name in TOPICS}
         self.runs = DynamoRuns(TABLE)
@@ -62,13 +61,8 @@ class Account:
 
     def settings(self) -> tuple[Settings, ...]:
         """What the stack would tell the functions."""
-        common = {
-            "table": TABLE,
-            "policy_prefix": PREFIX,
-            "pause_parameter": PAUSE_PARAMETER,
-            "mailbox": MAILBOX,
-            "account": ACCOUNT,
-        }
+        common = {"table": TABLE, "policy_prefix": PREFIX, "pause_parameter": PAUSE_PARAMETER}
+        common |= {"mailbox": MAILBOX, "account": ACCOUNT}
         return (
             SuperviseSettings(bus="rerail", commands=COMMANDS, **common),
             SweepSettings(queue_url=self.queue, **common),

@@ -182,13 +182,12 @@ class ObjectMover:
     def _copy_parts(
         self, source: dict[str, Any], key: str, target: str, *, part: int, tags: str, since: datetime | None
     ) -> str:
-        s3, size = client("s3"), source["ContentLength"]
-        place = {"Bucket": self.bucket, "Key": target}
+        s3, size, place = client("s3"), source["ContentLength"], {"Bucket": self.bucket, "Key": target}
         is_first = not self._list_uploads(target)
         upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
         copied: dict[int, str] = {}
         if not is_first:
-            upload, copied = self._find_upload(target, upload, part=part, size=size, since=since)
+            upload, copied = self._find_upload(target, upload, source, part=part, since=since)
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
@@ -224,9 +223,9 @@ class ObjectMover:
         return uploads
 
     def _find_upload(
-        self, target: str, new: str, *, part: int, size: int, since: datetime | None
+        self, target: str, new: str, source: dict[str, Any], *, part: int, since: datetime | None
     ) -> tuple[str, dict[int, str]]:
-        """Return the upload id of an earlier turn, else the new one, and its parts of the same size.
+        """Return the upload id of an earlier turn, else the new one, and its parts of the same size and version.
 
         One that another principal has begun, or of before `since`, may have parts with other content."""
         s3, uploads = client("s3"), {upload["UploadId"]: upload for upload in self._list_uploads(target)}
@@ -236,7 +235,8 @@ class ObjectMover:
             return new, {}
         s3.abort_multipart_upload(Bucket=self.bucket, Key=target, UploadId=new)
         pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=own[0])
-        parts = [item for page in pages for item in page.get("Parts", [])]
+        listed, size = [item for page in pages for item in page.get("Parts", [])], source["ContentLength"]
+        parts = [item for item in listed if item["LastModified"] > source["LastModified"]]
         usable = [item for item in parts if item["Size"] == min(part, size - (item["PartNumber"] - 1) * part)]
         return own[0], {item["PartNumber"]: item["ETag"] for item in usable}
 
