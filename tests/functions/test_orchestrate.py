@@ -1,7 +1,5 @@
 """The waits for runs: what the function does with each message of its queue."""
 
-import json
-
 import pytest
 
 import orchestrate
@@ -16,7 +14,7 @@ def test_a_message_without_a_token_is_dropped_and_logged(logged, monkeypatch):
     waiting = Waiting()
     waiting.waits.keep(WAIT)
     monkeypatch.setattr(orchestrate, "make_orchestrator", lambda: waiting.orchestrator)
-    bodies = ["{", "[]", "{}", '{"token": 7}', '{"token": ""}', json.dumps({"token": "x" * 2049}), CHECK]
+    bodies = ["{", "[]", "{}", '{"token": 7}', '{"token": ""}', f'{{"token": "{"x" * 2049}"}}', CHECK]
     orchestrate.handler({"Records": [{"body": body} for body in bodies]}, Context("orchestrate"))
     dropped = [line["why"] for line in logged() if line.get("message") == "dropped"]
     assert len(dropped) == 6 and all("token" in why or "JSON" in why for why in dropped)

@@ -46,7 +46,7 @@ class SnapshotProcess:
         self._rank_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         ranks = {"hello": self._hello, "labels": self._labels, "join": self._join, "slots": self._give_slots}
         shares = {"put": self._put, "open": self._open, "fetch": self._fetch, "retain": self._retain}
-        self._local_handlers: dict[str, Callable[[Link, Message], None]] = ranks | shares
+        self._local_handlers: Mapping[str, Callable[[Link, Message], None]] = ranks | shares
         self._peer_handlers: dict[str, Callable[[Link, Message], None]] = {"store": self._store, "get": self._get}
 
     def serve(self, folder: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.error_codes import find_object_problem
+from rerail.aws.error_codes import find_code, find_object_problem
 from rerail.aws.folder_listing import ADVICE, FolderListing
-from rerail.aws.quarantine import ObjectMover
+from rerail.aws.quarantine import FORBIDDEN, ObjectMover
 from rerail.decisions.quarantine import BY_HAND, COPIES_PLACE, plan_moves
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import (
@@ -65,29 +65,30 @@ class S3Checkpoints:
     ) -> Sequence[Checkpoint]:
         if not self._is_allowed:
             return ()
-        bucket, prefix = split_uri(uri)
         try:
-            listing = FolderListing(bucket, prefix)
-            _add_some(listing)
+            listing = _list_some(uri)
             if not has_manifests(listing.objects):
                 return _list_by_layout(listing, upto)
             signed_only = signed_only and bool(signing_key)
-            found = self._list_by_manifests(listing, upto, signing_key, signed_only=signed_only)
+            found, unread = self._list_by_manifests(listing, upto, signing_key, signed_only=signed_only)
             # An agent resumes from signed manifests alone. Another script may have left manifests beside its own files.
-            return found if signed_only else [*found, *_list_without_manifest(listing)]
+            found += () if signed_only else _list_without_manifest(listing)
+            if unread and not find_newest_usable([one for one in found if one.is_signed or not signed_only]):
+                raise unread
+            return found
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
 
     def _list_by_manifests(
         self, listing: FolderListing, upto: int | None, key: str, *, signed_only: bool
-    ) -> Sequence[Checkpoint]:
-        """Return the newest checkpoints that have a readable manifest."""
+    ) -> tuple[list[Checkpoint], Exception | None]:
+        """Return the newest checkpoints that have a readable manifest, and why another manifest cannot be read."""
         listed = {folder for item in listing.objects if (folder := _folder_of(item.key))}
         top = {folder for folder in listing.steps if STEP_FOLDER.fullmatch(folder.rstrip("/"))}
         wanted = (folder for folder in listed | top if upto is None or _step(folder) <= upto)
         newest = sorted(wanted, key=_step, reverse=True)[:LIMIT]
         found: list[Checkpoint] = []
-        unread: BoundsExceeded | None = None
+        unread: Exception | None = None
         for start in range(0, len(newest), BATCH):
             few = newest[start : start + BATCH]
             listing.add(few)
@@ -98,13 +99,13 @@ class S3Checkpoints:
                 try:
                     if manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
                         found.append(read)
-                except BoundsExceeded as error:
-                    unread = error
+                except (BoundsExceeded, ClientError) as error:
+                    if find_code(error) not in ("", *FORBIDDEN):
+                        raise
+                    unread = error  # its writer may have denied it; whoever may read none knows nothing
             if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not signed_only]):
-                return found
-        if unread:
-            raise unread
-        return found
+                break
+        return found, unread
 
     def _read_cached(
         self, listing: FolderListing, folder: str, files: dict[str, StoredObject], key: str
@@ -124,10 +125,8 @@ class S3Checkpoints:
     def list_saves(self, uri: str) -> ListedSaves:
         if not self._is_allowed:
             return ListedSaves(())
-        bucket, prefix = split_uri(uri)
         try:
-            listing = FolderListing(bucket, prefix)
-            _add_some(listing)
+            listing = _list_some(uri)
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         stored = listing.objects
@@ -156,11 +155,9 @@ class S3Checkpoints:
         return replace(action.copy, copy_etag=etag)
 
     def quarantine(self, action: QuarantineCheckpoints, authorize: Callable[[], None]) -> None:
-        bucket, prefix = split_uri(action.uri)
         unlisted: BoundsExceeded | None = None
         try:
-            listing = FolderListing(bucket, prefix)
-            _add_some(listing)
+            listing = _list_some(action.uri)
             try:
                 _add_newer(listing, action.resume_step)
             except BoundsExceeded as error:
@@ -172,18 +169,20 @@ class S3Checkpoints:
             raise CallFailed(f"listing the checkpoints to quarantine under {action.uri}: {error}") from error
         if moves:
             authorize()
-            self._mover(bucket).move(moves)
+            self._mover(listing.bucket).move(moves)
         if unlisted and moves:
             raise ActionUnfinished("more checkpoints are left than one turn lists; the next turn continues")
         if unlisted:
             raise QuarantineFailed(unlisted.message, advice=f"{unlisted.advice}; or {BY_HAND}")
 
 
-def _add_some(listing: FolderListing) -> None:
-    """List enough checkpoint folders of a large folder to recognize their layout."""
+def _list_some(uri: str) -> FolderListing:
+    """List a small folder, or enough checkpoint folders of a large one to recognize their layout."""
+    listing = FolderListing(*split_uri(uri))
     for name in FOLDER_NAMES:
         listing.add(listing.newest(BATCH, named=name))
     listing.add(listing.oldest(OLDEST))
+    return listing
 
 
 def _add_newer(listing: FolderListing, resume_step: int | None) -> None:
