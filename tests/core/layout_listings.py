@@ -280,6 +280,7 @@ FILES = (
     ("file with a step", "step", "common script", "step_{n}.pt"),
     ("file with a step", "step", "common script", "gpt-epoch=3-step_{n}-val_loss=0.12.pt"),
     ("file with a number", "step", "common script", "ckpt_{n}.pt"),
+    ("file with a number", "step", "mozilla/TTS#643", "checkpoint_{n}.pth.tar"),
     ("file with a number", "step", "leggedrobotics/rsl_rl:rsl_rl/runners/on_policy_runner.py", "logs/model_{n}.pt"),
     (
         "file with an epoch",
@@ -290,6 +291,8 @@ FILES = (
     ("file with a number", "step", "common script", "ckpt-{n}.keras"),
     ("fairseq", "step", "facebookresearch/fairseq:fairseq/checkpoint_utils.py", "checkpoint_2_{n}.pt"),
     ("fairseq, epochs", "epoch", "facebookresearch/fairseq:fairseq/checkpoint_utils.py", "checkpoint{n}.pt"),
+    ("Lightning", "step", "Lightning-AI/pytorch-lightning", "epoch=0-step={n}.ckpt"),
+    ("Lightning", "step", "Lightning-AI/pytorch-lightning", "version_0/checkpoints/gpt-step={n}-val_loss=2.31.ckpt"),
     ("Composer", "step", "mosaicml/composer:composer/callbacks/checkpoint_saver.py", "ep1-ba{n}-rank0.pt"),
     ("file with an epoch", "epoch", "Lightning-AI/pytorch-lightning", "epoch={n}-val_loss=0.12.ckpt"),
     (

@@ -94,7 +94,7 @@ def _is_due(run: Run, copy: FileCopy, policy: Policy, at: datetime) -> bool:
         return True
     if copy.etag in (newest.etag, newest.copy_etag) or at - newest.saved_at < policy.copies.every:
         return False
-    return newest.attempt != copy.attempt or not is_truncated(copy.bytes, usual=newest.bytes)
+    return newest.attempt != copy.attempt or not is_truncated(copy.bytes, newest.bytes)
 
 
 def _make_action(run: Run, copy: FileCopy, policy: Policy, names: Collection[str]) -> CopyCheckpoint:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd
+from posixpath import commonprefix
 from typing import NamedTuple
 
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint
@@ -64,7 +65,8 @@ LATEST_STEP, LAST_NAME, TENSORFLOW = "latest.txt", "last_checkpoint", "checkpoin
 SYMLINK = "latest-rank0.pt.symlink"
 # A script that finds a checkpoint without one of these fails to load it.
 WEIGHTS, SHARDS, STATE, METADATA = "the weights", "the shards", "trainer_state.json", ".metadata"
-UNLOADABLE = frozenset({WEIGHTS, SHARDS, STATE, METADATA})
+WITHOUT_LATEST = f"{LATEST}, without which DeepSpeed loads nothing"
+UNLOADABLE = frozenset({WEIGHTS, SHARDS, STATE, METADATA, WITHOUT_LATEST})
 BARE, COMPANION = "bare numbers", "files that belong to another of the same number"
 OPTIMIZER, UNKNOWN_STEP = "the optimizer's state", "a step in its name"
 
@@ -95,10 +97,12 @@ _N = r"(\d{1,18})"
 _DISTCP = r"(?:.*/)?__\d+_\d+\.distcp"
 _DISTRIBUTED = ((METADATA, r"(?:.*/)?\.metadata"), (SHARDS, _DISTCP))
 _ORBAX, _COMMITTED = r"(?:.*/)?(?:_CHECKPOINT_METADATA|_METADATA|manifest\.ocdbt)|checkpoint", r"commit_success\.txt"
+_ORBAX_NEEDS = (("commit_success.txt", _COMMITTED), ("the manifest", r".*/(?:manifest\.ocdbt|_METADATA|\.zarray)"))
 _WEIGHTS = (
     r"(?:(?:adapter_)?(?:pytorch_)?model(?:-\d+-of-\d+)?\.(?:safetensors|bin)|(?:model_state|adapter_model)\S*\.pdparams"
-    r"|model-\d+-of-\d+\.pdparams|tf_model\.h5)|(?:pytorch_model_fsdp|global_step)[^/]*/.*"
+    r"|model-\d+-of-\d+\.pdparams|tf_model\.h5)|pytorch_model_fsdp(?:[^/]*/.*|\.bin)|global_step[^/]*/.*model_states\.pt"
 )
+_HF = ((STATE, STATE), (WEIGHTS, _WEIGHTS))
 # A suffix of state that a framework writes. `.bin` and `.safetensors` hold weights.
 _SUFFIX = r"\.(?:pt|pth|ckpt|bin|safetensors|h5|keras|npz|msgpack|pkl|tar|hdf5|pdparams|pdopt|index|data-\d+-of-\d+)"
 # What follows a number in a name: not a part of several, nor the fraction of a metric.
@@ -112,8 +116,8 @@ LAYOUTS = (
         "Hugging Face Trainer, PaddleNLP",
         rf"checkpoint-{_N}/",
         Layout.HUGGING_FACE,
-        sign=r"trainer_state\.json",
-        needs=((STATE, r"trainer_state\.json"), (WEIGHTS, _WEIGHTS)),
+        sign=STATE,
+        needs=_HF,
         is_proven=True,
     ),
     KnownLayout("diffusers, accelerate", rf"checkpoint-{_N}/", needs_optimizer=True),
@@ -143,14 +147,7 @@ LAYOUTS = (
     KnownLayout("orbax, Flax, T5X", rf"checkpoint_{_N}/", sign=_ORBAX),
     KnownLayout("accelerate, Ray", rf"checkpoint_{_N}/", counts=Counts.SAVES, needs_optimizer=True),
     KnownLayout("torchtune", rf"epoch[-_]?{_N}/", counts=Counts.EPOCHS),
-    KnownLayout(
-        "orbax on GCS",
-        rf"{_N}/",
-        counts=Counts.UNSURE,
-        sign=_COMMITTED,
-        needs=(("commit_success.txt", _COMMITTED),),
-        is_proven=True,
-    ),
+    KnownLayout("orbax on GCS", rf"{_N}/", counts=Counts.UNSURE, sign=_COMMITTED, needs=_ORBAX_NEEDS, is_proven=True),
     KnownLayout("orbax, MaxText", rf"{_N}/", counts=Counts.UNSURE, sign=_ORBAX),
     KnownLayout("nanotron", rf"{_N}/", counts=Counts.UNSURE, sign=r"checkpoint_metadata\.json", pointer=LATEST_STEP),
     KnownLayout(BARE, rf"{_N}/", counts=Counts.UNSURE),
@@ -233,25 +230,32 @@ _PART_OF = re.compile(r"(.*-)(\d{1,6})-of-(\d{1,6})(\..+)?", re.ASCII)
 _OF_WORLD = re.compile(r"(.*world_size_)(\d{1,6})(_rank_)(\d{1,6})(.*)", re.ASCII)
 _DECLARED = re.compile(r"#-of-#|world_size_#_rank_#")
 # Shards of which metadata or their own names tell how many there are: what else is in one folder may be an export.
-_DESCRIBES_ITSELF = re.compile(r"\.distcp$|world_size_\d+_rank_")
+_DESCRIBES_ITSELF = re.compile(r"(?:^|/)(?!optim)[^/]+/[^/]+\.distcp$|^[^/]+\.distcp$|world_size_\d+_rank_")
 # A number of random states tells how many ranks there were, and any number can be loaded.
 _OF_EACH_RANK = re.compile(r"(?:.*/)?(?:rng_state|random_states?)_#\.\w+")
+# Ranks are numbered from 0.
+_RANK = re.compile(r"(?:rank_?|__)(\d+)", re.ASCII)
 # The folders of parts that are saved beside each other, each with its own checkpoints.
 _PEERS = re.compile(r"_(?:actor|critic)|(?:mp|tp)_rank_\d+\w*", re.ASCII)
-# Binary state keeps its size within a run, so a smaller file is truncated. Text and small files may vary.
-_STATE_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".distcp", ".pdparams", ".pdopt")
-_OTHER_STATE_SUFFIXES = (".h5", ".keras", ".npz", ".msgpack", ".pkl", ".tar", ".index")
+# Binary state keeps its size within a run, other state about, so a smaller file is truncated. Text may vary.
+_STATE_SUFFIXES = (".pt", ".pth", ".tar", ".bin", ".safetensors", ".ckpt", ".distcp", ".pdparams", ".pdopt")
+_OTHER_STATE_SUFFIXES = (".h5", ".keras", ".npz", ".msgpack", ".pkl", ".index")
 _BINARY = re.compile(rf".*(?:{'|'.join(map(re.escape, _STATE_SUFFIXES))}|\.data-\d+-of-\d+)", re.ASCII)
+_SIZED = re.compile(rf"{_BINARY.pattern}|.*(?:{'|'.join(map(re.escape, _OTHER_STATE_SUFFIXES))}|\.zip)", re.ASCII)
 _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
-# The files of orbax differ in size and number from save to save.
-_MIN_HASHED_SHARE = 0.9
+# The files of orbax, and archives and buffers, differ somewhat in size from save to save.
+_MIN_VARYING_SHARE = 0.9
 _HASH = re.compile(r"[0-9a-f]{16,}")
 _HOLDS_OPTIMIZER = re.compile(r"optim|opt_state|recipe_state|training_state|random_state|\.distcp$|(?:^|/)global_step")
+# Where a run was, without its weights and optimizer.
+_POSITION = r"(?:rng|random|(?:[a-z]+_)?scheduler|data|sampler|extra_state)"
 _HOLDS_STATE = re.compile(
-    r"(?:^|/)(?!(?:pytorch_)?model|adapter|mm_projector|lora|ema|weights|consolidated|non_lora|unet|rng|scheduler)[^/]*"
-    r"\.(?:pt|pth|ckpt|tar|pkl|npz|msgpack)$"
+    r"(?:^|/)(?!(?:pytorch_)?model|adapter|mm_projector|lora|ema|weights|consolidated|non_lora|unet|"
+    rf"{_POSITION})[^/]*\.(?:pt|pth|ckpt|tar|pkl|npz|msgpack)$"
 )
 _HOLDS_WEIGHTS = re.compile(r"\.(?:safetensors|bin)$")
+_IS_NO_EXPORT = re.compile(rf"{_HOLDS_OPTIMIZER.pattern}|(?:^|/){_POSITION}")
+_NEEDS_NO_OPTIMIZER = re.compile(rf"(?:^|/){_POSITION}[^/]*$|{_HOLDS_WEIGHTS.pattern}")
 # What a script may leave in one folder and not in another.
 _BESIDE = re.compile(
     r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\..*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
@@ -386,13 +390,8 @@ def find_copies(stored: Sequence[StoredObject]) -> list[StoredObject]:
 
 def find_undated(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """Return the files that may be checkpoints, or belong to one, but whose step cannot be determined."""
-    dated = {
-        item.key
-        for _, siblings in _find_siblings(stored)
-        for checkpoint in siblings
-        if checkpoint.has_step
-        for item in checkpoint.files.values()
-    }
+    found = [checkpoint for _, siblings in _find_siblings(stored) for checkpoint in siblings if checkpoint.has_step]
+    dated = {item.key for checkpoint in found for item in checkpoint.files.values()}
     return [item for item in stored if item.key not in dated and _is_state(item.key)]
 
 
@@ -402,19 +401,14 @@ def find_single_files(stored: Sequence[StoredObject], *, uri: str) -> list[Check
     They count as incomplete, since their step is unknown: Rerail never resumes from them, and their change is a save.
     So do checkpoints whose number counts epochs or saves.
     """
-    folders = [found for found in _list_without_step(stored) if found.place.endswith("/")]
+    groups = _find_siblings(stored)
+    folders = [found for _, group in groups for found in group if not found.has_step and found.place.endswith("/")]
     inside = {item.key for found in folders for item in found.files.values()}
     single = [item for item in dict.fromkeys((*find_undated(stored), *find_copies(stored))) if item.key not in inside]
+    lacks, layout = (UNKNOWN_STEP,), Layout.FILE
     files = [
         Checkpoint(
-            f"{uri}{item.key}",
-            0,
-            0,
-            item.at,
-            missing=(UNKNOWN_STEP,),
-            layout=Layout.FILE,
-            etag=item.etag.strip('"'),
-            bytes=item.bytes,
+            f"{uri}{item.key}", 0, 0, item.at, missing=lacks, layout=layout, etag=item.etag.strip('"'), bytes=item.bytes
         )
         for item in single
     ]
@@ -439,9 +433,10 @@ def list_save_times(checkpoints: Sequence[Checkpoint]) -> list[datetime]:
     return sorted([*others, *([max(files)] if files else [])])
 
 
-def is_truncated(size: int, *, usual: int) -> bool:
-    """Return whether a file of binary state is smaller than usual within its run; small files may vary."""
-    return usual >= _MIN_CHECKED_BYTES and size < _MIN_SIZE_SHARE * usual
+def is_truncated(size: int, usual: int, name: str = ".pt") -> bool:
+    """Return whether a file of state is smaller than usual within its run; small files may vary."""
+    share = _MIN_SIZE_SHARE if _BINARY.fullmatch(name) else _MIN_VARYING_SHARE
+    return usual >= _MIN_CHECKED_BYTES and size < share * usual
 
 
 def parse_pointer(pointer: str, text: str) -> int | None:
@@ -589,10 +584,6 @@ def _rank(rows: Sequence[KnownLayout]) -> int:
     return 2 if rows[-1].name == BARE else int(all(row.counts is not Counts.STEPS for row in rows))
 
 
-def _list_without_step(stored: Sequence[StoredObject]) -> list[LayoutCheckpoint]:
-    return [found for _, siblings in _find_siblings(stored) for found in siblings if not found.has_step]
-
-
 def _find_siblings(stored: Sequence[StoredObject]) -> list[tuple[KnownLayout, list[LayoutCheckpoint]]]:
     """Return the checkpoints in groups of one layout and folder, not checked yet; files and folders are separate."""
     folders: dict[tuple[tuple[KnownLayout, ...], str], dict[tuple[str, int], dict[str, StoredObject]]] = {}
@@ -693,15 +684,9 @@ def _name_files(parent: str, files: Collection[str], number: int) -> str:
     """Return the path of a checkpoint that consists of these files: of several, what their names have in common."""
     if len(files) == 1:
         return f"{parent}{next(iter(files))}"
-    common = re.sub(r"(?:[-_.](?:rank|shard|data|index|meta)?)*$", "", _find_prefix(files))
+    common = re.sub(r"(?:[-_.](?:rank|shard|data|index|meta)?)*$", "", commonprefix([*files]))
     main = min(files, key=lambda name: ((_read_name(name) or ((_COMPANION,), 0))[0][0] is _COMPANION, name))
     return f"{parent}{common if str(number) in common else main}"
-
-
-def _find_prefix(names: Collection[str]) -> str:
-    """Return what all names begin with."""
-    least, most = min(names), max(names)
-    return least[: next((n for n, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))]
 
 
 class _Siblings:
@@ -716,8 +701,11 @@ class _Siblings:
         self.lack_manifest = {
             later.place for earlier, later in pairwise(by_time) if earlier.has_manifest and not later.has_manifest
         }
-        self.needs = [(what, re.compile(pattern)) for what, pattern in row.needs]
-        self.lacking = {checkpoint.place: self._list_lacking(checkpoint) for checkpoint in checkpoints}
+        needs = [(what, re.compile(pattern)) for what, pattern in row.needs]
+        self.lacking = {
+            found.place: [what for what, named in needs if not any(map(named.fullmatch, found.files))]
+            for found in checkpoints
+        }
         self.with_optimizer = {
             checkpoint.place for checkpoint in checkpoints if any(map(_HOLDS_OPTIMIZER.search, checkpoint.files))
         }
@@ -734,7 +722,7 @@ class _Siblings:
                 for kind, counted in kinds.items():
                     numbers[kind].append(counted)
             for name, stored in checkpoint.files.items():
-                if _BINARY.fullmatch(name):
+                if _SIZED.fullmatch(name):
                     key = _make_size_key(checkpoint, name, kinds)
                     self.binary[checkpoint.place].append((name, stored.bytes, key))
                     self._sizes[key].append(stored.bytes)
@@ -747,9 +735,6 @@ class _Siblings:
             for kind, counted in sorted(numbers.items())
             if 2 * len(counted) >= self.count and not _BESIDE.fullmatch(kind)
         }
-
-    def _list_lacking(self, checkpoint: LayoutCheckpoint) -> list[str]:
-        return [what for what, named in self.needs if not any(map(named.fullmatch, checkpoint.files))]
 
     def list_too_few(self, checkpoint: LayoutCheckpoint) -> Iterator[str]:
         """Yield the kinds of file of which a checkpoint has fewer than usual, unless ranks of another number wrote."""
@@ -773,13 +758,13 @@ class _Siblings:
         number, size = self.kinds[checkpoint.place].get(kind, (0, 0))
         usual, usual_size = self._usual[kind]
         if number == usual:
-            return "*" in kind and size < _MIN_HASHED_SHARE * usual_size
+            return "*" in kind and size < _MIN_VARYING_SHARE * usual_size
         if number == 0:
-            is_export = bool(_HOLDS_WEIGHTS.search(kind)) and not _HOLDS_OPTIMIZER.search(kind)
-            is_extra = self._having[kind] == 1 and (is_export or not _BINARY.fullmatch(kind))
+            is_export = bool(_HOLDS_WEIGHTS.search(kind)) and not _IS_NO_EXPORT.search(kind)
+            is_extra = self._having[kind] == 1 and "*" not in kind and (is_export or not _BINARY.fullmatch(kind))
             return not (is_extra and self._describes_itself(checkpoint))
         if "*" in kind:
-            return size < _MIN_HASHED_SHARE * usual_size
+            return size < _MIN_VARYING_SHARE * usual_size
         if _DECLARED.search(kind):
             return False
         if _OF_EACH_RANK.fullmatch(kind):
@@ -790,8 +775,9 @@ class _Siblings:
 
     def _describes_itself(self, checkpoint: LayoutCheckpoint) -> bool:
         """Return whether a checkpoint proves by itself to be complete: what one other has besides is not needed."""
-        is_proven = self.row.is_proven and bool(self.needs) and not self.lacking[checkpoint.place]
-        return is_proven or any(map(_DESCRIBES_ITSELF.search, checkpoint.files))
+        if any(name.endswith(".distcp") or _OF_WORLD.fullmatch(name) for name in checkpoint.files):
+            return any(map(_DESCRIBES_ITSELF.search, checkpoint.files))
+        return self.row.is_proven and bool(self.row.needs) and not self.lacking[checkpoint.place]
 
     def find_usual_size(self, key: tuple[str, int], own: Sequence[int]) -> int:
         """Return the median size of a file in the others, without these sizes; 0 if none of them has it."""
@@ -821,6 +807,8 @@ def _find_usual(counted: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def _is_contiguous(checkpoint: LayoutCheckpoint, kind: str) -> bool:
     """Return whether each of the numbers in the names of this kind takes all values from its least to its largest."""
     names = [name for name in checkpoint.files if _make_kind(name) == kind]
+    if any(min(map(int, ranks)) for ranks in zip(*map(_RANK.findall, names), strict=True)):
+        return False
     columns = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
     values = [{int(number) for number in column} for column in columns]
     return all(len(seen) == 1 or (min(seen) <= 1 and max(seen) - min(seen) == len(seen) - 1) for seen in values)
@@ -837,7 +825,7 @@ def _with_missing(
         *siblings.lacking[checkpoint.place],
         *_check_optimizer(checkpoint, siblings, beside),
         *_check_proof(checkpoint, siblings, pointers),
-        *_check_shards(checkpoint),
+        *_check_shards(checkpoint, siblings),
         *siblings.list_too_few(checkpoint),
         *_list_truncated(checkpoint, siblings),
         *_check_numbered_parts(checkpoint),
@@ -870,7 +858,7 @@ def _holds_only_weights(checkpoint: LayoutCheckpoint, row: KnownLayout) -> bool:
         return False
     return row.needs_optimizer or (
         any(map(_HOLDS_WEIGHTS.search, checkpoint.files))
-        and not any(_is_state(name) and not _HOLDS_WEIGHTS.search(name) for name in checkpoint.files)
+        and not any(_is_state(name) and not _NEEDS_NO_OPTIMIZER.search(name) for name in checkpoint.files)
     )
 
 
@@ -887,11 +875,22 @@ def _check_proof(checkpoint: LayoutCheckpoint, siblings: _Siblings, pointers: Ma
         yield "another checkpoint to compare it with"
 
 
-def _check_shards(checkpoint: LayoutCheckpoint) -> Iterator[str]:
-    """Yield the metadata of a distributed checkpoint, which are written after all ranks have written their shards."""
-    folders = {_parent(name) for name in checkpoint.files if name.endswith(".distcp")}
-    if any(f"{folder}{METADATA}" not in checkpoint.files for folder in folders):
-        yield METADATA
+def _check_shards(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Iterator[str]:
+    """Yield the shards or metadata that a distributed checkpoint lacks: they are uploaded in any order."""
+    names = checkpoint.files
+    folders = {_parent(name) for name in names if name.endswith(".distcp")}
+    described = {_parent(name) for name in names if _get_name(name) == METADATA}
+    lacking = ((METADATA, folders - described), (SHARDS, described - folders))
+    yield from (what for what, where in lacking if where)
+    if (
+        siblings.row.layout is Layout.HUGGING_FACE
+        and LATEST not in names
+        and any("global_step" in name for name in names)
+    ):
+        yield WITHOUT_LATEST
+    if siblings.count == 1 and siblings.row.is_proven:  # others show which numbers there are
+        numbered = (kind for kind in siblings.kinds[checkpoint.place] if "#" in kind and _BINARY.fullmatch(kind))
+        yield from (f"{kind} of all ranks" for kind in numbered if not _is_contiguous(checkpoint, kind))
 
 
 def _list_truncated(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Iterator[str]:
@@ -901,7 +900,7 @@ def _list_truncated(checkpoint: LayoutCheckpoint, siblings: _Siblings) -> Iterat
     for _, size, key in binary:
         own[key].append(size)
     usual = {key: siblings.find_usual_size(key, sizes) for key, sizes in own.items()}
-    yield from (f"{name} (truncated)" for name, size, key in binary if is_truncated(size, usual=usual[key]))
+    yield from (f"{name} (truncated)" for name, size, key in binary if is_truncated(size, usual[key], name))
 
 
 def _count_kinds(checkpoint: LayoutCheckpoint) -> dict[str, tuple[int, int]]:
