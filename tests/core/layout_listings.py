@@ -142,7 +142,7 @@ LISTINGS = (
         _in("step_{n}_partial/", "model_0.pt", "optimizer_0.pt"),
     ),
     Listing(
-        "accelerate, Ray",
+        "accelerate",
         "huggingface/accelerate:src/accelerate/accelerator.py",
         _in(
             "checkpoints/checkpoint_{n}/", "model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"

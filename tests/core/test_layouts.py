@@ -55,10 +55,8 @@ DEEPSPEED_TRAINER = {
     "trainer_state.json": 5_000,
 }
 SHARDS = {".metadata": 90_000, "__0_0.distcp": 4 * BIG, "__1_0.distcp": 4 * BIG}
-FSDP_TRAINER = {  # huggingface/accelerate#2603
-    **{f"{folder}/{name}": size for folder in ("optimizer_0", "pytorch_model_fsdp_0") for name, size in SHARDS.items()},
-    "trainer_state.json": 5_000,
-}
+FSDP_TRAINER = {f"{kind}_0/{name}": BIG for kind in ("optimizer", "pytorch_model_fsdp") for name in SHARDS}
+FSDP_TRAINER["trainer_state.json"] = 5_000  # huggingface/accelerate#2603
 MEGATRON = {"mp_rank_00/model_optim_rng.pt": 9 * BIG, "mp_rank_01/model_optim_rng.pt": 9 * BIG}
 ZERO = {
     "mp_rank_00_model_states.pt": 4 * BIG,
@@ -66,6 +64,7 @@ ZERO = {
     "zero_pp_rank_1_mp_rank_00_optim_states.pt": 8 * BIG,
 }
 PLAIN = {"model.pt": 4 * BIG, "optimizer.pt": 8 * BIG, "args.json": 100}
+MINDFORMERS = {f"llama-{kind}-000000{rank}-0000002.safetensors": BIG for kind in ("model", "opt") for rank in (0, 1)}
 FOLDERS: list[tuple[Layout, str, Mapping[str, int]]] = [
     (Layout.HUGGING_FACE, "checkpoint-{step}/", HUGGING_FACE),
     (Layout.HUGGING_FACE, "output/checkpoint-{step}/", SHARDED),
@@ -74,6 +73,10 @@ FOLDERS: list[tuple[Layout, str, Mapping[str, int]]] = [
     (Layout.MEGATRON, "iter_{step:07d}/", MEGATRON),
     (Layout.DEEPSPEED, "global_step{step}/", ZERO),
     (Layout.STEPS, "step_{step}/", PLAIN),
+    (Layout.STEPS, "checkpoint_epoch_0_step_{step}/", PLAIN),
+    (Layout.STEPS, "0/step_{step}_loss_1.2345/", PLAIN),
+    (Layout.STEPS, "checkpoint_{step:06d}/", {"model.safetensors": 4 * BIG, "optimizer.bin": 8 * BIG}),
+    (Layout.STEPS, "iteration_{step:08d}/", MINDFORMERS),
     (Layout.STEPS, "step-{step}/", PLAIN),
     (Layout.STEPS, "checkpoint-{step}/", PLAIN),
     (Layout.LIGHTNING, "epoch=0-step={step}.ckpt/", SHARDS),
@@ -97,25 +100,18 @@ def whole(found: list[LayoutCheckpoint]) -> list[int]:
 
 @pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
 def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
-    """Three of them: newest first, each with its own layout, step and age."""
+    """Newest first, each with its own layout and age. A first one is complete if its layout or a pointer says so."""
     found = find_checkpoints(history(place, files, 500, 1500, 1000))
-    assert [(checkpoint.layout, checkpoint.step, checkpoint.is_whole) for checkpoint in found] == [
-        (layout, step, True) for step in (1500, 1000, 500)
-    ]
+    assert {(checkpoint.layout, checkpoint.counts) for checkpoint in found} == {(layout, "step")}
+    assert whole(found) == [1500, 1000, 500]
     assert found[0].saved_at == START + timedelta(minutes=1500)
     assert found[0].place == place.format(step=1500)
-
-
-@pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
-def test_a_first_save_counts_where_its_layout_marks_it_whole(layout, place, files):
-    """The Trainer's own state, DCP's metadata, or a pointer that names it; a bare folder needs one more beside it."""
     listed = history(place, files, 500)
     expected = [500] if layout in (Layout.HUGGING_FACE, Layout.TORCHTITAN) else []
     assert whole(find_checkpoints(listed)) == expected
     pointers = {"latest": "global_step500\n", "latest_checkpointed_iteration.txt": "500"}
-    assert whole(find_checkpoints(listed, pointers)) == (
-        [500] if layout in (Layout.MEGATRON, Layout.DEEPSPEED) else expected
-    )
+    pointed = [500] if layout in (Layout.MEGATRON, Layout.DEEPSPEED) else expected
+    assert whole(find_checkpoints(listed, pointers)) == pointed
 
 
 torn = st.data()
@@ -147,12 +143,9 @@ def test_an_unfinished_save_is_never_taken_as_whole(data, layout, steps):
 @given(st.data(), st.sampled_from([HUGGING_FACE, SHARDED, DEEPSPEED_TRAINER, FSDP_TRAINER]))
 def test_of_the_trainer_s_saves_even_the_first_is_not_taken_as_whole_before_its_time(data, files):
     """Alone, with weights, optimizer or the Trainer's state not there yet: they are uploaded in any order."""
-    needed = [
-        n
-        for n in files
-        if not n.endswith(("index.json", "config.json", ".bin", "_rank_1_mp_rank_00_optim_states.pt", "/__1_0.distcp"))
-    ]
-    gone = data.draw(st.sampled_from([n for n in needed if not n.startswith(("rng_", "scheduler"))]))
+    ends = ("config.json", "index.json", ".bin", "_1_mp_rank_00_optim_states.pt", "__1_0.distcp")
+    needed = [name for name in files if not name.endswith(ends) and not name.startswith(("rng_", "scheduler"))]
+    gone = data.draw(st.sampled_from(needed))
     assert whole(find_checkpoints(save("checkpoint-{step}/", 500, {n: s for n, s in files.items() if n != gone}))) == []
 
 
@@ -254,20 +247,15 @@ def test_saves_of_another_folder_are_not_compared():
 
 
 def test_pointers_and_copies_are_distinguished_from_other_files():
-    """`latest` means something beside DeepSpeed's folders only; `last.ckpt` anywhere; TensorBoard's files never."""
+    """`latest` means something beside folders with a step only; `last.ckpt` anywhere; TensorBoard's files never."""
     listed = history("zero/global_step{step}/", ZERO, 500)
     listed += history("mega/iter_{step:07d}/", MEGATRON, 500)
     for key in ("zero/latest", "mega/latest_checkpointed_iteration.txt", "latest", "mega/latest", "run/last-v1.ckpt"):
         listed.append(StoredObject(key, 9, START))
-    listed += [
-        StoredObject("runs/events.out.tfevents.17", 9, START),
-        StoredObject("best.pt", 9, START),
-        StoredObject("epoch=3.ckpt", 9, START),
-    ]
-    assert [pointer.key for pointer in find_pointers(listed)] == [
-        "zero/latest",
-        "mega/latest_checkpointed_iteration.txt",
-    ]
+    names = ("runs/events.out.tfevents.17", "best.pt", "epoch=3.ckpt")
+    listed += [StoredObject(name, 9, START) for name in names]
+    found = [pointer.key for pointer in find_pointers(listed)]
+    assert found == ["zero/latest", "mega/latest_checkpointed_iteration.txt", "mega/latest"]
     assert [copy.key for copy in find_copies(listed)] == ["run/last-v1.ckpt"]
     assert [stored.key for stored in find_undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
 
@@ -277,7 +265,8 @@ def test_pointers_and_copies_are_distinguished_from_other_files():
     [
         ("latest", "global_step500\n", 500),
         ("a/latest", "epoch3", None),
-        ("latest_checkpointed_iteration.txt", "500", 500),
+        ("latest", "step-500", 500),
+        ("latest_ckpt_global_step.txt", "500", 500),
         ("latest_checkpointed_iteration.txt", "release", None),
         ("latest", "", None),
         ("other.txt", "500", None),
@@ -286,7 +275,7 @@ def test_pointers_and_copies_are_distinguished_from_other_files():
 def test_a_pointer_names_a_step(key, text, step):
     assert parse_pointer(key, text) == step
     if step is not None:
-        assert parse_pointer(key, format_pointer(key, 300)) == 300
+        assert format_pointer(key, 300, text, ["step-300"]) == text.strip().replace("500", "300")
 
 
 # Listings of frameworks, and those that users reported
@@ -361,7 +350,9 @@ def test_a_number_that_is_no_step_is_never_recorded_as_one():
 
 
 def test_numbers_close_together_count_saves():
-    assert [str(save.counts) for save in find_checkpoints(list_objects("model_1.pt", "model_2.pt"))] == ["save"] * 2
+    for first in (1, 299):  # the last two epochs may be kept
+        names = [f"model_{number}.pt" for number in (first, first + 1)]
+        assert [str(save.counts) for save in find_checkpoints(list_objects(*names))] == ["save"] * 2
     assert [str(save.counts) for save in find_checkpoints(list_objects("model_100.pt", "model_200.pt"))] == ["step"] * 2
 
 
@@ -386,6 +377,15 @@ def test_numbers_close_together_count_saves():
 )
 def test_a_number_that_counts_no_saves_is_not_taken_for_one(names):
     assert find_checkpoints(list_objects(*names)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["samples/step_{}/0.png", "iter_{}/x.jsonl", "ema/step_{}/ema.pt", "hf/step_{}/model.pt"]
+)
+def test_what_else_a_script_writes_at_a_step_is_no_complete_checkpoint(name):
+    names = [f"step_{step}/{state}" for step in (1000, 2000) for state in ("model.pt", "optimizer.pt")]
+    stored = list_objects(*names, *(name.format(step) for step in (1000, 2000, 3000)))
+    assert whole(find_checkpoints(stored)) == [2000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_pointers_of_other_layouts_are_rewritten_in_their_own_form():
     found = moved([*files, stored("checkpoint", size=40)], action(), checkpoint=text)
     assert found[0] == ("checkpoint", 'model_checkpoint_path: "model.ckpt-100"', "")
     assert [name for name, _, _ in found[1:]] == [item.key for item in files[2:]]
+    tagged = [stored(f"step-{n}/{name}") for n in (100, 200) for name in ("model_states.pt", "optim_states.pt")]
+    assert moved([*tagged, stored(LATEST, size=9)], action(), latest="step-200")[0] == (LATEST, "step-100", "")
     iterations = [stored(f"iter_{n}.pth") for n in (100, 200)]
     found = moved([*iterations, stored("last_checkpoint", size=30)], action(), last_checkpoint="/ckpt/iter_200.pth")
     assert found == [("last_checkpoint", "/ckpt/iter_100.pth", ""), ("iter_200.pth", "", "")]

@@ -94,6 +94,7 @@ class KnownLayout:
 
 
 _N = r"(\d{1,18})"
+_CHECKPOINT, _OF_RANKS = rf"checkpoint-{_N}/", r"(?:-(?:shard|rank-)\d+)*"
 _DISTCP = r"(?:.*/)?__\d+_\d+\.distcp"
 _DISTRIBUTED = ((METADATA, r"(?:.*/)?\.metadata"), (SHARDS, _DISTCP))
 _ORBAX, _COMMITTED = r"(?:.*/)?(?:_CHECKPOINT_METADATA|_METADATA|manifest\.ocdbt)|checkpoint", r"commit_success\.txt"
@@ -107,20 +108,16 @@ _HF = ((STATE, STATE), (WEIGHTS, _WEIGHTS))
 _SUFFIX = r"\.(?:pt|pth|ckpt|bin|safetensors|h5|keras|npz|msgpack|pkl|tar|hdf5|pdparams|pdopt|index|data-\d+-of-\d+)"
 # What follows a number in a name: not a part of several, nor the fraction of a metric.
 _REST = rf"(?!\d|-of-|\.\d)(?:[-_.].*)?{_SUFFIX}"
-_TENSORFLOW_FILES = r"\.(?:index|meta|data-\d+-of-\d+)"
-_TENSORFLOW_NEEDS = (("the index", r".*\.index"), (SHARDS, r".*\.data-\d+-of-\d+"))
+_BEFORE, _METRIC = r"(?:checkpoint|ckpt|model|epoch[-_]?\d+)", r"(?:[-_](?:[a-z]+[-_])?(?:loss|acc|ppl)\S*)?"
+_TF = r"\.(?:index|meta|data-\d+-of-\d+)"
+_TF_NEEDS = (("the index", r".*\.index"), (SHARDS, r".*\.data-\d+-of-\d+"))
 
 # Of rows with the same pattern, the first counts whose sign is there. Folders before files.
 LAYOUTS = (
     KnownLayout(
-        "Hugging Face Trainer, PaddleNLP",
-        rf"checkpoint-{_N}/",
-        Layout.HUGGING_FACE,
-        sign=STATE,
-        needs=_HF,
-        is_proven=True,
+        "Hugging Face Trainer, PaddleNLP", _CHECKPOINT, Layout.HUGGING_FACE, sign=STATE, needs=_HF, is_proven=True
     ),
-    KnownLayout("diffusers, accelerate", rf"checkpoint-{_N}/", needs_optimizer=True),
+    KnownLayout("diffusers, accelerate", _CHECKPOINT, needs_optimizer=True),
     KnownLayout("Megatron", r"iter_(\d{7,18})/", Layout.MEGATRON, pointer=TRACKER),
     KnownLayout("DeepSpeed, OpenRLHF", rf"global_step{_N}/", Layout.DEEPSPEED, pointer=LATEST),
     KnownLayout("verl, RLinf", rf"global_step_{_N}/", pointer=TRACKER),
@@ -138,13 +135,13 @@ LAYOUTS = (
     KnownLayout("NeMo, zarr", rf"(?:.*-)?step={_N}(?:-.*)?/"),
     KnownLayout("NeMo 2, epochs", rf"(?:.*-)?epoch={_N}(?:-.*)?/", counts=Counts.EPOCHS),
     KnownLayout("XTuner", rf"iter_{_N}\.pth/", pointer=LAST_NAME),
+    KnownLayout("other scripts", rf"(?:ckpt|iter|iteration)[-_]?{_N}/", counts=Counts.UNSURE),
     KnownLayout(
-        "ColossalAI and others",
-        rf"(?:(?:checkpoint|ckpt|model|epoch[-_]?\d+)[-_])(?:global_?)?(?:step|iter|iteration)s?[-_]?{_N}/",
+        "ColossalAI and others", rf"(?:{_BEFORE}[-_])*(?:global_?)?(?:step|iter|iteration)s?[-_]?{_N}{_METRIC}/"
     ),
     KnownLayout("kohya, state", rf".+-step{_N}-state/"),
-    KnownLayout("other scripts", rf"(?:ckpt|iter|iteration)[-_]?{_N}/", counts=Counts.UNSURE),
     KnownLayout("orbax, Flax, T5X", rf"checkpoint_{_N}/", sign=_ORBAX),
+    KnownLayout("accelerate", rf"checkpoint_{_N}/", counts=Counts.UNSURE, sign=r"optimizer\.bin", needs_optimizer=True),
     KnownLayout("accelerate, Ray", rf"checkpoint_{_N}/", counts=Counts.SAVES, needs_optimizer=True),
     KnownLayout("torchtune", rf"epoch[-_]?{_N}/", counts=Counts.EPOCHS),
     KnownLayout("orbax on GCS", rf"{_N}/", counts=Counts.UNSURE, sign=_COMMITTED, needs=_ORBAX_NEEDS, is_proven=True),
@@ -153,20 +150,10 @@ LAYOUTS = (
     KnownLayout(BARE, rf"{_N}/", counts=Counts.UNSURE),
     KnownLayout("Lightning", rf"(?:.*[-_])?step={_N}(?!\d).*\.ckpt", Layout.LIGHTNING, is_proven=True),
     KnownLayout("Composer", rf"ep\d+-ba{_N}(?:-rank\d+)?(?:\.\w+)*", pointer=SYMLINK),
-    KnownLayout(
-        "TensorFlow",
-        rf"model\.ckpt-{_N}{_TENSORFLOW_FILES}",
-        needs=_TENSORFLOW_NEEDS,
-        pointer=TENSORFLOW,
-        is_proven=True,
-    ),
-    KnownLayout(
-        "TensorFlow 2", rf"ckpt-{_N}{_TENSORFLOW_FILES}", counts=Counts.SAVES, needs=_TENSORFLOW_NEEDS, is_proven=True
-    ),
-    KnownLayout("fairseq", rf"checkpoint_\d+_{_N}(?:-(?:shard|rank-)\d+)*\.pt", is_proven=True),
-    KnownLayout(
-        "fairseq, epochs", rf"checkpoint{_N}(?:-(?:shard|rank-)\d+)*\.pt", counts=Counts.EPOCHS, is_proven=True
-    ),
+    KnownLayout("TensorFlow", rf"model\.ckpt-{_N}{_TF}", needs=_TF_NEEDS, pointer=TENSORFLOW, is_proven=True),
+    KnownLayout("TensorFlow 2", rf"ckpt-{_N}{_TF}", counts=Counts.SAVES, needs=_TF_NEEDS, is_proven=True),
+    KnownLayout("fairseq", rf"checkpoint_\d+_{_N}{_OF_RANKS}\.pt", is_proven=True),
+    KnownLayout("fairseq, epochs", rf"checkpoint{_N}{_OF_RANKS}\.pt", counts=Counts.EPOCHS, is_proven=True),
     KnownLayout("Stable-Baselines3", rf".*_{_N}_steps\.zip", is_proven=True),
     KnownLayout(
         "VITS", rf"[GD]_{_N}\.pth", needs=(("the generator", r"G_.*"), ("the discriminator", r"D_.*")), is_proven=True
@@ -213,7 +200,7 @@ _LIGHTNING, _COMPANION = (next(row for row in LAYOUTS if row.name == name) for n
 # Names of what a writer or an uploader has not finished.
 _TEMPORARY = re.compile(r"\.sagemaker-[^/]*$|\.tmp(?:-\d+)?(?:/|$)|\.orbax-checkpoint-tmp|(?:^|/)tmp-checkpoint-\d+/")
 _SYMLINK = re.compile(r"latest(?:-sharded)?-rank\d+(?:\.pt)?\.symlink", re.ASCII)
-_UNFINISHED, _RECIPE = "-unfinished", "recipe_state/recipe_state.pt"
+_UNFINISHED, _RECIPE, _OF_SKYRL = "-unfinished", "recipe_state/recipe_state.pt", "latest_ckpt_global_step.txt"
 _MAX_POINTER_BYTES = 10_000
 # A single file so named is evaluated, exported or read, and never resumed from because of the number in its name.
 _NOT_SAVED = re.compile(
@@ -246,7 +233,9 @@ _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
 # The files of orbax, and archives and buffers, differ somewhat in size from save to save.
 _MIN_VARYING_SHARE = 0.9
 _HASH = re.compile(r"[0-9a-f]{16,}")
-_HOLDS_OPTIMIZER = re.compile(r"optim|opt_state|recipe_state|training_state|random_state|\.distcp$|(?:^|/)global_step")
+_HOLDS_OPTIMIZER = re.compile(
+    r"optim|opt_state|-opt-\d{4}|(?:recipe|training|random)_state|\.distcp$|(?:^|/)global_step"
+)
 # Where a run was, without its weights and optimizer.
 _POSITION = r"(?:rng|random|(?:[a-z]+_)?scheduler|data|sampler|extra_state)"
 _HOLDS_STATE = re.compile(
@@ -260,6 +249,8 @@ _NEEDS_NO_OPTIMIZER = re.compile(rf"(?:^|/){_POSITION}[^/]*$|{_HOLDS_WEIGHTS.pat
 _BESIDE = re.compile(
     r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\..*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
 )
+# What a script writes at a step besides: samples, results and settings.
+_NO_STATE = re.compile(rf"{_BESIDE.pattern}|.*\.(?:jsonl?|ya?ml|tsv|svg|pdf|webp|mp3|flac|ogg|parquet|arrow|ply)")
 _MAX_SINGLE_FILES = 20
 # At most so many kinds of missing files are named.
 _MAX_MISSING = 20
@@ -336,11 +327,13 @@ def find_checkpoints(
     known = {place: text.strip() for place, text in (pointers or {}).items()}
     unfinished = {item.key.removesuffix(_UNFINISHED) for item in stored if item.key.endswith(_UNFINISHED)}
     beside = {_parent(_parent(item.key)) for item in stored if item.key.endswith(_RECIPE)}
+    groups = [_Siblings(row, siblings) for row, siblings in _find_siblings(stored)]
+    for group in groups if any(group.with_optimizer for group in groups) else ():
+        group.is_beside_optimizer = True
     checked = [
         _with_missing(checkpoint, group, known, unfinished, beside)
-        for row, siblings in _find_siblings(stored)
-        for group in (_Siblings(row, siblings),)
-        for checkpoint in siblings
+        for group in groups
+        for checkpoint in group.checkpoints
     ]
     order = sorted(_with_peers(checked), key=lambda found: (found.step, found.saved_at), reverse=True)
     return sorted(order, key=lambda found: not found.has_step)
@@ -367,7 +360,9 @@ def find_pointers(stored: Sequence[StoredObject]) -> list[StoredObject]:
     if not named:
         return []
     found = _find_siblings(stored)
-    places = {(row.pointer, save.parent) for row, siblings in found for save in siblings if save.has_step}
+    steps = [(row.pointer, save.parent) for row, siblings in found for save in siblings if save.has_step]
+    # A script chooses DeepSpeed's tags, so these two may name any folder.
+    places = {(pointer, parent) for own, parent in steps for pointer in (own, LATEST, TRACKER)}
     inside = {item.key for _, siblings in found for save in siblings for item in save.files.values()}
     return [item for item in named if (_get_pointer(item.key), _parent(item.key)) in places and item.key not in inside]
 
@@ -444,9 +439,8 @@ def parse_pointer(pointer: str, text: str) -> int | None:
     kind, name = _get_pointer(pointer), _get_pointed_name(text)
     if kind not in _POINTERS:
         return None
-    if kind in (TRACKER, LATEST_STEP, LATEST):
-        match = re.fullmatch(r"(?:global_step|iter_)?(\d{1,18})", name, re.ASCII)
-        return int(match[1]) if match else None
+    if re.fullmatch(r"\d{1,18}", name, re.ASCII):
+        return int(name)
     found = _read_name(name) or _read_name(name.rstrip("/"), is_folder=True)
     if found is None and kind == TENSORFLOW:
         found = _read_name(f"{name}.index")
@@ -512,7 +506,7 @@ def _get_name(key: str) -> str:
 def _get_pointer(key: str) -> str:
     """Return the name of a pointer, as one of rank 0: Composer writes one for each rank."""
     name = _get_name(key)
-    return SYMLINK if name.endswith(".symlink") and _SYMLINK.fullmatch(name) else name
+    return SYMLINK if _SYMLINK.fullmatch(name) else TRACKER if name == _OF_SKYRL else name
 
 
 def _get_rank(name: str) -> str:
@@ -637,7 +631,8 @@ def _resolve_counts(row: KnownLayout, numbers: Sequence[int]) -> Counts:
     """Return what the numbers count; of a row that leaves it open, numbers that are close together count saves."""
     if row.counts is not Counts.UNSURE:
         return row.counts
-    return Counts.STEPS if max(numbers) >= _MIN_STEPS_EACH * len(numbers) else Counts.SAVES
+    is_far = max(numbers) - min(numbers) >= _MIN_ROUND * (len(numbers) - 1)  # epochs 299 and 300 are near
+    return Counts.STEPS if is_far and max(numbers) >= _MIN_STEPS_EACH * len(numbers) else Counts.SAVES
 
 
 def _are_checkpoints(bare: Sequence[LayoutCheckpoint]) -> bool:
@@ -693,8 +688,9 @@ class _Siblings:
     """The common properties of siblings, read once: each is compared with all others in constant time."""
 
     def __init__(self, row: KnownLayout, checkpoints: Sequence[LayoutCheckpoint]) -> None:
-        self.row = row
-        self.count = len(checkpoints)
+        self.row, self.checkpoints, self.count = row, checkpoints, len(checkpoints)
+        # Whether these or checkpoints of another group have the optimizer's state.
+        self.is_beside_optimizer = False
         with_manifest = any(checkpoint.has_manifest for checkpoint in checkpoints)
         by_time = sorted(checkpoints, key=lambda found: (found.saved_at, found.step)) if with_manifest else ()
         # The places of those that were saved just after one with a manifest: theirs is still to come.
@@ -830,8 +826,8 @@ def _with_missing(
         *_list_truncated(checkpoint, siblings),
         *_check_numbered_parts(checkpoint),
     ]
-    if all(stored.bytes == 0 for name, stored in checkpoint.files.items() if name != MANIFEST):
-        missing.append("anything but empty files")
+    if all(stored.bytes == 0 or _NO_STATE.fullmatch(name) for name, stored in checkpoint.files.items()):
+        missing.append("any state: its files are empty, text or pictures")
     if checkpoint.place.rstrip("/") in unfinished:
         missing.append(f"the end of its save, which deletes {_get_name(checkpoint.place.rstrip('/'))}{_UNFINISHED}")
     if checkpoint.place in siblings.lack_manifest:
@@ -840,7 +836,7 @@ def _with_missing(
 
 
 def _check_optimizer(checkpoint: LayoutCheckpoint, siblings: _Siblings, beside: Collection[str]) -> Iterator[str]:
-    """Yield the optimizer's state if another has it, or if the loader cannot do without.
+    """Yield the optimizer's state if another has it, also elsewhere, or if the loader cannot do without.
 
     If three checkpoints of the Trainer have none, it saves none. torchtune keeps that of its last epoch beside all.
     """
@@ -848,7 +844,8 @@ def _check_optimizer(checkpoint: LayoutCheckpoint, siblings: _Siblings, beside: 
     if checkpoint.place in siblings.with_optimizer or (not checkpoint.has_step and checkpoint.parent in beside):
         return
     is_new = row.layout is Layout.HUGGING_FACE and siblings.count < _MIN_WITHOUT_OPTIMIZER
-    if is_new or siblings.with_optimizer or _holds_only_weights(checkpoint, row):
+    is_export = siblings.is_beside_optimizer and not any(map(_HOLDS_STATE.search, checkpoint.files))
+    if is_new or siblings.with_optimizer or is_export or _holds_only_weights(checkpoint, row):
         yield OPTIMIZER
 
 
