@@ -115,6 +115,11 @@ LISTINGS = (
         _in("{n}/", "_CHECKPOINT_METADATA", "default/manifest.ocdbt", "commit_success.txt"),
         2,
     ),
+    Listing(
+        "Stable-Baselines3",
+        "DLR-RM/stable-baselines3:stable_baselines3/common/callbacks.py",
+        ("rl_model_{n}_steps.zip", "rl_model_vecnormalize_{n}_steps.pkl"),
+    ),
     Listing("bare numbers", "common script", _in("{n}/", "model.safetensors", "optimizer.pt")),
     Listing(
         "OLMo-core",
@@ -282,12 +287,7 @@ FILES = (
     ("file with a number", "step", "common script", "ckpt_{n}.pt"),
     ("file with a number", "step", "mozilla/TTS#643", "checkpoint_{n}.pth.tar"),
     ("file with a number", "step", "leggedrobotics/rsl_rl:rsl_rl/runners/on_policy_runner.py", "logs/model_{n}.pt"),
-    (
-        "file with an epoch",
-        "epoch",
-        "keras-team/keras:keras/src/callbacks/model_checkpoint.py",
-        "cp-{n:04d}.weights.h5",
-    ),
+    ("file with an epoch", "epoch", "keras-team/keras:keras/src/callbacks", "cp-{n:04d}.weights.h5"),
     ("file with a number", "step", "common script", "ckpt-{n}.keras"),
     ("fairseq", "step", "facebookresearch/fairseq:fairseq/checkpoint_utils.py", "checkpoint_2_{n}.pt"),
     ("fairseq, epochs", "epoch", "facebookresearch/fairseq:fairseq/checkpoint_utils.py", "checkpoint{n}.pt"),
@@ -295,10 +295,4 @@ FILES = (
     ("Lightning", "step", "Lightning-AI/pytorch-lightning", "version_0/checkpoints/gpt-step={n}-val_loss=2.31.ckpt"),
     ("Composer", "step", "mosaicml/composer:composer/callbacks/checkpoint_saver.py", "ep1-ba{n}-rank0.pt"),
     ("file with an epoch", "epoch", "Lightning-AI/pytorch-lightning", "epoch={n}-val_loss=0.12.ckpt"),
-    (
-        "Stable-Baselines3",
-        "step",
-        "DLR-RM/stable-baselines3:stable_baselines3/common/callbacks.py",
-        "rl_model_{n}_steps.zip",
-    ),
 )

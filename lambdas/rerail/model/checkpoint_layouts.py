@@ -154,7 +154,9 @@ LAYOUTS = (
     KnownLayout("TensorFlow 2", rf"ckpt-{_N}{_TF}", counts=Counts.SAVES, needs=_TF_NEEDS, is_proven=True),
     KnownLayout("fairseq", rf"checkpoint_\d+_{_N}{_OF_RANKS}\.pt", is_proven=True),
     KnownLayout("fairseq, epochs", rf"checkpoint{_N}{_OF_RANKS}\.pt", counts=Counts.EPOCHS, is_proven=True),
-    KnownLayout("Stable-Baselines3", rf".*_{_N}_steps\.zip", is_proven=True),
+    KnownLayout(
+        "Stable-Baselines3", rf".*_{_N}_steps\.(?:zip|pkl)", needs=(("the model", r".*\.zip"),), is_proven=True
+    ),
     KnownLayout(
         "VITS", rf"[GD]_{_N}\.pth", needs=(("the generator", r"G_.*"), ("the discriminator", r"D_.*")), is_proven=True
     ),
@@ -229,6 +231,7 @@ _STATE_SUFFIXES = (".pt", ".pth", ".tar", ".bin", ".safetensors", ".ckpt", ".dis
 _OTHER_STATE_SUFFIXES = (".h5", ".keras", ".npz", ".msgpack", ".pkl", ".index")
 _BINARY = re.compile(rf".*(?:{'|'.join(map(re.escape, _STATE_SUFFIXES))}|\.data-\d+-of-\d+)", re.ASCII)
 _SIZED = re.compile(rf"{_BINARY.pattern}|.*(?:{'|'.join(map(re.escape, _OTHER_STATE_SUFFIXES))}|\.zip)", re.ASCII)
+_GROWS = re.compile(r"buffer|replay|history")
 _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
 # The files of orbax, and archives and buffers, differ somewhat in size from save to save.
 _MIN_VARYING_SHARE = 0.9
@@ -245,9 +248,9 @@ _HOLDS_STATE = re.compile(
 _HOLDS_WEIGHTS = re.compile(r"\.(?:safetensors|bin)$")
 _IS_NO_EXPORT = re.compile(rf"{_HOLDS_OPTIMIZER.pattern}|(?:^|/){_POSITION}")
 _NEEDS_NO_OPTIMIZER = re.compile(rf"(?:^|/){_POSITION}[^/]*$|{_HOLDS_WEIGHTS.pattern}")
-# What a script may leave in one folder and not in another.
+# What a script may leave in one folder and not in another; `.zarray` describes an array.
 _BESIDE = re.compile(
-    r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\..*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
+    r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\.(?!z).*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
 )
 # What a script writes at a step besides: samples, results and settings.
 _NO_STATE = re.compile(rf"{_BESIDE.pattern}|.*\.(?:jsonl?|ya?ml|tsv|svg|pdf|webp|mp3|flac|ogg|parquet|arrow|ply)")
@@ -718,7 +721,7 @@ class _Siblings:
                 for kind, counted in kinds.items():
                     numbers[kind].append(counted)
             for name, stored in checkpoint.files.items():
-                if _SIZED.fullmatch(name):
+                if _SIZED.fullmatch(name) and not _GROWS.search(name):
                     key = _make_size_key(checkpoint, name, kinds)
                     self.binary[checkpoint.place].append((name, stored.bytes, key))
                     self._sizes[key].append(stored.bytes)
