@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,6 @@ from rerail.decisions.decision import find_manifest_key, with_attempt_number
 from rerail.decisions.file_copies import is_rejected
 from rerail.model.checkpoint_layouts import list_unknown_names
 from rerail.model.checkpoints import Health, split_uri
-from rerail.model.file_copies import FileCopy
 from rerail.model.run import Run
 
 Verify = Annotated[
@@ -44,6 +44,7 @@ UNKNOWN = (
     "script does; to be rolled back, save to names such as step_500/: docs/without-agent.md#what-is-recognised"
 )
 MAX_NAMES = 5
+SAVED_AT = attrgetter("saved_at")
 NOT_COPIED = (
     "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
     "folder: docs/without-agent.md#copies-of-one-file"
@@ -167,14 +168,9 @@ def _plain(run: Run, saves: Sequence[StoredCheckpoint], downloaded: Sequence[Pat
                 "bytes": copy.bytes,
                 "restorable": not is_rejected(run, copy),
             }
-            for copy in _sort_copies(run)
+            for copy in sorted(run.copies, key=SAVED_AT, reverse=True)
         ],
     }
-
-
-def _sort_copies(run: Run) -> list[FileCopy]:
-    """Return the copies of files that are overwritten in place, newest first."""
-    return sorted(run.copies, key=lambda copy: copy.saved_at, reverse=True)
 
 
 def _row(run: Run, save: StoredCheckpoint, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
@@ -258,7 +254,7 @@ def _print_copies(run: Run, console: Console) -> None:
     """Say what a file without a step means, and list its copies."""
     reason = f"not copied: {run.current.copy_problem}" if run.current.copy_problem else NOT_COPIED
     console.print(f"{SINGLE_FILES}{COPIED if run.copies else escape(reason)}", highlight=False)
-    for copy in _sort_copies(run):
+    for copy in sorted(run.copies, key=SAVED_AT, reverse=True):
         step = "step not known" if copy.step is None else f"at about step {copy.step}"
         note = "; [red]not restored: saved after the problem began[/]" if is_rejected(run, copy) else ""
         saved = f"{copy.saved_at:%Y-%m-%d %H:%M:%S}, {step}, attempt {copy.attempt}, {decimal(copy.bytes)}"
@@ -278,12 +274,9 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
         table.add_column(head, overflow="fold")
     for save in saves:
         known, health = save.checkpoint, _health(run, save)
+        step = str(save.step) if save.has_step else save.number or "-"
         table.add_row(
-            f"[bold green]{save.step}[/]"
-            if save is chosen
-            else str(save.step)
-            if save.has_step
-            else save.number or "-",
+            f"[bold green]{step}[/]" if save is chosen else step,
             str(known.attempt) if known else "",
             f"{known.saved_at:%Y-%m-%d %H:%M:%S}" if known else "",
             escape(known.reason) if known else "",

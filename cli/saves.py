@@ -19,6 +19,7 @@ from rerail.decisions.decision import (
     with_attempt_number,
 )
 from rerail.model import checkpoint_layouts
+from rerail.model.checkpoint_layouts import StoredObject
 from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, find_newest_usable, read_manifest, split_uri
 from rerail.model.errors import BadManifest
 from rerail.model.run import Run
@@ -94,9 +95,7 @@ def list_checkpoints(s3: Any, uri: str, *, signing_key: str = "") -> list[Stored
     """
     bucket, prefix = split_uri(uri)
     stored = [
-        checkpoint_layouts.StoredObject(
-            item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"]
-        )
+        StoredObject(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"])
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for item in page.get("Contents", [])
     ]
@@ -105,7 +104,7 @@ def list_checkpoints(s3: Any, uri: str, *, signing_key: str = "") -> list[Stored
     if of_a_script and not has_manifests:
         return of_a_script
     known = {save.folder for save in of_a_script}
-    folders: dict[str, dict[str, checkpoint_layouts.StoredObject]] = defaultdict(dict)
+    folders: dict[str, dict[str, StoredObject]] = defaultdict(dict)
     for stored_object in stored:
         if match := FOLDER.fullmatch(stored_object.key):
             folders[stored_object.key.removesuffix(match["name"])][match["name"]] = stored_object
@@ -115,7 +114,7 @@ def list_checkpoints(s3: Any, uri: str, *, signing_key: str = "") -> list[Stored
 
 
 def _saves_of_a_script(
-    s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject], *, with_files: bool
+    s3: Any, bucket: str, prefix: str, stored: Sequence[StoredObject], *, with_files: bool
 ) -> list[StoredCheckpoint]:
     """Return the checkpoints without a manifest, and single files if none of them has a step.
 
@@ -158,9 +157,7 @@ def _describe_pointers(parent: str, pointers: Mapping[str, str]) -> str:
     return ", ".join(f"{key.rpartition('/')[2]} names {text.strip()[:80]!r}" for key, text in beside.items())
 
 
-def _single_files(
-    bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject]
-) -> list[StoredCheckpoint]:
+def _single_files(bucket: str, prefix: str, stored: Sequence[StoredObject]) -> list[StoredCheckpoint]:
     """Files that a script overwrites in place; it may resume from them, though their step is unknown."""
     uri, sizes = f"s3://{bucket}/{prefix}", {item.key: item.bytes for item in stored}
     return [
@@ -177,12 +174,7 @@ def _single_files(
 
 
 def _save(
-    s3: Any,
-    bucket: str,
-    prefix: str,
-    folder: str,
-    stored: Mapping[str, checkpoint_layouts.StoredObject],
-    signing_key: str,
+    s3: Any, bucket: str, prefix: str, folder: str, stored: Mapping[str, StoredObject], signing_key: str
 ) -> StoredCheckpoint | None:
     sizes = {name: item.bytes for name, item in stored.items()}
     match = FOLDER.fullmatch(f"{folder}{MANIFEST}")

@@ -28,6 +28,8 @@ _FIELD = re.compile(
     + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf(?:inity)?)))"
     + READ_END
 )
+# A name in other letters, which no expression is proposed for.
+_FOREIGN = re.compile(r"([^\W\d_a-zA-Z]{1,40})[:：= ] {0,8}[-+]?[0-9]")
 _LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
 _VALIDATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
@@ -201,7 +203,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
 
 def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) -> dict[str, str]:
     """Return the name under which the log prints each metric that it has."""
-    chosen = {"loss": _choose_loss(names, where=where, wanted=loss)}
+    chosen = {"loss": _choose_loss(names, rows, where=where, wanted=loss)}
     if step := _choose_step(names, rows, seldom=names[chosen["loss"]] // _PRINTED_OFTEN):
         chosen["step"] = step
         if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
@@ -229,7 +231,7 @@ def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_los
         built["epoch"] = built.pop("step")  # as the step, only one minute of each epoch would be evaluated
 
 
-def _choose_loss(names: Counter[str], *, where: str, wanted: str) -> str:
+def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -> str:
     most = max((names[name] for name in find_losses(names)), default=0)
     losses = [name for name in names if is_loss(name) and _PRINTED_OFTEN * names[name] >= most]
     listed = ", ".join(sorted(losses)[:12])
@@ -245,9 +247,12 @@ def _choose_loss(names: Counter[str], *, where: str, wanted: str) -> str:
         if choice:
             raise BadInput(f"{where} prints several losses: {listed}", "say which is trained on: --loss NAME")
     steps = max(names[name] for name in (*_STEP_NAMES, *_EPOCH_NAMES))
-    beside = [name for name, count in names.items() if 2 * count > steps > 0 and name not in chain(*NAMES.values())]
+    often = steps or max(names.values(), default=0)
+    beside = [name for name, count in names.items() if 2 * count > often and name not in chain(*NAMES.values())]
     remedy = "give --metric loss=REGEX with a ( ) around the number"
     remedy += f", or --loss if the loss is one of {', '.join(beside[:12])}" if beside else ""
+    if foreign := Counter(name for line, _ in rows for name in _FOREIGN.findall(line)):
+        remedy += f". If it is one of {', '.join(list(foreign)[:12])}: --metric 'loss=NAME[:： ]+([-+.0-9eE]+)'"
     raise BadInput(f"no line of {where} has a loss with its name", remedy)
 
 

@@ -217,6 +217,12 @@ FORMATS = (
     LogFormat(
         "detectron2", r" iter: [0-9]+ .*total_loss: <n>", r" iter: <i> .*total_loss: ", step_time_s=r" time: <n>"
     ),
+    LogFormat(
+        "tf_cnn_benchmarks",
+        r"images/sec: .*\(jitter = [0-9.]+\)[ \t]+<n>",
+        r"(?:^|[^0-9.])<i>[ \t]+images/sec: ",
+        tokens_per_s=r"images/sec: <n> ",
+    ),
     LogFormat("TensorFlow estimator", r"tensorflow:loss = <n>", r"tensorflow:loss = .*step = <i>"),
     LogFormat(
         "Keras, custom loop",

@@ -114,10 +114,7 @@ def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
     assert whole(find_checkpoints(listed, pointers)) == pointed
 
 
-torn = st.data()
-
-
-@given(torn, st.sampled_from(FOLDERS), st.sets(st.integers(1, 9_000), min_size=4, max_size=9))
+@given(st.data(), st.sampled_from(FOLDERS), st.sets(st.integers(1, 9_000), min_size=4, max_size=9))
 def test_an_unfinished_save_is_never_taken_as_whole(data, layout, steps):
     """Whichever of its files are not there yet, or are cut short, in whatever order they are listed: as long as most of
     the saves are whole, those are told from the others."""

@@ -170,9 +170,14 @@ def test_several_losses_are_asked_for():
 
 
 def test_a_log_without_a_loss_is_explained():
-    with pytest.raises(BadInput, match="has a loss with its name") as raised:
-        find_metrics(["epoch 1 accuracy 0.5", "loss scale: 65536"], where="train.log")
-    assert "--loss if the loss is one of accuracy" in raised.value.remedy
+    for lines, remedy in (
+        (["epoch 1 accuracy 0.5", "loss scale: 65536"], "--loss if the loss is one of accuracy"),
+        (["0:\tlearn: 0.6569860\ttest: 0.6570642\ttotal: 70.1ms"], "one of learn"),  # CatBoost: it may be the accuracy
+        (["第1轮 步数: 10 损失: 2.31"], "one of 步数, 损失: --metric 'loss=NAME[:： ]+"),
+    ):
+        with pytest.raises(BadInput, match="has a loss with its name") as raised:
+            find_metrics(lines, where="train.log")
+        assert remedy in raised.value.remedy
 
 
 @given(st.lists(st.text(alphabet="loss step=:0123456789.,eE+-nai|[]'{}\t ", max_size=60), max_size=12))
