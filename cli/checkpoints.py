@@ -43,6 +43,9 @@ UNKNOWN = (
     "the names of these folders are of no layout that Rerail knows: {names}. A relaunch resumes from wherever the "
     "script does; to be rolled back, save to names such as step_500/: docs/without-agent.md#what-is-recognised"
 )
+NOTHING = (
+    "nothing is saved under {uri} yet that Rerail recognizes as a checkpoint: docs/without-agent.md#what-is-recognised"
+)
 MAX_NAMES = 5
 SAVED_AT = attrgetter("saved_at")
 NOT_COPIED = (
@@ -198,7 +201,7 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
     console = Console()
     chosen = find_resume_point(run, saves)
     if not saves:
-        console.print(f"nothing is saved under {escape(run.checkpoint_uri)} yet", highlight=False)
+        console.print(NOTHING.format(uri=escape(run.checkpoint_uri)), highlight=False)
         return
     console.print(f"[bold]{run.id}[/] in {escape(run.checkpoint_uri)}", highlight=False)
     console.print(_table(run, saves, chosen))

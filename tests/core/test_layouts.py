@@ -334,9 +334,8 @@ def test_a_file_with_a_number_is_a_checkpoint(layout, counts, source, name):
 
 def test_a_number_that_is_no_step_is_never_recorded_as_one():
     """A rollback to before step 500 must not take epoch 3 for step 3, which may be from after the onset."""
-    stored = list_objects(
-        "epoch_3.pth", "epoch_4.pth", "checkpoint_1/optimizer.bin", "checkpoint_1/random_states_0.pkl"
-    )
+    names = ("epoch_3.pth", "epoch_4.pth", "checkpoint_1/optimizer.bin", "checkpoint_1/random_states_0.pkl")
+    stored = list_objects(*names)
     for save in find_checkpoints(stored):
         record = make_checkpoint(save, uri="s3://b/run/")
         assert (record.step, record.layout, record.is_whole) == (0, Layout.FILE, False)
@@ -345,7 +344,10 @@ def test_a_number_that_is_no_step_is_never_recorded_as_one():
     assert [save.uri.removeprefix("s3://b/run/") for save in single] == ["checkpoint_1/", "epoch_4.pth", "epoch_3.pth"]
 
 
-def test_a_buffer_that_grows_is_not_truncated():
+def test_what_grows_is_not_truncated():
+    """A replay buffer, and the trees of aws/sagemaker-xgboost-container."""
+    trees = [StoredObject(f"xgboost-checkpoint.{number}", number * BIG, START) for number in (8, 9, 10)]
+    assert whole(find_checkpoints(trees)) == [10, 9, 8]
     saved = [save("step_{step}/", step, {"all.pt": BIG, "replay_buffer.pkl": step * BIG}) for step in (1, 2, 3)]
     assert whole(find_checkpoints(sum(saved, []))) == [3, 2, 1]
 
@@ -380,9 +382,7 @@ def test_a_number_that_counts_no_saves_is_not_taken_for_one(names):
     assert find_checkpoints(list_objects(*names)) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["samples/step_{}/0.png", "iter_{}/x.jsonl", "ema/step_{}/ema.pt", "hf/step_{}/model.pt"]
-)
+@pytest.mark.parametrize("name", ["samples/step_{}/0.png", "iter_{}/x.jsonl", "hf/step_{}/model.pt"])
 def test_what_else_a_script_writes_at_a_step_is_no_complete_checkpoint(name):
     names = [f"step_{step}/{state}" for step in (1000, 2000) for state in ("model.pt", "optimizer.pt")]
     stored = list_objects(*names, *(name.format(step) for step in (1000, 2000, 3000)))

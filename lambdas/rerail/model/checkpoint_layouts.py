@@ -153,6 +153,7 @@ LAYOUTS = (
     KnownLayout("TensorFlow", rf"model\.ckpt-{_N}{_TF}", needs=_TF_NEEDS, pointer=TENSORFLOW, is_proven=True),
     KnownLayout("TensorFlow 2", rf"ckpt-{_N}{_TF}", counts=Counts.SAVES, needs=_TF_NEEDS, is_proven=True),
     KnownLayout("fairseq", rf"checkpoint_\d+_{_N}{_OF_RANKS}\.pt", is_proven=True),
+    KnownLayout("SageMaker XGBoost", rf"xgboost-checkpoint\.{_N}", counts=Counts.SAVES, is_proven=True),
     KnownLayout("fairseq, epochs", rf"checkpoint{_N}{_OF_RANKS}\.pt", counts=Counts.EPOCHS, is_proven=True),
     KnownLayout(
         "Stable-Baselines3", rf".*_{_N}_steps\.(?:zip|pkl)", needs=(("the model", r".*\.zip"),), is_proven=True
