@@ -345,9 +345,9 @@ def test_a_number_that_is_no_step_is_never_recorded_as_one():
 
 
 def test_what_grows_is_not_truncated():
-    """A replay buffer, and the trees of aws/sagemaker-xgboost-container."""
     trees = [StoredObject(f"xgboost-checkpoint.{number}", number * BIG, START) for number in (8, 9, 10)]
     assert whole(find_checkpoints(trees)) == [10, 9, 8]
+    assert whole(find_checkpoints(history("iter_{step}/", {"model.json": BIG}, 100, 200))) == [200, 100]
     saved = [save("step_{step}/", step, {"all.pt": BIG, "replay_buffer.pkl": step * BIG}) for step in (1, 2, 3)]
     assert whole(find_checkpoints(sum(saved, []))) == [3, 2, 1]
 

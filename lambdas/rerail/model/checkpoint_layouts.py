@@ -254,7 +254,7 @@ _BESIDE = re.compile(
     r"(?:.*/)?(?:core(?:(?:\.[a-z]+\d*)?(?:\.[\d#]+)+)?|events\.out\..*|\.(?!z).*|.*\.(?:log|out|err|lock|txt|md|png|jpe?g|gif|mp4|wav|html|csv|tb))"
 )
 # What a script writes at a step besides: samples, results and settings.
-_NO_STATE = re.compile(rf"{_BESIDE.pattern}|.*\.(?:jsonl?|ya?ml|tsv|svg|pdf|webp|mp3|flac|ogg|parquet|arrow|ply)")
+_NO_STATE = re.compile(rf"(?!.*model\.)(?:{_BESIDE.pattern}|.*\.(?:jsonl?|ya?ml|svg|pdf|webp|mp3|parquet|arrow|ply))")
 _MAX_SINGLE_FILES = 20
 # At most so many kinds of missing files are named.
 _MAX_MISSING = 20
