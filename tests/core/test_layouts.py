@@ -362,10 +362,10 @@ def test_numbers_close_together_count_saves():
 @pytest.mark.parametrize(
     "names",
     [
-        ["rank_3.pt", "rank_4.pt"],
+        ["rank_3.pt", "rank_4.pt", "shard_12.bin", "shard_13.bin"],
         ["part-00001.bin", "part-00002.bin"],
         ["model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"],
-        ["shard_12.bin", "shard_13.bin"],
+        ["G_2333333.pth", "D_2333333.pth", "x/G_233333333333.pth"],  # RVC and GPT-SoVITS overwrite these in place
         ["events.out.tfevents.1700000000.host.1.0"],
         ["tokenizer_model_32000.bin"],
         ["wandb/run-20240131_101010-x1/step_5.pt"],

@@ -103,6 +103,7 @@ _WEIGHTS = (
     r"(?:(?:adapter_)?(?:pytorch_)?model(?:-\d+-of-\d+)?\.(?:safetensors|bin)|(?:model_state|adapter_model)\S*\.pdparams"
     r"|model-\d+-of-\d+\.pdparams|tf_model\.h5)|pytorch_model_fsdp(?:[^/]*/.*|\.bin)|global_step[^/]*/.*model_states\.pt"
 )
+_GAN = (("the generator", r"G_.*"), ("the discriminator", r"D_.*"))
 _HF = ((STATE, STATE), (WEIGHTS, _WEIGHTS))
 # A suffix of state that a framework writes. `.bin` and `.safetensors` hold weights.
 _SUFFIX = r"\.(?:pt|pth|ckpt|bin|safetensors|h5|keras|npz|msgpack|pkl|tar|hdf5|pdparams|pdopt|index|data-\d+-of-\d+)"
@@ -158,9 +159,7 @@ LAYOUTS = (
     KnownLayout(
         "Stable-Baselines3", rf".*_{_N}_steps\.(?:zip|pkl)", needs=(("the model", r".*\.zip"),), is_proven=True
     ),
-    KnownLayout(
-        "VITS", rf"[GD]_{_N}\.pth", needs=(("the generator", r"G_.*"), ("the discriminator", r"D_.*")), is_proven=True
-    ),
+    KnownLayout("VITS", rf"[GD]_(?!23{{5,}}\.){_N}\.pth", needs=_GAN, is_proven=True),
     KnownLayout(
         "file with a step",
         rf"(?:.*[-_.])?(?:global_?)?(?:steps?|iterations?|iters?|it|updates?|ba)[-_=]?{_N}{_REST}",
