@@ -74,7 +74,7 @@ FOLDERS: list[tuple[Layout, str, Mapping[str, int]]] = [
     (Layout.DEEPSPEED, "global_step{step}/", ZERO),
     (Layout.STEPS, "step_{step}/", PLAIN),
     (Layout.STEPS, "checkpoint_epoch_0_step_{step}/", PLAIN),
-    (Layout.STEPS, "0/step_{step}_loss_1.2345/", PLAIN),
+    (Layout.STEPS, "0/step_{step}_loss_1.2345/", {"model.safetensors": 4 * BIG, "opt.safetensors": 8 * BIG}),
     (Layout.STEPS, "checkpoint_{step:06d}/", {"model.safetensors": 4 * BIG, "optimizer.bin": 8 * BIG}),
     (Layout.STEPS, "iteration_{step:08d}/", MINDFORMERS),
     (Layout.STEPS, "step-{step}/", PLAIN),

@@ -237,7 +237,7 @@ _MIN_CHECKED_BYTES, _MIN_SIZE_SHARE = 1 << 16, 0.99
 _MIN_VARYING_SHARE = 0.9
 _HASH = re.compile(r"[0-9a-f]{16,}")
 _HOLDS_OPTIMIZER = re.compile(
-    r"optim|opt_state|-opt-\d{4}|(?:recipe|training|random)_state|\.distcp$|(?:^|/)global_step"
+    r"optim|opt_state|(?:^|[-_/])opt(?:\.|-\d{4})|(?:recipe|training|random)_state|\.distcp$|(?:^|/)global_step"
 )
 # Where a run was, without its weights and optimizer.
 _POSITION = r"(?:rng|random|(?:[a-z]+_)?scheduler|data|sampler|extra_state)"
