@@ -76,17 +76,11 @@ def find_near(name: str, known: list[str]) -> list[str]:
 
 def list_run_names(where: Place, prefix: str) -> Iterator[str]:
     """The names alone, which is what a completion needs of a table of thousands."""
-    pages = (
-        where.client("dynamodb")
-        .get_paginator("scan")
-        .paginate(
-            TableName=where.outputs["TableName"],
-            FilterExpression="sk = :run AND begins_with(pk, :prefix)",
-            ProjectionExpression="pk",
-            ExpressionAttributeValues={":run": {"S": "run"}, ":prefix": {"S": f"run#{prefix}"}},
-        )
-    )
-    for page in pages:
+    scan, table = where.client("dynamodb").get_paginator("scan"), where.outputs["TableName"]
+    chosen, names = "sk = :run AND begins_with(pk, :prefix)", {":run": {"S": "run"}, ":prefix": {"S": f"run#{prefix}"}}
+    for page in scan.paginate(
+        TableName=table, FilterExpression=chosen, ProjectionExpression="pk", ExpressionAttributeValues=names
+    ):
         yield from (item["pk"]["S"].removeprefix("run#") for item in page["Items"])
 
 

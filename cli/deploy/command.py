@@ -24,6 +24,7 @@ from cli.place import AsJson, Local
 from cli.project import CHOICES, read_choices
 from local import deploy as emulated
 from local.deploy import LOCAL_BOOTSTRAP, LOCAL_SCOPE, QUALIFIER, DeployError
+from local.stack import LOCAL_CHOICES
 
 STACK = "Rerail"  # as the app calls it
 
@@ -258,8 +259,9 @@ class _Deployment(_Step):
         missing = [name for name in choices.SCOPE if not context.get(name, written.get(name))]
         if self.target.is_local:
             context.update(LOCAL_BOOTSTRAP)
-        if missing and self.target.is_local:
-            context.update({name: LOCAL_SCOPE[name] for name in missing})
+            # As `rerail local up` does: without folders a rollback would hold the runs of this machine.
+            scope = LOCAL_SCOPE | {"quarantineFolders": LOCAL_CHOICES["quarantineFolders"]}
+            context.update({name: scope[name] for name in scope if not context.get(name, written.get(name))})
             return
         proposed = choices.find_scope(self.target) if missing else {}
         for name in missing:

@@ -115,14 +115,8 @@ def find(*, local: bool, profile: str, region: str) -> Target:
     except BotoCoreError as error:
         place.fail(f"AWS cannot be asked who you are: {error}", "check --profile, --region and the network")
     qualifier = str(read_choices().get(QUALIFIER_CHOICE) or QUALIFIER)
-    return Target(
-        identity["Account"],
-        sts.meta.region_name,
-        identity["Arn"],
-        partition=identity["Arn"].split(":")[1],
-        profile=profile,
-        qualifier=qualifier,
-    )
+    account, region, arn = identity["Account"], sts.meta.region_name, identity["Arn"]
+    return Target(account, region, arn, arn.split(":")[1], profile, qualifier=qualifier)
 
 
 def _local() -> Target:

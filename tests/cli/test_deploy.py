@@ -19,6 +19,7 @@ from cli.deploy.first import make_first_template, wait_for_sweep
 from cli.deploy.formation import Formation
 from cli.project import ROOT, read_choices
 from local.deploy import DeployError
+from local.stack import LOCAL_CHOICES
 from tests.cli.cloud import Cloud, Deployed, refused
 
 CDK_JSON = """{
@@ -281,6 +282,15 @@ def test_an_empty_choice_does_not_make_a_deployment_an_observer(unchosen, capsys
     with pytest.raises(typer.Exit):
         _Deployment(TaggedJobs(), as_json=False, yes=True, plan=False)._choose_scope({"trainingRoleArns": ""})
     assert "trainingRoleArns is not set" in capsys.readouterr().err
+
+
+def test_a_deployment_on_this_machine_keeps_the_folders_of_local_up(unchosen, monkeypatch):
+    """Without them a later rollback would hold the run; what is given with -c wins."""
+    monkeypatch.setattr(TaggedJobs, "is_local", True)
+    deployment = _Deployment(TaggedJobs(), as_json=False, yes=True, plan=False)
+    for given, folders in (({}, LOCAL_CHOICES["quarantineFolders"]), ({"quarantineFolders": "{}"}, "{}")):
+        deployment._choose_scope(context := dict(given))
+        assert context["quarantineFolders"] == folders and context["checkpointBuckets"] == ["*sagemaker*"]
 
 
 @pytest.mark.threat("T21")

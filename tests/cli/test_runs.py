@@ -19,24 +19,10 @@ from tests.aws.places import REGION, TABLE, make_table
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies"}
 HOURS = timedelta(hours=1)
-TRAINED = Attempt(
-    number=1,
-    job_name="gpt",
-    status=JobStatus.FAILED,
-    training_started_at=NOW - 10 * HOURS,
-    ended_at=NOW,
-    instance_type="ml.p5.48xlarge",
-    instance_count=2,
-)
-RUN = Run(
-    id="gpt",
-    policy="default",
-    state=RunState.WAITING,
-    created_at=NOW,
-    attempts=(TRAINED, Attempt(number=2, job_name="gpt-a002")),
-    checkpoint_uri="s3://bucket/gpt/",
-    max_runtime_s=86400,
-)
+MACHINES = {"instance_type": "ml.p5.48xlarge", "instance_count": 2}
+TRAINED = Attempt(1, "gpt", JobStatus.FAILED, training_started_at=NOW - 10 * HOURS, ended_at=NOW, **MACHINES)
+ATTEMPTS = (TRAINED, Attempt(2, "gpt-a002"))
+RUN = Run("gpt", "default", RunState.WAITING, NOW, ATTEMPTS, checkpoint_uri="s3://bucket/gpt/", max_runtime_s=86400)
 ASKED = Proposal(
     "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55
 )
@@ -119,22 +105,9 @@ def test_status_shows_what_each_run_waits_for(deployed):
     assert "waiting (paused)" in shown(other, "status")
 
 
-RECOVERED = Incident(
-    number=1,
-    kind="job_failed",
-    attempt=1,
-    cause=Cause.HARDWARE,
-    reason="attempt 1 failed: hardware",
-    evidence="Xid 79",
-    happened_at=NOW,
-    decided_at=NOW + timedelta(seconds=40),
-    step=1200,
-    resume_step=1000,
-    actions=("release_warm_pool", "relaunch"),
-    closed_at=NOW + timedelta(minutes=11),
-    recovered=True,
-    resolution="recovered",
-)
+DECIDED, ENDED, DONE = NOW + timedelta(seconds=40), NOW + timedelta(minutes=11), ("release_warm_pool", "relaunch")
+FAILED = Incident(1, "job_failed", 1, Cause.HARDWARE, "attempt 1 failed: hardware", "Xid 79", NOW, DECIDED, 1200, 1000)
+RECOVERED = replace(FAILED, actions=DONE, closed_at=ENDED, recovered=True, resolution="recovered")
 
 
 def test_an_incident_is_shown_with_its_times_and_cost(deployed):

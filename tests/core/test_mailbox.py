@@ -41,21 +41,8 @@ from tests.core.strategies import commands, heartbeats, job_names, json_values, 
 NOON, SECOND = datetime(2026, 1, 31, 12, tzinfo=UTC), timedelta(seconds=1)
 FINDING = Finding(Kind.STALL, Level.INTERVENE, 60, 50, "no step for 300 s", NOON, NOON)
 COMMAND = Command("c1", "gpt", 1, CommandKind.CHECKPOINT, NOON, NOON, "throughput_drop")
-REPORT = Report(
-    "r1",
-    "gpt",
-    1,
-    "gpt",
-    ReportKind.CHECKPOINT,
-    NOON,
-    "c1",
-    60,
-    Durability.LOCAL,
-    "/opt/x",
-    "why",
-    (FINDING,),
-    "stacks",
-)
+ANSWER = "c1", 60, Durability.LOCAL, "/opt/x", "why", (FINDING,), "stacks"
+REPORT = Report("r1", "gpt", 1, "gpt", ReportKind.CHECKPOINT, NOON, *ANSWER)
 HEARTBEAT = Heartbeat("gpt", 1, "gpt", NOON, Phase.STEP, 60, NOON, 2.5, 0.1, 1000)
 
 
