@@ -108,10 +108,9 @@ class FleetReader:
         at = place.now()
         runs = self._runs(at)
         steps = self._steps([run for run in runs if run.is_open])
-        rows = [self._row(run, steps.get(run.id), at) for run in runs]
-        return FleetStatus(
-            at, self.where.name, tuple(sorted(rows, key=_order)), self._paused(), self._alarms(), self._unread
-        )
+        paused = self._paused()
+        rows = sorted((self._row(run, steps.get(run.id), at, paused) for run in runs), key=_order)
+        return FleetStatus(at, self.where.name, tuple(rows), paused, self._alarms(), self._unread)
 
     def read_row(self, run: Run) -> FleetRow:
         """One run as it is now."""
@@ -172,12 +171,13 @@ class FleetReader:
                 found[run.id] = heartbeat.step, received.at
         return found
 
-    def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> FleetRow:
+    def _row(
+        self, run: Run, known: tuple[int, datetime | None] | None, at: datetime, paused: bool | None = None
+    ) -> FleetRow:
         policy = self._policy(run)
         account = make_account(run, at, policy)
         step, step_at = known or _last_step(run)
-        todo, command = find_todo(run)
-        todo, command = map(self.where.complete_text, (todo, command))
+        todo, command = map(self.where.complete_text, find_todo(run, policy, paused=paused))
         return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, todo, command)
 
     def _policy(self, run: Run) -> Policy:
@@ -228,8 +228,8 @@ def find_state_start(run: Run) -> datetime | None:
     return attempt.ended_at
 
 
-def find_todo(run: Run) -> tuple[str, str]:
-    """What a human has to do, if anything, and the command that follows."""
+def find_todo(run: Run, policy: Policy, *, paused: bool | None) -> tuple[str, str]:
+    """Return what a human has to do, if anything, and the command that follows; `paused` is None if unknown."""
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
         return (
@@ -240,7 +240,10 @@ def find_todo(run: Run) -> tuple[str, str]:
         todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
         return ". ".join(filter(None, todo)), format_next_command(run)
     if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
-        return "it waits until the pause is lifted", "rerail resume"
+        if policy.mode is Mode.PAUSE:
+            return f"it waits until its policy {policy.name} has another mode than pause", f"rerail show {run.id}"
+        # A lifted pause is noticed within two minutes.
+        return ("", "") if paused is False else ("it waits until the pause is lifted", "rerail resume")
     is_asked = run.observe_only or (run.last_policy and run.last_policy.mode is not Mode.ACT)
     if is_asked and find_open_onset(run) is not None and (warning := find_open_warning(run)):
         return f"{warning}. {format_stop(run)}", f"rerail show {run.id}"

@@ -30,8 +30,9 @@ Now = Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint."
 ProposalId = Annotated[str, typer.Option("--proposal", help="The proposal's id, as the page names it.")]
 MOST_NAMED = 12  # steps, in an error
 SPOKEN = {
-    True: "Rerail is paused for this account: no job is stopped or launched. To lift the pause: rerail resume",
-    False: "Rerail is active for this account: jobs are stopped and launched as their policies say",
+    True: "Rerail is paused for this account, within two minutes: no job is stopped or launched. "
+    "To lift the pause: rerail resume",
+    False: "Rerail is active for this account, within two minutes: what waited for the end of the pause goes on",
 }
 
 
@@ -64,15 +65,18 @@ def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once
     record = find_run(where, run)
     check_effect(where, record, verb)
     ask(where, run, verb, why, as_json=as_json, at_once=at_once)
-    if not at_once and record.current.may_be_live and record.checkpoint_uri:
+    if not at_once and record.current.training_started_at and record.current.may_be_live and record.checkpoint_uri:
         until = format_save_deadline(record)
         now = f"rerail {verb} {run} --now"
         say(f"it waits for a checkpoint {until}; `{where.complete_text(now)}` stops at once", as_json)
 
 
 def format_save_deadline(run: Run) -> str:
-    """Return until when a save that is asked for now is waited for, in words."""
-    return f"until {place.now() + (run.last_policy or Policy()).save.deadline:%H:%M} UTC"
+    """Return until when a save that is asked for now is waited for, in words: as `checkpoint_then_stop` decides."""
+    at, patience = place.now(), (run.last_policy or Policy()).save.deadline
+    if not run.current.agent and run.current.training_started_at:
+        patience = min(patience, at - run.current.training_started_at)
+    return f"until {at + patience:%H:%M} UTC"
 
 
 def rollback(
@@ -96,7 +100,7 @@ def rollback(
 def find_rollback_start(where: Place, run: Run, to: int) -> int:
     """The step from which a rollback would go on, 0 being the start; or one clear error that says what there is."""
     if run.state in (RunState.COMPLETED, RunState.STOPPED):
-        place.fail(f"{run.id} has ended ({run.state})", "start its job again by hand")
+        place.fail(f"{run.id} has ended ({run.state})", f"submit a run with --start-from {run.id}:STEP to begin there")
     if not run.checkpoint_uri:
         if not has_agent(run):
             place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "restart it by hand")

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
@@ -132,7 +132,7 @@ def make_picture(
         room = max(3, height - 9 - 2 * min(len(todos), MOST_TODO) - len(fleet.alarms or ()))
     parts: list[RenderableType] = [make_head(fleet)]
     if rows:
-        parts += [Text(), make_table(rows[:room], fleet.at, width=width)]
+        parts += [Text(), make_table(rows[:room], fleet.at, width=width, folds=height is None)]
     left = len(fleet.rows) - min(room, len(rows))
     if rows and left:
         parts.append(Text(f"and {left} more runs: --all, --state and --policy choose", style="dim"))
@@ -168,11 +168,12 @@ def _health(fleet: FleetStatus) -> tuple[str, str]:
     return "well", "green"
 
 
-def make_table(rows: Sequence[FleetRow], at: datetime, *, width: int) -> Table:
-    """Return a row for each run; narrow terminals get fewer columns."""
+def make_table(rows: Sequence[FleetRow], at: datetime, *, width: int, folds: bool = True) -> Table:
+    """Return a row for each run; narrow terminals get fewer columns, and names on more lines or cut."""
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     lines = [[*_cells(row, at, is_wide=width >= WIDE)] for row in rows]
-    drawn.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(14, width // 4))
+    overflow: Literal["fold", "ellipsis"] = "fold" if folds else "ellipsis"
+    drawn.add_column("run", no_wrap=not folds, overflow=overflow, max_width=max(14, width // 4))
     for place_, name in enumerate(("state", "for", "try", "step", "age", "goodput", "cost"), start=1):
         widest = max(len(name), *(line[place_].cell_len for line in lines))
         drawn.add_column(name, no_wrap=True, min_width=widest, justify="left" if name == "state" else "right")

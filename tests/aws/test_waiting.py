@@ -64,19 +64,10 @@ def test_a_held_run_is_waited_for_if_asked(table):
 def test_the_cost_is_that_of_all_attempts(table):
     """At the prices of the run's policy; None if one is missing."""
     hour, policy = NOON + timedelta(hours=1), replace(Policy(), prices={"ml.test": 3.0})
-    attempts = [
-        Attempt(
-            number,
-            f"gpt-a00{number}",
-            instance_type="ml.test",
-            instance_count=2,
-            training_started_at=NOON,
-            ended_at=hour,
-            billable_s=3600,
-        )
-        for number in (1, 2)
-    ]
-    run = replace(DONE, attempts=tuple(attempts), last_policy=policy)
+    timed = Attempt(1, "gpt-a001", training_started_at=NOON, ended_at=hour, billable_s=3600)
+    first = replace(timed, instance_type="ml.test", instance_count=2)
+    attempts = (first, replace(first, number=2, job_name="gpt-a002"))
+    run = replace(DONE, attempts=attempts, last_policy=policy)
     assert Night(table, run).waiter.wait(Run="gpt").dollars == pytest.approx(12.0)
     unpriced = replace(run, id="new", last_policy=replace(policy, prices={}))
     assert Night(table, unpriced).waiter.wait(Run="new").dollars is None

@@ -13,7 +13,7 @@ from cli.main import app
 from cli.place import Outputs, Place
 from rerail.aws.clients import client
 from rerail.messages.messages import CommandReceived, parse_message
-from rerail.model.run import Attempt, Proposal, ProposedAction, Run, RunState
+from rerail.model.run import Attempt, JobStatus, Proposal, ProposedAction, Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import parse_pause
 from tests.aws.places import TABLE, make_table
@@ -23,14 +23,7 @@ OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "PauseParameter": "/rerail/s
 PROPOSAL = Proposal(
     "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
 )
-RUN = Run(
-    id="gpt",
-    policy="approve",
-    state=RunState.WAITING,
-    created_at=NOON,
-    attempts=(Attempt(number=1, job_name="gpt"), Attempt(number=2, job_name="gpt-a002")),
-    proposal=PROPOSAL,
-)
+RUN = Run("gpt", "approve", RunState.WAITING, NOON, (Attempt(1, "gpt"), Attempt(2, "gpt-a002")), proposal=PROPOSAL)
 
 
 @pytest.fixture
@@ -110,15 +103,24 @@ def test_a_command_that_would_change_nothing_is_not_sent(sent, verb, facts, reas
     assert call(verb, "no-such-run").exit_code == 2
 
 
+@pytest.mark.parametrize(("agent", "until"), [(False, "12:16"), (True, "12:23")])
+def test_without_an_agent_the_wait_is_at_most_as_long_as_the_job_has_trained(sent, monkeypatch, agent, until):
+    """The time that is printed is the supervisor's."""
+    monkeypatch.setattr(place, "now", lambda: NOON + timedelta(minutes=8))
+    trains = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOON, NOON, agent=agent)
+    keep(replace(RUN, proposal=None, state=RunState.WATCHING, attempts=(trains,), checkpoint_uri="s3://bucket/gpt/"))
+    assert f"it waits for a checkpoint until {until} UTC" in " ".join(call("restart", "gpt").output.split())
+
+
 def test_rerail_is_paused_and_resumed(sent):
     """One parameter, which the functions read every minute."""
     for _ in range(2):
         said = " ".join(call("pause").output.split())
-        assert said.startswith("Rerail is paused for this account: no job is stopped or launched. ")
+        assert said.startswith("Rerail is paused for this account, within two minutes: no job is stopped or launched.")
         assert said.endswith("To lift the pause: rerail resume")
         assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is True
     said = " ".join(call("resume").output.split())
-    assert said == "Rerail is active for this account: jobs are stopped and launched as their policies say"
+    assert said.startswith("Rerail is active for this account, within two minutes: ")
     assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is False
 
 

@@ -100,7 +100,7 @@ def test_what_is_not_trusted_is_not_offered(sent):
 @pytest.mark.parametrize(
     ("facts", "error"),
     [
-        ({"state": RunState.COMPLETED}, "gpt has ended (completed)"),
+        ({"state": RunState.COMPLETED}, "(completed) to do: submit a run with --start-from gpt:STEP to begin"),
         ({"checkpoint_uri": "", "attempts": (replace(TRAINS, agent=False),)}, "save nowhere that Rerail knows of"),
         ({"checkpoint_uri": "s3://no-such-bucket/gpt/"}, "cannot see what gpt has saved"),
     ],

@@ -154,10 +154,14 @@ def test_an_error_that_several_runs_failed_with_is_named_once(where):
     [("on", False, "active "), ("off", True, "PAUSED: no job"), ("maybe", None, "pause unknown ")],
 )
 def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
-    """A text that is not valid tells nothing."""
+    """A text that is not valid tells nothing. Once it is lifted, nobody is asked to lift it."""
     client("ssm").put_parameter(Name="/rerail/switch", Value=text, Overwrite=True, Type="String")
-    assert said in print_status()
+    keep(where, a_run("waits", RunState.WAITING, blocked_by=LaunchCheck.PAUSE))
+    assert said in (printed := print_status())
+    assert ("rerail resume" in printed) is (paused is not False)
     assert json.loads(print_status("--json"))["paused"] is paused
+    client("ssm").put_parameter(Name="/rerail/policies/default", Value="mode = 'pause'", Overwrite=True, Type="String")
+    assert "waits until its policy default has another mode than pause" in print_status(), "no resume lifts that"
 
 
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
@@ -205,7 +209,7 @@ def test_a_job_that_only_an_operator_may_stop_is_shown_with_its_cost_and_the_com
     said, cost = print_status(), ", which costs $63.30 an hour"
     asked = {"a": cost, "b": "", "d": cost, "f": cost}
     assert {name: f"{line}: rerail stop {name}\n" in said for name, line in asked.items()} == dict.fromkeys(asked, True)
-    assert said.count("To stop the job") == len(asked)
+    assert said.count("To end the run and its job") == len(asked)
 
 
 def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):
@@ -226,7 +230,7 @@ def test_it_fits_the_terminal_and_loses_no_number(where, columns):
     keep(where, a_run("a-run-with-a-very-long-name-that-nobody-wants-to-type-twice", RunState.WATCHING), held("c"))
     said = print_status(columns=columns)
     assert max(len(line) for line in said.splitlines()) <= columns
-    assert "900" in said and "…" not in said.partition("watching")[2].partition("\n")[0]
+    assert "twice" in said and "900" in said and "…" not in said.partition("watching")[2].partition("\n")[0]
 
 
 def test_only_what_was_asked_for(where):

@@ -151,7 +151,8 @@ def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondar
     set_approval(world, on_expiry=choice)
     report_finding(world)
     what = "it is done" if choice is OnExpiry.ACT else "the job is left as it is"
-    assert pages(world)[-1].todo.endswith(f"an hour: rerail stop gpt\nOtherwise: {what} after 30 min")
+    ends = "To end the run and its job, which costs $63.30 an hour: rerail stop gpt"
+    assert pages(world)[-1].todo.endswith(f"\nOtherwise: {what} after 30 min\n{ends}")
     world.minutes(28)
     assert world.sagemaker.live() == ["gpt"]
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
@@ -159,7 +160,7 @@ def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, secondar
     assert world.sagemaker.live() == [live]
     if choice is OnExpiry.HOLD:
         assert pages(world)[-1].title == "gpt: divergence: no answer, the job goes on"
-        assert pages(world)[-1].todo.endswith("\nTo stop the job, which costs $63.30 an hour: rerail stop gpt")
+        assert pages(world)[-1].todo.endswith(f"\n{ends}")
         assert world.run().proposal is None
 
 
@@ -219,7 +220,7 @@ def test_an_approval_while_paused_waits_for_the_resume(world):
     report_finding(world)
     world.pause.paused = True
     send_command(world, OperatorVerb.APPROVE)
-    assert "Rerail is paused for this account: repeat the command after `rerail resume`" in last_reason(world)
+    assert "repeat the command two minutes after the end (`rerail resume`)" in last_reason(world)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.pause.paused = False
     world.minutes(1)

@@ -129,13 +129,13 @@ def test_a_run_that_does_not_train_is_let_be():
     world.supervisor().handle(JobStateChanged("gpt"))
     assert "but the run does not train (watching)" in refused(world)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
-    assert "but the run does not train (completed)" in send_command(world, OperatorVerb.DRILL, id="last")
+    assert "but the run has ended (completed): nothing" in send_command(world, OperatorVerb.DRILL, id="last")
 
 
 def test_while_paused_there_is_no_drill():
     world = with_agent()
     world.pause.paused = True
-    assert refused(world).endswith("but Rerail is paused for this account: repeat the command after `rerail resume`")
+    assert refused(world).endswith("repeat the command two minutes after the end (`rerail resume`)")
 
 
 def test_a_pause_that_comes_before_the_stop_calls_it_off():

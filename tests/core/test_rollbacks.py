@@ -79,6 +79,16 @@ def test_of_a_script_without_an_agent_what_is_newer_is_quarantined():
     assert not any(isinstance(action, QuarantineCheckpoints) for action in world.run().pending)
 
 
+def test_no_job_is_stopped_whose_newer_checkpoints_cannot_be_moved():
+    """It would be held afterwards: the operator is told first, and the job trains on."""
+    world = World(quarantine_folders={}).with_saves(layout="huggingface")
+    said = roll_back(world, 200)
+    assert ", but nothing is done: the deployment does not let Rerail move checkpoints" in said
+    assert said.endswith("in the context value quarantineFolders")
+    world.minutes(3)
+    assert (world.run().state, world.run().current.job_name) == (RunState.WATCHING, "gpt")
+
+
 def test_step_0_is_the_beginning():
     world = World().with_saves()
     roll_back(world, 0)

@@ -65,6 +65,7 @@ def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
     world.minutes(10)
     run = world.run()
     assert run.state is RunState.HELD and "another job has that name" in run.hold_reason
+    assert "`aws sagemaker delete-training-job --training-job-name gpt-a002`, then release" in run.hold_advice
     assert [notice.severity for notice in world.bus.notices].count(Severity.PAGE) == 1
     assert not run.current.exists
     del world.sagemaker.jobs["gpt-a002"]

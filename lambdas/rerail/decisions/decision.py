@@ -246,10 +246,10 @@ def hold_run(
 
 
 def format_stop(run: Run) -> str:
-    """Return the to-do line that ends a running job, with what the job costs if its price is known; "" without one."""
+    """Return the to-do line that ends a run with a live job, with the job's price if it is known; "" without one."""
     hourly = find_dollars_per_hour(run, run.last_policy.prices if run.last_policy else {})
     costs = f", which costs {format_dollars(hourly)} an hour" if hourly else ""
-    return f"To stop the job{costs}: rerail stop {run.id}" if run.current.may_be_live else ""
+    return f"To end the run and its job{costs}: rerail stop {run.id}" if run.current.may_be_live else ""
 
 
 def format_next_command(run: Run) -> str:
@@ -273,19 +273,8 @@ def make_notice(
     about: str = "",
 ) -> Notify:
     """Return a notice about the run; `key` is unique within the run."""
-    return Notify(
-        severity=severity,
-        title=f"{run.id}: {title}",
-        body=body,
-        key=f"{run.id}/{key}",
-        runbook=runbook,
-        did=did,
-        todo=todo,
-        since=since,
-        by=by,
-        until=until,
-        about=about,
-    )
+    named = f"{run.id}: {title}", body, f"{run.id}/{key}"
+    return Notify(severity, *named, runbook, did, todo, since, by, until=until, about=about)
 
 
 def format_instruction(advice: str) -> str:

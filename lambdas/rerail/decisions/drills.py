@@ -15,7 +15,7 @@ from rerail.decisions.decision import (
     stop_now,
     without_pending,
 )
-from rerail.decisions.launch_checks import PAUSED_TEXT
+from rerail.decisions.launch_checks import REPEAT_LATER
 from rerail.model.actions import PostCommand
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Health
@@ -86,13 +86,15 @@ def find_state_refusal(run: Run) -> str:
     trains = attempt.status is JobStatus.IN_PROGRESS and attempt.secondary == "Training"
     if run.state is RunState.WATCHING and trains:
         return ""
+    if run.state in (RunState.COMPLETED, RunState.STOPPED):
+        return f"the run has ended ({run.state}): nothing trains"
     return f"the run does not train ({run.state}): repeat the command when it does"
 
 
 def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> str:
     """Return why a drill is not possible and what to do, or an empty string."""
     if policy.mode is Mode.PAUSE:
-        return f"{PAUSED_TEXT}: repeat the command after `rerail resume`"
+        return REPEAT_LATER
     if run.proposal:
         return f"{run.proposal.id} waits for an answer: `rerail show {run.id}` tells which"
     clean_steps = [

@@ -48,16 +48,9 @@ def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -
     assert not run.current.may_be_live
     number = run.current.number + 1
     previous = run.current
-    attempt = Attempt(
-        number=number,
-        job_name=make_job_name(run.id, number),
-        resumed_from_step=resume_step,
-        skip_samples=previous.skip_samples,
-        rate=previous.rate,
-        machines=previous.machines,
-        max_runtime_s=previous.max_runtime_s,
-        approved_by=run.stop.approved_by if run.stop else "",
-    )
+    attempt = Attempt(number, make_job_name(run.id, number), resumed_from_step=resume_step, machines=previous.machines)
+    attempt = replace(attempt, approved_by=run.stop.approved_by if run.stop else "", rate=previous.rate)
+    attempt = replace(attempt, skip_samples=previous.skip_samples, max_runtime_s=previous.max_runtime_s)
     run = without_pending(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
 
@@ -95,21 +88,10 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     if not (rolled_back or run.current.has_stale_checkpoints) or not run.checkpoint_uri or has_agent(run):
         return ()
     # The job's last upload may have finished shortly after its end was observed.
-    saved_before = at + CLOCK_MARGIN
-    uri, step, number = run.checkpoint_uri, run.current.resumed_from_step, failed.number
-    action = QuarantineCheckpoints(
-        run.id,
-        number,
-        uri,
-        step,
-        saved_before,
-        strict=rolled_back,
-        is_vital=rolled_back,
-        saved_after=find_first_start(run),
-        replaced_since=failed.onset_at,
-        restored=list_restored(run, number),
-    )
-    return (action,)
+    where = run.id, failed.number, run.checkpoint_uri, run.current.resumed_from_step
+    since, restored = find_first_start(run), list_restored(run, failed.number)
+    move = QuarantineCheckpoints(*where, at + CLOCK_MARGIN, strict=rolled_back, is_vital=rolled_back)
+    return (replace(move, saved_after=since, replaced_since=failed.onset_at, restored=restored),)
 
 
 def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:

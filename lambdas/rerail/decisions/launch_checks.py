@@ -17,6 +17,7 @@ from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.runbooks import Runbook
 
 PAUSED_TEXT = "Rerail is paused for this account"
+REPEAT_LATER = f"{PAUSED_TEXT}, or its policy pauses: repeat the command two minutes after the end (`rerail resume`)"
 
 
 class Consequence(StrEnum):

@@ -23,7 +23,7 @@ from rerail.decisions.drills import find_state_refusal, on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import find_newest_restart, make_withdrawal
 from rerail.decisions.launch import format_machines, with_launch, with_next_attempt
-from rerail.decisions.launch_checks import PAUSED_TEXT
+from rerail.decisions.launch_checks import REPEAT_LATER
 from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, StopJob
@@ -139,7 +139,7 @@ def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str)
     if proposal.plan is ProposedAction.LAUNCH:
         return on_launch_approved(run, command.who, summary, at=command.at, policy=policy)
     if policy.mode is Mode.PAUSE:
-        return Decision(run, reason=f"{summary}, but {PAUSED_TEXT}: repeat the command after `rerail resume`")
+        return Decision(run, reason=f"{summary}, but {REPEAT_LATER}")
     decision = on_stop_approved(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
     return replace(decision, reason=f"{summary}: {decision.reason}")
 

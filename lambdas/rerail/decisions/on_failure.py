@@ -46,7 +46,7 @@ from rerail.model.machines import format_instance_types
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, Attempt, Incident, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import CreateRefused, JobObserved, QuarantineRefused, Refusal
+from rerail.model.signals import NAME_TAKEN, CreateRefused, JobObserved, QuarantineRefused, Refusal
 
 # An incident keeps its newest reasons and actions: one DynamoDB item must hold it after any number of failures.
 MAX_REASON_CHARS, MAX_ACTIONS = 4_000, 50
@@ -289,7 +289,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 refused.at,
                 what,
                 because="SageMaker refuses the request",
-                todo=f"allow it, then release the run; with other options: `{format_continue(run)}`",
+                todo=_advise_on_refusal(run, refused),
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.
@@ -298,6 +298,14 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
     if isinstance(verdict, Hold):
         return hold_as_ruled(run, refused.at, what, verdict)
     return _wait_for_capacity(run, verdict, refused.at, what)
+
+
+def _advise_on_refusal(run: Run, refused: CreateRefused) -> str:
+    """Return what to do before a release, which uses the same job name again."""
+    if refused.message == NAME_TAKEN:
+        free = f"aws sagemaker delete-training-job --training-job-name {run.current.job_name}"
+        return f"when that job has ended, free its name with `{free}`, then release the run"
+    return f"allow it, then release the run; with other options: `{format_continue(run)}`"
 
 
 def _wait_for_capacity(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:

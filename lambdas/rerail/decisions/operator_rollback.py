@@ -49,6 +49,10 @@ def _find_refusal(run: Run, command: OperatorCommand) -> str:
     if command.step and not has_checkpoint and not list_copies_before(run, command.step + 1):
         there = f"`rerail checkpoints {run.id}` lists what there is, --to 0 begins again"
         return f"nothing clean was saved at or before it: {there}"
+    # A script without an agent would resume from what is newer.
+    is_own = all(checkpoint.has_manifest for checkpoint in command.checkpoints or ())
+    if command.unmovable and run.state is not RunState.STOPPING and not has_agent(run) and not is_own:
+        return f"nothing is done: {command.unmovable}"
     return ""
 
 
@@ -75,13 +79,5 @@ def _stop_job(run: Run, command: OperatorCommand, policy: Policy, summary: str, 
         stop = replace(run.stop, then=AfterStop.RELAUNCH, reason=summary, approved_by=command.who)
         run = replace(run, stop=replace(stop, before_step=step + 1, to_step=step, drill=False))
         return Decision(run, reason=f"{summary}: the job is being stopped already, to be relaunched from there")
-    stop = PlannedStop(
-        then=AfterStop.RELAUNCH,
-        reason=summary,
-        asked_at=command.at,
-        deadline=command.at + policy.save.deadline,
-        before_step=step + 1,
-        approved_by=command.who,
-        to_step=step,
-    )
-    return checkpoint_then_stop(run, stop, policy, summary)
+    stop = PlannedStop(AfterStop.RELAUNCH, summary, command.at, command.at + policy.save.deadline, before_step=step + 1)
+    return checkpoint_then_stop(run, replace(stop, approved_by=command.who, to_step=step), policy, summary)

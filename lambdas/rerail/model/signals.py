@@ -108,6 +108,8 @@ class OperatorCommand:
     at_once: bool = False
     # Why this deployment may neither stop nor create jobs; empty if it may.
     observe_only: str = ""
+    # For a rollback of a live job: why its newer checkpoints could not be moved once it is stopped; empty if they can.
+    unmovable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,9 @@ class ReportInvalid:
     defect: str
     # The explanation, with the name of the field.
     why: str
+
+
+NAME_TAKEN = "another job has that name"
 
 
 class Refusal(StrEnum):

@@ -96,6 +96,7 @@ from rerail.model.run import (
 )
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import (
+    NAME_TAKEN,
     ActionsDone,
     AgentReported,
     CheckpointsRefused,
@@ -290,20 +291,9 @@ class Supervisor:
             saved = self._list_for_command(run, seen, received)
             verb, who, why = received.verb, received.who, received.why
             change = self._read_change(run, received) if verb is OperatorVerb.CONTINUE else None
-            return OperatorCommand(
-                self.clock(),
-                received.id,
-                verb,
-                who,
-                why,
-                saved,
-                received.proposal,
-                received.step,
-                received.asked_at,
-                change,
-                received.at_once,
-                self.observe_only,
-            )
+            asked = received.proposal, received.step, received.asked_at, change, received.at_once
+            limits = self.observe_only, self._find_unmovable(run, received)
+            return OperatorCommand(self.clock(), received.id, verb, who, why, saved, *asked, *limits)
 
         return self.visit(received.run, make_command)
 
@@ -319,6 +309,18 @@ class Supervisor:
         self.changed[:] = [changed]
         before, cluster = read_cluster(request), read_cluster(changed)
         return RequestChange(describe_change(request, changed), cluster if cluster != before else None, policy)
+
+    def _find_unmovable(self, run: Run, received: CommandReceived) -> str:
+        """Return why what a live job has saved could not be moved, for a rollback: nothing is stopped in vain."""
+        if received.verb is not OperatorVerb.ROLLBACK or not run.current.may_be_live or not run.checkpoint_uri:
+            return ""
+        at, since = self.clock(), find_first_start(run)
+        move = QuarantineCheckpoints(run.id, run.current.number, run.checkpoint_uri, received.step, at)
+        try:
+            self._authorize(run, move, since)
+        except QuarantineFailed as error:
+            return f"{error.message}: {error.advice.partition(', and release the run')[0]}"
+        return ""
 
     def _list_for_command(
         self, run: Run, seen: Sequence[Checkpoint] | None, received: CommandReceived
@@ -756,7 +758,7 @@ class Supervisor:
         try:
             self.jobs.create(self._make_request(run, action))
         except JobExists:
-            return CreateRefused(self.clock(), action, Refusal.INVALID, "another job has that name")
+            return CreateRefused(self.clock(), action, Refusal.INVALID, NAME_TAKEN)
         except CapacityRefused as error:
             return CreateRefused(self.clock(), action, Refusal.CAPACITY, str(error))
         except RequestRefused as error:
@@ -866,15 +868,6 @@ def _has_intervention(findings: Sequence[Finding]) -> bool:
 
 def _make_entry(before: Run, after: Run, signal: Signal, decision: Decision) -> TimelineEntry:
     """Return the timeline entry of a decision."""
-    return TimelineEntry(
-        run=after.id,
-        version=after.version,
-        at=signal.at,
-        before=before.state,
-        after=after.state,
-        reason=decision.reason,
-        finding=decision.finding,
-        signal=to_plain(signal),
-        inputs=to_plain(decision.inputs),
-        actions=tuple(to_plain(action) for action in decision.actions),
-    )
+    said = before.state, after.state, decision.reason, decision.finding
+    seen = to_plain(signal), to_plain(decision.inputs), tuple(to_plain(action) for action in decision.actions)
+    return TimelineEntry(after.id, after.version, signal.at, *said, *seen)
