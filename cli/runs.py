@@ -107,9 +107,10 @@ def make_headline(incident_report: IncidentReport) -> Panel:
     rows.add_row("happened", escape(incident_report.happened))
     if incident_report.did:
         rows.add_row("done", escape(incident_report.did))
-    if incident_report.tone is Urgency.NEEDED:
+    if incident_report.tone is Urgency.NEEDED or not incident_report.todo[0].startswith("Nothing"):
         rows.add_row("to do", escape("\n".join(incident_report.todo)))
-        rows.add_row("", "[cyan]" + escape("\n".join(c for c in incident_report.commands if " show " not in c)) + "[/]")
+        if commands := "\n".join(c for c in incident_report.commands if " show " not in c):
+            rows.add_row("", f"[cyan]{escape(commands)}[/]")
         if incident_report.by:
             rows.add_row("until", format_limit(incident_report.by))
         if incident_report.runbook:

@@ -55,16 +55,9 @@ def held() -> Facts:
     """A run that ran out of memory, and waits for somebody."""
     when = BEGAN + timedelta(minutes=52)
     reason = "attempt 1 failed: oom (CUDA out of memory); held: the same batch needs the same memory"
-    notify = Notify(
-        Severity.PAGE,
-        "gpt: held",
-        reason,
-        "gpt/held-1",
-        runbook=Runbook.OUT_OF_MEMORY,
-        did="stopped trying",
-        todo="Make the batch smaller.\nThen release the run.",
-        by=when + timedelta(hours=4),
-    )
+    words = "stopped trying", "Make the batch smaller.\nThen release the run."
+    notify = Notify(Severity.PAGE, "gpt: held", reason, "gpt/held-1", Runbook.OUT_OF_MEMORY, *words)
+    notify = replace(notify, by=when + timedelta(hours=4))
     failed = attempt(1, last=700, cause=Cause.OOM, failure_reason="AlgorithmError: CUDA out of memory, exit code: 1")
     incident = Incident(1, "job_failed", 1, Cause.OOM, reason, "CUDA out of memory", when, when, step=700)
     run = Run(

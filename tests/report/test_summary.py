@@ -94,6 +94,37 @@ def test_a_hold_that_has_ended_promises_nothing():
         assert make_report(replace(known, run=replace(known.run, state=state, pages=()))).did == did
 
 
+@pytest.mark.parametrize(("key", "recovered"), [("gpt/held-1", False), ("gpt/proposal-p9", True)])
+def test_what_an_operator_answered_is_told_with_what_became_of_it(key, recovered):
+    """That nothing was done yet is over with the answer; a command that changed nothing is none."""
+    known = held()
+    (first,) = known.timeline
+    ended = replace(known.run.incidents[0], recovered=recovered, resolution="how it ended")
+    run = replace(known.run, state=RunState.WATCHING, pages=(), incidents=(ended,))
+    asked = replace(first, actions=({"type": "Notify", "key": key, "did": "nothing yet: proposal p9"},))
+    said = {"at": first.at + timedelta(hours=1), "signal": {"type": "OperatorCommand"}, "before": RunState.HELD}
+    answers = (
+        replace(first, **said, after=after, reason=f"ada said {verb}")
+        for verb, after in (("hold", RunState.HELD), ("release", RunState.STARTING))
+    )
+    report = make_report(replace(known, run=run, timeline=(asked, *answers)))
+    lines = ["ada said release", "how it ended"]
+    assert report.did.split("\n") == (lines if recovered else lines[::-1])
+    waits = Proposal("p9", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
+    waiting = make_report(replace(known, run=replace(run, proposal=waits), timeline=(asked,)))
+    assert waiting.did.startswith("nothing yet") is recovered
+
+
+def test_a_doubtful_end_is_told_with_what_to_check():
+    """Its headline asks for a check: what happened at the end is named, and not an earlier incident."""
+    known = held()
+    notice = {"type": "Notify", "key": "gpt/completed", "body": "the last loss was nan", "todo": "Check the result"}
+    run = replace(known.run, state=RunState.COMPLETED, pages=(), warnings=("loss-at-end",))
+    ends = replace(known.timeline[0], actions=(notice,))
+    report = make_report(replace(known, run=run, timeline=(*known.timeline, ends)))
+    assert (report.happened, report.did, report.todo) == ("the last loss was nan", "", ("Check the result",))
+
+
 def test_a_run_without_any_trouble_has_a_report_too():
     """Somebody may ask before anything has happened, even before the first job trains."""
     run = replace(held().run, state=RunState.STARTING, incidents=(), pages=(), attempts=(Attempt(1, "gpt"),))

@@ -16,6 +16,7 @@ from rerail.model.actions import Notify
 from rerail.model.former_names import RUNBOOKS
 from rerail.model.run import AfterStop, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
+from rerail.model.signals import OperatorCommand
 
 TEXT_LIMIT = 4_000  # in characters
 # With more relaunches than this, they are listed in the table of attempts only.
@@ -52,18 +53,22 @@ def make_summary(known: Facts) -> dict[str, Any]:
     tone, warning = _urgency(run), find_open_warning(run)
     incident = run.incidents[-1] if run.incidents else None
     notice = _find_notice(known.timeline, incident) if incident else {}
-    # That no job is launched is over, as the hold is.
-    is_over = "/held-" in str(notice.get("key", "")) and run.state is not RunState.HELD
+    # That no job is launched, or nothing done yet, is over as the hold or the proposal is.
+    key, asked = str(notice.get("key", "")), run.proposal.id if run.proposal else ""
+    is_over = ("/held-" in key and run.state is not RunState.HELD) or "/proposal-" in key.removesuffix(f"-{asked}")
     did = "" if is_over else str(notice.get("did", ""))
     resolution = incident.resolution if incident and incident.closed_at else ""
-    if warning and not run.open_incident:  # not what was done about an earlier incident
-        incident, did, resolution = None, LEFT_ALONE, ""
+    end = _find_doubtful_end(known)
+    if end or (warning and not run.open_incident):  # not what was done about an earlier incident
+        incident, notice, did, resolution = None, end, "" if end else LEFT_ALONE, ""
+    first, last = ("", resolution) if incident and incident.recovered else (resolution, "")
+    done = did, first, *_list_answers(known, incident, is_over=is_over), _format_relaunches(run, incident)
     return {
         "tone": tone,
         "headline": _headline(run, tone),
         "happened": (warning or str(notice.get("body", "")) or _happened(run, incident))[:TEXT_LIMIT],
-        "did": "\n".join(filter(None, (did, _format_relaunches(run, incident), *_list_gaps(run), resolution))),
-        "todo": _list_todos(run),
+        "did": "\n".join(filter(None, (*done, *_list_gaps(run), last))),
+        "todo": _split_lines(str(end.get("todo", ""))) or _list_todos(run),
         "commands": tuple(_commands(run)),
         "by": run.proposal.expires_at if run.proposal else None,
         "since": find_onset_time(known, incident) if incident else None,
@@ -143,6 +148,21 @@ def _commands(run: Run) -> Iterator[str]:
     if run.state is RunState.HELD:
         yield format_next_command(run)
     yield f"rerail show {run.id}"
+
+
+def _list_answers(known: Facts, incident: Incident | None, *, is_over: bool) -> Iterator[str]:
+    """Yield what operators had done about an incident, and how what was proposed or held for it went on."""
+    later = [e for e in known.timeline if incident and e.at > incident.decided_at and e.before is not e.after]
+    for index, entry in enumerate(later[-LISTED_RELAUNCHES:]):
+        if (is_over and index == 0) or entry.signal.get("type") == OperatorCommand.__name__:
+            yield entry.reason
+
+
+def _find_doubtful_end(known: Facts) -> Mapping[str, Any]:
+    """Return the notice of the end of a run whose result is in doubt, empty if there is none."""
+    is_doubtful = known.run.state is RunState.COMPLETED and not DOUBTFUL_ENDS.keys().isdisjoint(known.run.warnings)
+    actions = (action for entry in known.timeline if is_doubtful for action in entry.actions)
+    return next((action for action in actions if str(action.get("key", "")).endswith("/completed")), {})
 
 
 def _format_relaunches(run: Run, incident: Incident | None) -> str:
