@@ -16,6 +16,7 @@ from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import World
 from tests.raising import raising
@@ -109,6 +110,14 @@ def test_a_warning_is_not_shown_with_what_was_done_about_an_earlier_incident(wor
     world.minutes(8)
     assert summarize(world)["happened"] == "warning: the job has made no step for longer than usual"
     assert summarize(world)["did"] == "nothing: it may well recover by itself"
+
+
+def test_a_warning_whose_proposal_was_denied_is_shown_with_the_denial(world):
+    """Rerail did ask: the operator decided that the job goes on."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (Finding(Kind.STALL, Level.INTERVENE, 480, 480, "x"),)))
+    world.send_command(OperatorVerb.DENY, why="it evaluates", proposal=world.run().proposal.id)
+    assert summarize(world)["did"].startswith("ada said deny (it evaluates): the job goes on")
 
 
 def test_an_open_warning_stands_in_the_headline_until_it_is_over(world):

@@ -95,7 +95,7 @@ def test_a_hold_that_has_ended_promises_nothing():
 
 
 @pytest.mark.parametrize(("key", "recovered"), [("gpt/held-1", False), ("gpt/proposal-p9", True)])
-def test_what_an_operator_answered_is_told_with_what_became_of_it(key, recovered):
+def test_an_operators_answer_stands_with_what_became_of_it(key, recovered):
     """That nothing was done yet is over with the answer; a command that changed nothing is none."""
     known = held()
     (first,) = known.timeline
@@ -115,7 +115,7 @@ def test_what_an_operator_answered_is_told_with_what_became_of_it(key, recovered
     assert waiting.did.startswith("nothing yet") is recovered
 
 
-def test_a_doubtful_end_is_told_with_what_to_check():
+def test_a_doubtful_end_names_what_to_check():
     """Its headline asks for a check: what happened at the end is named, and not an earlier incident."""
     known = held()
     notice = {"type": "Notify", "key": "gpt/completed", "body": "the last loss was nan", "todo": "Check the result"}

@@ -16,7 +16,7 @@ from rerail.model.actions import Notify
 from rerail.model.former_names import RUNBOOKS
 from rerail.model.run import AfterStop, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import OperatorCommand
+from rerail.model.signals import OperatorCommand, OperatorVerb
 
 TEXT_LIMIT = 4_000  # in characters
 # With more relaunches than this, they are listed in the table of attempts only.
@@ -60,7 +60,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
     resolution = incident.resolution if incident and incident.closed_at else ""
     end = _find_doubtful_end(known)
     if end or (warning and not run.open_incident):  # not what was done about an earlier incident
-        incident, notice, did, resolution = None, end, "" if end else LEFT_ALONE, ""
+        incident, notice, did, resolution = None, end, "" if end else _find_denial(known), ""
     first, last = ("", resolution) if incident and incident.recovered else (resolution, "")
     done = did, first, *_list_answers(known, incident, is_over=is_over), _format_relaunches(run, incident)
     return {
@@ -156,6 +156,13 @@ def _list_answers(known: Facts, incident: Incident | None, *, is_over: bool) -> 
     for index, entry in enumerate(later[-LISTED_RELAUNCHES:]):
         if (is_over and index == 0) or entry.signal.get("type") == OperatorCommand.__name__:
             yield entry.reason
+
+
+def _find_denial(known: Facts) -> str:
+    """Return what came of an operator's newest denial in this attempt; without one, that nothing was done."""
+    since = known.run.current.created_at or known.run.created_at
+    denials = (entry for entry in reversed(known.timeline) if entry.signal.get("verb") == OperatorVerb.DENY)
+    return next((entry.reason for entry in denials if entry.at >= since), LEFT_ALONE)
 
 
 def _find_doubtful_end(known: Facts) -> Mapping[str, Any]:
