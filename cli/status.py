@@ -91,7 +91,7 @@ def status(
     console = Console()
     console.print(make_picture(fleet, rows, width=console.width))
     if not fleet.rows:
-        console.print("no runs yet. A job joins with the tag rerail:policy=default", highlight=False)
+        console.print("no runs yet. A job joins soon after it starts with tag rerail:policy=default", highlight=False)
     policies = SsmPolicies(look.where.outputs["PolicyPrefix"], place.now)
     for row in rows if advice else ():
         for line in describe_saving(row.run, policy_of(row.run, policies)):

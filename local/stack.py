@@ -94,6 +94,8 @@ class LocalAws:
         """Start and deploy. `progress` gets a line for each step; a detached emulator outlasts this process."""
         if self._record() is not None:
             raise LocalAwsError(f"a local AWS already runs in {self.state_dir}: `rerail local down` ends it")
+        if not 0 < self.scale < float("inf"):
+            raise LocalAwsError(f"scale {self.scale:g} must be above 0: 1 is AWS's pace, 60 makes a minute a second")
         for name in ("ministack", *(("aws_cdk",) if self.stack else ())):
             if find_spec(name) is None:
                 raise LocalAwsError(f"the local AWS needs the package {name}: pip install 'rerail[local]'")

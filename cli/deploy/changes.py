@@ -10,7 +10,7 @@ from cli.deploy.permissions import strip_hash
 STATEFUL = {
     "AWS::DynamoDB::Table": "every run, open or ended",
     "AWS::S3::Bucket": "what lies in the bucket",
-    "AWS::KMS::Key": "everything that is encrypted with the key",
+    "AWS::KMS::Key": "everything that is encrypted or signed with the key",
     "AWS::ECR::Repository": "the images",
 }
 WORDS = {"Add": "new", "Modify": "changed", "Remove": "gone", "Import": "taken up again"}

@@ -127,3 +127,9 @@ def test_taken_port_is_refused(aws: LocalAws, tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
     assert run.returncode != 0
     assert f"--port {port}" in run.stderr
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_no_clock_can_have_is_refused_without_a_traceback(tmp_path, scale):
+    with pytest.raises(LocalAwsError, match="^scale .* must be above 0: "):
+        LocalAws(tmp_path / "aws", stack=None, scale=scale).start()
