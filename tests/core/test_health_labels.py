@@ -340,9 +340,7 @@ def test_a_restart_by_sagemaker_ends_the_open_labels_of_its_attempt():
         replace(LABEL, attempt=2, before=MIDNIGHT),
     )
     first = Attempt(1, "gpt", in_place_restarts=(order(1),))
-    run = with_sagemaker_restart(
-        make_run(first, Attempt(2, "gpt-a002", in_place_restarts=(old, new)), labels=labels), at
-    )
+    run = with_sagemaker_restart(make_run(first, Attempt(2, "gpt-2", in_place_restarts=(old, new)), labels=labels), at)
     assert run.labels == (replace(labels[0], before=at), *labels[1:])
     assert run.attempts[0] == first
     assert run.current.in_place_restarts == (old, replace(new, repaired_at=at))

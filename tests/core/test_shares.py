@@ -275,11 +275,9 @@ def test_the_schedule_asks_for_no_share():
 
 def test_the_urgent_go_first_and_then_those_who_have_waited_longest():
     """Priority, then time; more than a minute can bring are left for the next ones."""
-    launches = [
-        WaitingLaunch(f"late-{n}", 50, MIDNIGHT + timedelta(seconds=n)) for n in range(IN_ORDER + BY_TURNS + 50)
-    ]
-    launches += [WaitingLaunch("urgent", 90, MIDNIGHT + timedelta(hours=1)), WaitingLaunch("whenever", 10, MIDNIGHT)]
-    order = choose_launches(launches, parts=PARTITIONS, at=MIDNIGHT)
+    queued = [WaitingLaunch(f"late-{n}", 50, MIDNIGHT + timedelta(seconds=n)) for n in range(IN_ORDER + BY_TURNS + 50)]
+    queued += [WaitingLaunch("urgent", 90, MIDNIGHT + timedelta(hours=1)), WaitingLaunch("whenever", 10, MIDNIGHT)]
+    order = choose_launches(queued, parts=PARTITIONS, at=MIDNIGHT)
     assert order[:3] == ["urgent", "late-0", "late-1"]
     assert len(order) == len(set(order)) == IN_ORDER + BY_TURNS
 

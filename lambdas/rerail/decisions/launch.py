@@ -48,9 +48,16 @@ def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -
     assert not run.current.may_be_live
     number = run.current.number + 1
     previous = run.current
-    attempt = Attempt(number, make_job_name(run.id, number), resumed_from_step=resume_step, machines=previous.machines)
-    attempt = replace(attempt, approved_by=run.stop.approved_by if run.stop else "", rate=previous.rate)
-    attempt = replace(attempt, skip_samples=previous.skip_samples, max_runtime_s=previous.max_runtime_s)
+    attempt = Attempt(
+        number=number,
+        job_name=make_job_name(run.id, number),
+        resumed_from_step=resume_step,
+        skip_samples=previous.skip_samples,
+        rate=previous.rate,
+        machines=previous.machines,
+        max_runtime_s=previous.max_runtime_s,
+        approved_by=run.stop.approved_by if run.stop else "",
+    )
     run = without_pending(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
 
