@@ -85,12 +85,13 @@ class SnapshotProcess:
 
     def _answer_peer(self, end: socket.socket, caller: socket.socket) -> None:
         link = Link(end)
-        with caller, suppress(LinkLost, ValueError):  # it has made room
+        with suppress(LinkLost):
             try:
                 link.prove(self._secret, calls=False)
             finally:
-                self._unproven.remove(caller)
-        self._answer(link, self._peer_handlers)
+                with caller, suppress(ValueError):  # it has made room
+                    self._unproven.remove(caller)
+            self._answer(link, self._peer_handlers)
 
     def _answer(self, link: Link, handlers: Mapping[str, Callable[[Link, Message], None]]) -> None:
         """Handle a caller's requests until it disconnects; errors are answered and affect no other caller."""

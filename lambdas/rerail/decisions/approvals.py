@@ -168,7 +168,7 @@ def _with_proposal(
     todo = (
         f"Yes: rerail approve {run.id} --proposal {proposal.id}\nNo: rerail deny {run.id} --proposal {proposal.id}\n"
         f"Otherwise: {_format_expiry(plan, policy)} after {format_duration(policy.approval.wait)}\n{format_stop(run)}"
-    )
+    ).rstrip()
     return run, make_notice(
         run,
         Severity.PAGE,
