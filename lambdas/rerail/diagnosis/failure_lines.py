@@ -588,11 +588,14 @@ def _begins_anew(line: str) -> bool:
         or _FAULT.search(line)
         or _NATIVE_FRAME.match(line)
         or IRRELEVANT.search(line)
+        or _AFTER_END.search(line.strip())
     )
 
 
 def _sort_line(line: str, bare: str, found: FailureLines) -> None:
-    if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line) or IRRELEVANT.search(line):
+    if not bare or _CARETS.match(line) or _NATIVE_FRAME.match(line):
+        return
+    if IRRELEVANT.search(line) or _AFTER_END.search(bare):
         return
     bare = match[1] if (match := _IN_JSON.match(bare)) else bare
     if is_exception(bare):
