@@ -28,7 +28,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
     for record in event["Records"]:
         try:
             received = read_message(record["body"], at=now())
-        except BadMessage as error:  # without a token nobody can be answered, and pipelines' roles write here
+        except BadMessage as error:  # without a token no answer is possible, and pipelines' roles write here
             logger.warning("dropped", extra={"why": str(error)})
             continue
         if received is None:

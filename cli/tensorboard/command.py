@@ -28,7 +28,7 @@ from rerail.model.run import Run
 
 HOST, USUAL_PORT = "127.0.0.1", 6006
 PACKAGE = "tensorboard==2.21.0"
-REFRESHED_EVERY_S, RELOADED_EVERY_S, MOST_PROBLEMS = 30.0, 5, 5
+REFRESHED_EVERY_S, RELOADED_EVERY_S, GRACE_S, MOST_PROBLEMS = 30.0, 5, 5.0, 5
 SOURCES = {"events": "the event files of its jobs", "metrics": "its metric lines and CloudWatch metrics"}
 # Of the name of a folder for several runs; file systems allow 255.
 MOST_CHARS = 200
@@ -168,6 +168,10 @@ def serve(folder: Path, port: int, refreshes: Sequence[Callable[[], None]]) -> i
             return 0
         finally:
             child.terminate()
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
 
 
 def _say(boards: Sequence[Board], records: Sequence[Run]) -> None:

@@ -27,10 +27,10 @@ from rerail.notices.notifiers.pagerduty import format_pagerduty
 from tests.aws.places import ACCOUNT, REGION
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-TODO = "Use a smaller batch\nWhen that is done: rerail release gpt"
+ADVICE = "Use a smaller batch\nWhen that is done: rerail release gpt"
 SAID = "gpt: held: oom is not retried", "attempt 2 failed: oom – held", "gpt/held-2"
 WHERE = {"state": "held", "attempt": 2, "job": "gpt-a002", "dollars": 12.5}
-NOTICE = Notice("gpt", Severity.PAGE, *SAID, NOON, "gpt", NOON, todo=TODO, runbook=Runbook.OUT_OF_MEMORY, **WHERE)
+NOTICE = Notice("gpt", Severity.PAGE, *SAID, NOON, "gpt", NOON, todo=ADVICE, runbook=Runbook.OUT_OF_MEMORY, **WHERE)
 PLACE = NoticeOrigin(ACCOUNT, REGION)
 LINKS = make_links(NOTICE, PLACE)
 

@@ -399,7 +399,7 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
 
 
 def test_what_is_written_over_between_two_turns_is_copied_anew(s3):
-    """Of the version before, no part is left in the copy: what is not in quarantine is deleted for ever."""
+    """The copy has no part of the version before: the original is deleted, so the copy must be whole."""
     put(s3, "epoch=0-step=500.ckpt", b"a" * 32 * KiB)
     with pytest.raises(ActionUnfinished):
         S3Checkpoints(small_parts(seconds=4.5, clock=Ticking())).quarantine(action(), allow)
@@ -515,7 +515,7 @@ def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored
 @pytest.mark.threat("T18")
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finished):
-    """Neither an object of the same size and checksum nor the parts of an upload: what is deleted was copied before."""
+    """An object of the same size and checksum, or parts of an upload, are no proof that a checkpoint was copied."""
     own, others = [tuple(letter * 5 * KiB for letter in letters) for letters in ((b"a", b"b"), (b"y", b"z"))]
     for name in ("checkpoint-500/model.pt", "ckpt.pt"):
         upload_in_parts(s3, name, *own)

@@ -142,7 +142,7 @@ def test_a_tensorboard_run_is_read(tmp_path: Path, as_tensors):
 
 
 def test_a_folder_of_tensorboard_runs_is_a_log_each(tmp_path: Path):
-    """A run without a loss, or whose loss is no number, is left out; a time that is none is not known."""
+    """A run without a loss, or with values that are not numbers, is left out; an impossible time is unknown."""
     write_events(tmp_path / "one")
     write_events(tmp_path / "two")
     plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))

@@ -68,7 +68,7 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
 
 
 def test_epochs_that_begin_again_are_of_another_launch(tmp_path):
-    """As the folds of a cross-validation, each another model whose loss begins high: it has not diverged."""
+    """Each fold of a cross-validation is another model, whose loss begins high: it has not diverged."""
     file = tmp_path / "train.log"
     epochs = [epoch for _ in range(4) for epoch in range(3) for _ in range(40)]
     file.write_text("".join(f"Epoch: {epoch} Loss: {2 / (1 + epoch):.3f}{n % 7}\n" for n, epoch in enumerate(epochs)))

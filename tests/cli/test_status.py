@@ -154,7 +154,7 @@ def test_an_error_that_several_runs_failed_with_is_named_once(where):
     [("on", False, "active "), ("off", True, "PAUSED: no job"), ("maybe", None, "pause unknown ")],
 )
 def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
-    """A text that is not valid tells nothing. Once it is lifted, nobody is asked to lift it."""
+    """An invalid parameter says nothing about the pause. `rerail resume` is not advised once it is lifted."""
     client("ssm").put_parameter(Name="/rerail/switch", Value=text, Overwrite=True, Type="String")
     keep(where, a_run("waits", RunState.WAITING, blocked_by=LaunchCheck.PAUSE))
     assert said in (printed := print_status())

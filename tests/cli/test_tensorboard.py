@@ -52,7 +52,7 @@ def test_a_file_belongs_to_the_attempt_that_wrote_it(key, stored, attempt):
 
 
 def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkeypatch):
-    """What has the same size is not fetched again; what has grown is. Names that are none here are left out."""
+    """Only files that are new or have grown are fetched. Names that this machine cannot store are left out."""
     with mock_aws():
         s3 = client("s3")
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})

@@ -181,7 +181,7 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
     ],
 )
 def test_the_first_rank_that_failed_is_named(text: str, rank: int | None) -> None:
-    """None of a wave of ranks that wait, nor of several that fail alike, and no number within one machine."""
+    """Ranks that wait, or that fail alike, are not named; nor are numbers within one machine."""
     assert diagnose(text).rank == rank
 
 
@@ -237,7 +237,7 @@ def as_objects(text: str, **more: str) -> str:
     ],
 )
 def test_the_cause_is_the_same_in_color_as_objects_and_with_what_follows_a_failure(write) -> None:
-    """Of stored logs, every fifth that is long enough, not cut off and understood."""
+    """Every fifth of the stored logs is tried, if it is long enough, not cut off and understood."""
     logs = [row["text"] for row in _compressed_rows("reported")[::5]]
     logs = [log for log in logs if log.count("\n") > 5 and not find_failure_lines(log).is_cut]
     logs = [log for log in logs if diagnose(log).cause is not Cause.UNKNOWN]

@@ -1,4 +1,4 @@
-"""What the detectors keep over relaunches and restarts in place."""
+"""The state of the detectors after relaunches and restarts in place."""
 
 import pytest
 

@@ -80,7 +80,7 @@ def test_of_a_script_without_an_agent_what_is_newer_is_quarantined():
 
 
 def test_no_job_is_stopped_whose_newer_checkpoints_cannot_be_moved():
-    """It would be held afterwards: the operator is told first, and the job trains on."""
+    """The run would be held afterwards: the operator is told first, and the job trains on."""
     world = World(quarantine_folders={}).with_saves(layout="huggingface")
     said = roll_back(world, 200)
     assert ", but nothing is done: the deployment does not let Rerail move checkpoints" in said

@@ -323,7 +323,7 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
     folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1", **LOCAL_SCOPE})
     resources = organization.find_member(folder).template["Resources"].values()
     properties = [resource["Properties"] for resource in resources]
-    code = [each[name] for each in properties for name in ("Code", "Content") if "S3Key" in each.get(name, {})]
+    code = [item[name] for item in properties for name in ("Code", "Content") if "S3Key" in item.get(name, {})]
     for region in ("us-east-1", "eu-west-1"):
         os.environ |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
         clients.client.cache_clear()

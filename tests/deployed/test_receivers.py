@@ -83,7 +83,7 @@ class Receivers:
                     QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=0
                 )
                 for letter in answer.get("Messages", []):
-                    attributes = {name: each["StringValue"] for name, each in letter["MessageAttributes"].items()}
+                    attributes = {name: item["StringValue"] for name, item in letter["MessageAttributes"].items()}
                     found.append({"body": json.loads(letter["Body"]), **attributes})
         return found
 

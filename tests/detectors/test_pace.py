@@ -20,7 +20,7 @@ PACE = (Kind.STALL, Kind.THROUGHPUT_DROP)
 
 
 @pytest.fixture(autouse=True)
-def same_dice() -> None:
+def seed_dice() -> None:
     DICE.seed(5)  # whatever ran before
 
 

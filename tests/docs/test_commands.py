@@ -104,7 +104,7 @@ def test_a_module_that_is_run_exists(shown):
 
 def test_every_file_of_the_repository_that_a_page_names_exists():
     """A test or module that was moved takes its mentions along."""
-    named = {(page.name, one) for page in pages() for one in REPOSITORY_FILE.findall(page.read_text(encoding="utf-8"))}
+    named = {(page.name, ref) for page in pages() for ref in REPOSITORY_FILE.findall(page.read_text(encoding="utf-8"))}
     assert named
     assert not [f"{page}: {path}" for page, path in sorted(named) if not (ROOT / path).exists()]
 

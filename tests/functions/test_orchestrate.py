@@ -10,7 +10,7 @@ from tests.functions.account import Context
 
 @pytest.mark.threat("T36")
 def test_a_message_without_a_token_is_dropped_and_logged(logged, monkeypatch):
-    """Nobody can be answered. As a dead letter it would page on-call, and the roles of all pipelines write here."""
+    """No answer is possible. As a dead letter it would page on-call, and all pipelines' roles can send one."""
     waiting = Waiting()
     waiting.waits.keep(WAIT)
     monkeypatch.setattr(orchestrate, "make_orchestrator", lambda: waiting.orchestrator)

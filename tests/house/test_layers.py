@@ -58,7 +58,7 @@ def test_no_modules_import_each_other():
     modules = {name_of(path): path for path in core()}
     imported = {name: {other for other in imports(path) if other in modules} for name, path in modules.items()}
     # Importing a module runs its package's __init__.py, which is empty: no edge of its own.
-    edges = {name: {one for one in others if not others & _below(one, modules)} for name, others in imported.items()}
+    edges = {name: {peer for peer in others if not others & _below(peer, modules)} for name, others in imported.items()}
     state: dict[str, int] = defaultdict(int)
 
     def visit(name: str, chain: tuple[str, ...]) -> None:

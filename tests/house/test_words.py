@@ -71,7 +71,7 @@ def words(name: str) -> set[str]:
 
 def find_retired(path: Path) -> dict[str, str]:
     """Return the names that have a retired word, with what to use instead."""
-    return {name: RETIRED[one] for name in names(tree(path)) if name not in KEPT for one in words(name) & set(RETIRED)}
+    return {name: RETIRED[key] for name in names(tree(path)) if name not in KEPT for key in words(name) & set(RETIRED)}
 
 
 def test_names_use_standard_terms() -> None:

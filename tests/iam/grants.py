@@ -158,7 +158,7 @@ class Granted:
     @cached_property
     def roles(self) -> dict[str, str]:
         """Logical id of each role to who works in it: a function by its handler, or the role's own name."""
-        called = {id: HASH.sub("", id) for id, each in self._resources.items() if each["Type"] == "AWS::IAM::Role"}
+        called = {id: HASH.sub("", id) for id, item in self._resources.items() if item["Type"] == "AWS::IAM::Role"}
         for resource in self._of("AWS::Lambda::Function"):
             called[resource["Role"]["Fn::GetAtt"][0]] = resource["Handler"].partition(".")[0]
         return called

@@ -31,7 +31,7 @@ class Mailbox:
             QueueUrl=self.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], WaitTimeSeconds=0
         )
         for message in answer.get("Messages", []):
-            attributes = {name: each["StringValue"] for name, each in message.get("MessageAttributes", {}).items()}
+            attributes = {name: item["StringValue"] for name, item in message.get("MessageAttributes", {}).items()}
             self.messages.append({"body": json.loads(message["Body"]), "attributes": attributes})
             self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
         return self.messages

@@ -96,7 +96,7 @@ def test_a_hold_that_has_ended_promises_nothing():
 
 @pytest.mark.parametrize(("key", "recovered"), [("gpt/held-1", False), ("gpt/proposal-p9", True)])
 def test_an_operators_answer_stands_with_what_became_of_it(key, recovered):
-    """That nothing was done yet is over with the answer; a command that changed nothing is none."""
+    """After an answer, "nothing yet" is not shown; a command that changed nothing is not an answer."""
     known = held()
     (first,) = known.timeline
     ended = replace(known.run.incidents[0], recovered=recovered, resolution="how it ended")

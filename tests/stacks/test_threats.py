@@ -28,7 +28,7 @@ def refused(
     facts = {"aws:SecureTransport": str(tls).lower(), "aws:PrincipalArn": by}
     facts |= {"s3:if-none-match": "*"} if once else {}
     name = text(template.of("S3::Bucket")[bucket]["BucketName"])
-    return any(_refuses(each, action, f"{name}/{key}" if key else name, facts) for each in document["Statement"])
+    return any(_refuses(item, action, f"{name}/{key}" if key else name, facts) for item in document["Statement"])
 
 
 def _refuses(statement: dict[str, Any], action: str, thing: str, facts: dict[str, str]) -> bool:

@@ -73,7 +73,7 @@ class SnapshotProcess:
         _in_background(self._accept_peers, self._listener)
 
     def _accept_peers(self, listener: socket.socket) -> None:
-        """Give each caller a thread; of too many that have proven nothing, the oldest makes room for a new one."""
+        """Give each caller a thread; close the oldest that has proven nothing where there are too many of them."""
         with suppress(OSError):  # closed: another socket listens
             while True:
                 end, _ = listener.accept()
@@ -89,7 +89,7 @@ class SnapshotProcess:
             try:
                 link.prove(self._secret, calls=False)
             finally:
-                with caller, suppress(ValueError):  # it has made room
+                with caller, suppress(ValueError):  # it was closed for a newer one
                     self._unproven.remove(caller)
             self._answer(link, self._peer_handlers)
 

@@ -73,7 +73,7 @@ class S3Checkpoints:
             found, unread = self._list_by_manifests(listing, upto, signing_key, signed_only=signed_only)
             # An agent resumes from signed manifests alone. Another script may have left manifests beside its own files.
             found += () if signed_only else _list_without_manifest(listing)
-            if unread and not find_newest_usable([one for one in found if one.is_signed or not signed_only]):
+            if unread and not find_newest_usable([save for save in found if save.is_signed or not signed_only]):
                 raise unread
             return found
         except (ClientError, BotoCoreError) as error:
@@ -102,7 +102,7 @@ class S3Checkpoints:
                 except (BoundsExceeded, ClientError) as error:
                     if find_code(error) not in ("", *FORBIDDEN):
                         raise
-                    unread = error  # its writer may have denied it; whoever may read none knows nothing
+                    unread = error  # its writer may have denied it; if none can be read, nothing is known
             if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not signed_only]):
                 break
         return found, unread

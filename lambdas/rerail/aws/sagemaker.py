@@ -67,7 +67,7 @@ class SageMakerJobs:
                 return ()  # of another account, deleted, or not to be read: the job's end says nothing of it
             raise StateUnknown(f"DescribeTrainingPlan {plan}: {error}") from error
         capacities = answer.get("ReservedCapacitySummaries") or [answer]
-        return [(one["StartTime"], one["EndTime"]) for one in capacities if "StartTime" in one and "EndTime" in one]
+        return [(row["StartTime"], row["EndTime"]) for row in capacities if "StartTime" in row and "EndTime" in row]
 
     def request_members(self) -> Collection[str]:
         operation = client("sagemaker").meta.service_model.operation_model("CreateTrainingJob")

@@ -153,9 +153,19 @@ def _with_proposal(
     finding: Finding | None = None,
 ) -> tuple[Run, Notify]:
     """Return the run with a proposal, numbered by the run's version, and the notice that says how to answer."""
-    proposal_id, expires_at = f"p{run.version + 1}", at + policy.approval.wait
-    cost = estimate_relaunch_dollars(run, policy), _format_start_up(run, policy)
-    proposal = Proposal(proposal_id, plan, run.current.number, what, why, at, expires_at, awaits, *cost, finding)
+    proposal = Proposal(
+        id=f"p{run.version + 1}",
+        plan=plan,
+        attempt=run.current.number,
+        what=what,
+        why=why,
+        asked_at=at,
+        expires_at=at + policy.approval.wait,
+        awaits=awaits,
+        dollars=estimate_relaunch_dollars(run, policy),
+        dollars_source=_format_start_up(run, policy),
+        finding=finding,
+    )
     run = replace(run, proposal=proposal)
     body, key, since = why or what, f"proposal-{proposal.id}", _find_start(run, finding, at)
     did = f"nothing yet: {_format_proposal(run)}"

@@ -91,7 +91,7 @@ def _with_actions_pending(before: Run, decision: Decision, signal: Signal, polic
     """Record the actions as pending until they are reported as done."""
     if not decision.actions:
         return decision
-    dated = (replace(each, decided_at=signal.at) if isinstance(each, Notify) else each for each in decision.actions)
+    dated = (replace(item, decided_at=signal.at) if isinstance(item, Notify) else item for item in decision.actions)
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *dated)))
 
 

@@ -56,7 +56,7 @@ def _split_event(decision: Decision) -> tuple[Decision, str]:
 
     One message then reports both the event and what becomes of the launch.
     """
-    notices = [each for each in decision.actions if isinstance(each, Notify) and each.severity is Severity.INFORM]
+    notices = [item for item in decision.actions if isinstance(item, Notify) and item.severity is Severity.INFORM]
     actions = tuple(action for action in decision.actions if action not in notices)
     return replace(decision, actions=actions), notices[0].body if notices else decision.reason
 

@@ -95,10 +95,21 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     if not (rolled_back or run.current.has_stale_checkpoints) or not run.checkpoint_uri or has_agent(run):
         return ()
     # The job's last upload may have finished shortly after its end was observed.
-    where = run.id, failed.number, run.checkpoint_uri, run.current.resumed_from_step
-    since, restored = find_first_start(run), list_restored(run, failed.number)
-    move = QuarantineCheckpoints(*where, at + CLOCK_MARGIN, strict=rolled_back, is_vital=rolled_back)
-    return (replace(move, saved_after=since, replaced_since=failed.onset_at, restored=restored),)
+    saved_before = at + CLOCK_MARGIN
+    uri, step, number = run.checkpoint_uri, run.current.resumed_from_step, failed.number
+    action = QuarantineCheckpoints(
+        run.id,
+        number,
+        uri,
+        step,
+        saved_before,
+        strict=rolled_back,
+        is_vital=rolled_back,
+        saved_after=find_first_start(run),
+        replaced_since=failed.onset_at,
+        restored=list_restored(run, number),
+    )
+    return (action,)
 
 
 def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:

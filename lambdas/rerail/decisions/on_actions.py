@@ -25,7 +25,7 @@ def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
     released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
     run = replace(
         run,
-        attempts=tuple(_with_pool_released(each) if each.job_name in released else each for each in run.attempts),
+        attempts=tuple(_with_pool_released(item) if item.job_name in released else item for item in run.attempts),
     )
     attempt = run.current
     if make_create_job(run) in done.actions and (not attempt.exists or attempt.is_unconfirmed):

@@ -105,8 +105,8 @@ def _make_observed(run: Run, reported: AgentReported) -> FindingsObserved:
     attempt = run.current
     begin = attempt.training_started_at or attempt.created_at or run.created_at
     findings = tuple(
-        replace(each, at=_clamp(each.at, begin, reported.at), onset_at=_clamp(each.onset_at, begin, reported.at))
-        for each in reported.report.findings
+        replace(item, at=_clamp(item.at, begin, reported.at), onset_at=_clamp(item.onset_at, begin, reported.at))
+        for item in reported.report.findings
     )
     return FindingsObserved(reported.at, attempt.job_name, findings, reported.checkpoints, witnessed=True)
 
@@ -118,7 +118,7 @@ def _clamp(at: datetime | None, begin: datetime, end: datetime) -> datetime | No
 
 def redact_report(report: Report, secrets: Sequence[str]) -> Report:
     """Return the report with the secrets of the job's request removed from its texts."""
-    findings = tuple(replace(each, evidence=redact_secrets(each.evidence, secrets)) for each in report.findings)
+    findings = tuple(replace(item, evidence=redact_secrets(item.evidence, secrets)) for item in report.findings)
     reason, evidence = redact_secrets(report.reason, secrets), redact_secrets(report.evidence, secrets)
     return replace(report, findings=findings, reason=reason, evidence=evidence)
 

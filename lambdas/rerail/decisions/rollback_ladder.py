@@ -214,7 +214,7 @@ def _find_skip_window(position: LadderPosition, resume_step: int | None, batches
 def _find_onset_sample(position: LadderPosition, batch_size: int) -> int:
     """Return the id of the first sample of the onset's step, counted on from the nearest checkpoint before it."""
     attempt, onset = position.run.current, position.onset
-    earlier = [each for each in position.checkpoints if each.step < onset and each.consumed_samples]
+    earlier = [item for item in position.checkpoints if item.step < onset and item.consumed_samples]
     own = [
         checkpoint
         for checkpoint in earlier

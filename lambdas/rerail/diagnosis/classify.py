@@ -51,7 +51,7 @@ FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 # A rule of these found an error; any other only found that there was one.
 NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, SETTINGS, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
 # What these rules match may follow from an error of another rank.
-_AFTERMATH = ("peer-gone", "peer-failed", "collective-timeout", "node-note")
+_SECONDARY = ("peer-gone", "peer-failed", "collective-timeout", "node-note")
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
 
@@ -359,7 +359,7 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
     around = _find_around(lines, errors, [*exceptions, *printed], telling)
-    lost = found or (around if around and around[0].name in _AFTERMATH else None)
+    lost = found or (around if around and around[0].name in _SECONDARY else None)
     if lost and (roots := list(filter(_is_own_error, exceptions))):
         # The other ranks only lost this one, whose error no firm rule knows.
         replaced = _match_exceptions(_clean(lines.replaced))

@@ -53,7 +53,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
     tone, warning = _urgency(run), find_open_warning(run)
     incident = run.incidents[-1] if run.incidents else None
     notice = _find_notice(known.timeline, incident) if incident else {}
-    # That no job is launched, or nothing done yet, is over as the hold or the proposal is.
+    # "No job is launched" ends with the hold, "nothing yet" with the proposal.
     key, asked = str(notice.get("key", "")), run.proposal.id if run.proposal else ""
     is_over = ("/held-" in key and run.state is not RunState.HELD) or "/proposal-" in key.removesuffix(f"-{asked}")
     did = "" if is_over else str(notice.get("did", ""))
@@ -151,7 +151,7 @@ def _commands(run: Run) -> Iterator[str]:
 
 
 def _list_answers(known: Facts, incident: Incident | None, *, is_over: bool) -> Iterator[str]:
-    """Yield what operators had done about an incident, and how what was proposed or held for it went on."""
+    """Yield the operators' commands about an incident, and what came of a proposal or a hold for it."""
     later = [e for e in known.timeline if incident and e.at > incident.decided_at and e.before is not e.after]
     for index, entry in enumerate(later[-LISTED_RELAUNCHES:]):
         if (is_over and index == 0) or entry.signal.get("type") == OperatorCommand.__name__:

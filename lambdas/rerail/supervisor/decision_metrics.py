@@ -31,7 +31,7 @@ def list_metrics(turns: Iterable[RecordedDecision], *, waited_s: float) -> Itera
         return
     counts: Counter[tuple[service_metrics.ServiceMetric, StrEnum]] = Counter()
     for turn in reasoned:
-        labels = [ActionLabel(each.METRIC_LABEL) for each in turn.decision.actions if not isinstance(each, Notify)]
+        labels = [ActionLabel(item.METRIC_LABEL) for item in turn.decision.actions if not isinstance(item, Notify)]
         counts.update((service_metrics.ACTIONS, label) for label in labels or [ActionLabel.NOTHING])
         counts.update((service_metrics.NOTICES, a.severity) for a in turn.decision.actions if isinstance(a, Notify))
         new = turn.decision.run.incidents[len(turn.before.incidents) :]

@@ -311,7 +311,7 @@ class Supervisor:
         return RequestChange(describe_change(request, changed), cluster if cluster != before else None, policy)
 
     def _find_unmovable(self, run: Run, received: CommandReceived) -> str:
-        """Return why what a live job has saved could not be moved, for a rollback: nothing is stopped in vain."""
+        """Return why a rollback could not move what a live job has saved; "" if it could. Such a job is not stopped."""
         if received.verb is not OperatorVerb.ROLLBACK or not run.current.may_be_live or not run.checkpoint_uri:
             return ""
         at, since = self.clock(), find_first_start(run)

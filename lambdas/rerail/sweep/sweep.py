@@ -112,7 +112,7 @@ def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
         discovered=0,
         unknown=tuple(check.name for check in checks if check.due is None),
         broken={check.name: check.problem for check in checks if check.problem},
-        fleet=make_fleet([each.run for each in checks if each.run], [each.account for each in checks if each.account]),
+        fleet=make_fleet([item.run for item in checks if item.run], [item.account for item in checks if item.account]),
     )
 
 
@@ -352,7 +352,7 @@ class Sweep:
                 self._evaluate_batch(runs[half:], at),
             )
             return first + second, first_problem or second_problem
-        reported = [each for each in evaluations if each.findings or each.first_step is not None]
+        reported = [item for item in evaluations if item.findings or item.first_step is not None]
         messages = [
             {
                 "run": evaluation.memory.run,

@@ -369,7 +369,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
 
 
 def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
-    """One without the secret of this start is refused, and those that say nothing keep no node of the run out."""
+    """A client without the secret of this start is refused, and silent ones do not block the run's nodes."""
     nodes.take(10)
     door = nodes.servers[0]._listener
     assert door is not None

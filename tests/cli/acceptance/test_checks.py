@@ -212,7 +212,7 @@ REFUTING: dict[str, list[tuple[Change, str]]] = {
         (lambda seen: with_account(events=seen.account.events[1:])(seen), "no event said that"),
         (
             lambda seen: with_account(
-                events=tuple(replace(each, arrived_at=each.arrived_at + seconds(100)) for each in seen.account.events)
+                events=tuple(replace(item, arrived_at=item.arrived_at + seconds(100)) for item in seen.account.events)
             )(seen),
             "an event took 102 s",
         ),
