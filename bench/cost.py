@@ -89,6 +89,7 @@ WAKEUPS_A_RUN_DAY = 20  # events of a job, reports of its agent, one relaunch
 SUPERVISE_S = 1.0  # for each of them
 NOTICES_A_RUN_DAY = 2
 STATE_CHANGES_A_RUN_DAY = 6  # one relaunch, with its stop, wait and start
+CURVES_A_PAGE = 20  # of the page of all runs, at most; it is drawn at once and later
 LOG_BYTES_A_CALL = 2_000  # a function's lines for one invocation, with its metrics
 EMPTY_RECEIVES_A_MINUTE = 15  # Lambda's five pollers of a queue, each waiting up to 20 s
 QUEUES_POLLED = 5
@@ -128,7 +129,7 @@ def fixed() -> Iterator[PriceLine]:
 
 def per_run(*, agent: bool) -> Iterator[PriceLine]:
     """Yield the lines that one run adds when it trains all month."""
-    wakeups, notices = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30
+    wakeups, notices, changes = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30, STATE_CHANGES_A_RUN_DAY * 30
     if agent:
         yield PriceLine("heartbeats, written by the agent", "put", MINUTES * HEARTBEATS_A_RUN)
         yield PriceLine("polls of the mailbox by the agent", "get", MINUTES * 60 / MAILBOX_POLL_S)
@@ -149,8 +150,9 @@ def per_run(*, agent: bool) -> Iterator[PriceLine]:
     )  # run, job and timeline in one transaction, which counts twice
     yield PriceLine("logs of decisions", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
     yield PriceLine("notices on the bus", "event", notices)
-    yield PriceLine("state changes on the bus", "event", STATE_CHANGES_A_RUN_DAY * 30)
-    yield PriceLine("notices and reports", "invocation", notices * 2)
+    yield PriceLine("state changes on the bus", "event", changes)
+    yield PriceLine("notices and reports", "invocation", notices * 2 + changes * 2)
+    yield PriceLine("curves of the page of all runs", "metric_read", changes * 2 * CURVES_A_PAGE)
     yield PriceLine("notices by e-mail", "mail", notices)
 
 

@@ -3,7 +3,6 @@
 Open and held runs are looked up each time, all others once a minute: they do not change, and their records lie among
 those of every decision ever made."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,16 +12,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.place import Place
-from rerail.accounting.goodput import make_account
-from rerail.decisions.checkpoint_health import find_open_onset, find_open_warning
-from rerail.decisions.decision import find_manifest_key, format_next_command, format_stop, select_known
-from rerail.decisions.in_place_restart import find_newest_restart
-from rerail.decisions.shared_errors import find_shareable_error
-from rerail.detection.evaluate import RunDetection
+from rerail.decisions.decision import find_manifest_key, select_known
+from rerail.incident_report.fleet import (
+    FleetRow,
+    FleetStatus,
+    SeenStep,
+    find_noted_step,
+    find_policy,
+    find_sort_key,
+    make_row,
+)
 from rerail.model.errors import RerailError
-from rerail.model.policy import Mode, Policy
-from rerail.model.run import LaunchCheck, Run, RunState
-from rerail.ports import policy_of
+from rerail.model.run import Run, RunState
 from rerail.supervisor.pause import parse_pause
 
 SCANNED_EVERY = timedelta(minutes=1)
@@ -30,59 +31,6 @@ SCANNED_EVERY = timedelta(minutes=1)
 MOST_HEARTBEATS = 200
 # Of so many ended runs the checkpoints are listed, once each.
 MOST_LISTED = 20
-ENDS = (RunState.COMPLETED, RunState.STOPPED)
-# Advice often ends so; the command says it.
-RELEASE = ", then release the run"
-
-
-@dataclass(frozen=True, slots=True)
-class FleetRow:
-    """One run as people look at it: `since` is when its state began, `step_at` when its newest step was done, `share`
-    its goodput, `todo` what somebody has to do, and `command` the one that follows."""
-
-    run: Run
-    since: datetime | None
-    step: int | None
-    step_at: datetime | None
-    share: float | None
-    dollars: float | None
-    todo: str = ""
-    command: str = ""
-
-    @property
-    def is_open(self) -> bool:
-        """Something may still come of it: it goes on, or a human has to look."""
-        return self.run.state not in ENDS
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatus:
-    """All of it at a moment; `paused` says whether Rerail is paused, None if unknown; `alarms` are what is
-    wrong with the supervisor by its own alarms, None where nobody could ask; `unread` are the runs whose records
-    another version has written."""
-
-    at: datetime
-    name: str
-    rows: tuple[FleetRow, ...]
-    paused: bool | None
-    alarms: tuple[str, ...] | None
-    unread: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """How many runs there are in each state, in the order of a run's life."""
-        counted = Counter(row.run.state for row in self.rows)
-        return {state.value: counted[state] for state in RunState if counted[state]}
-
-    @property
-    def shared_errors(self) -> Mapping[str, list[str]]:
-        """Return the runs that are held or wait after the same error, by that error; for two runs or more."""
-        found: dict[str, tuple[str, list[str]]] = {}
-        for run in (row.run for row in self.rows if row.run.state in (RunState.HELD, RunState.WAITING)):
-            failed = run.current if run.state is RunState.HELD else run.attempts[-2:][0]
-            if error := find_shareable_error(run, failed):
-                found.setdefault(failed.fingerprint, (error, []))[1].append(run.id)
-        return {error: sorted(ids) for error, ids in found.values() if len(ids) > 1}
 
 
 @dataclass
@@ -109,7 +57,7 @@ class FleetReader:
         runs = self._runs(at)
         steps = self._steps([run for run in runs if run.is_open])
         paused = self._paused()
-        rows = sorted((self._row(run, steps.get(run.id), at, paused) for run in runs), key=_order)
+        rows = sorted((self._row(run, steps.get(run.id), at, paused) for run in runs), key=find_sort_key)
         return FleetStatus(at, self.where.name, tuple(rows), paused, self._alarms(), self._unread)
 
     def read_row(self, run: Run) -> FleetRow:
@@ -148,7 +96,7 @@ class FleetReader:
         self._ended = {name: run for name, run in found.items() if not run.is_open}
         self._open = {name for name, run in found.items() if run.is_open}
 
-    def _steps(self, runs: Sequence[Run]) -> dict[str, tuple[int, datetime | None]]:
+    def _steps(self, runs: Sequence[Run]) -> dict[str, SeenStep]:
         """The newest step of each, and when it was done: by its heartbeat, or as the sweep has noted it."""
         from rerail.aws.detector_states import DynamoDetections
         from rerail.aws.mailbox import S3Mailbox
@@ -156,7 +104,7 @@ class FleetReader:
         found = {}
         memories = DynamoDetections(self._table).recall([run.id for run in runs])
         for run in runs:
-            if (memory := memories.get(run.id)) and (known := _noted(run, memory)):
+            if (memory := memories.get(run.id)) and (known := find_noted_step(run, memory)):
                 found[run.id] = known
         beating = {run.mailbox: run for run in runs if run.current.agent and run.current.may_be_live}
         bucket = self.where.outputs.get("MailboxBucket")
@@ -171,21 +119,9 @@ class FleetReader:
                 found[run.id] = heartbeat.step, received.at
         return found
 
-    def _row(
-        self, run: Run, known: tuple[int, datetime | None] | None, at: datetime, paused: bool | None = None
-    ) -> FleetRow:
-        policy = self._policy(run)
-        account = make_account(run, at, policy)
-        step, step_at = known or _last_step(run)
-        todo, command = map(self.where.complete_text, find_todo(run, policy, paused=paused))
-        return FleetRow(run, find_state_start(run), step, step_at, account.share, account.dollars, todo, command)
-
-    def _policy(self, run: Run) -> Policy:
-        """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
-        try:
-            return policy_of(run, self._policies)
-        except RerailError:
-            return Policy(name=run.policy)
+    def _row(self, run: Run, seen: SeenStep | None, at: datetime, paused: bool | None = None) -> FleetRow:
+        row = make_row(run, find_policy(run, self._policies), at, seen, paused=paused)
+        return replace(row, todo=self.where.complete_text(row.todo), command=self.where.complete_text(row.command))
 
     def _paused(self) -> bool | None:
         """Return whether Rerail is paused; None if the parameter cannot be read or is not valid."""
@@ -208,70 +144,6 @@ class FleetReader:
         return tuple(_said(alarm) for alarm in found)
 
 
-def find_state_start(run: Run) -> datetime | None:
-    """When the run's state began, as far as its record tells."""
-    attempt, incident = run.current, run.incidents[-1] if run.incidents else None
-    match run.state:
-        case RunState.SAVING | RunState.STOPPING:
-            return run.stop.asked_at if run.stop else None
-        case RunState.RESTARTING:
-            return attempt.in_place_restarts[-1].asked_at if attempt.in_place_restarts else None
-        case RunState.WATCHING:
-            restarted = [order.restarted_at for order in attempt.in_place_restarts if order.restarted_at]
-            return restarted[-1] if restarted else attempt.training_started_at
-        case RunState.HELD if incident and incident.closed_at and not incident.recovered:
-            return incident.closed_at
-        case RunState.WAITING:
-            return run.attempts[-2].ended_at if len(run.attempts) > 1 else run.created_at
-        case RunState.STARTING:
-            return attempt.created_at or (run.ledger.starts[-1] if run.ledger.starts else run.created_at)
-    return attempt.ended_at
-
-
-def find_todo(run: Run, policy: Policy, *, paused: bool | None) -> tuple[str, str]:
-    """Return what a human has to do, if anything, and the command that follows; `paused` is None if unknown."""
-    if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
-        asked = run.proposal
-        return (
-            f"{asked.what}? ({asked.why}) {format_stop(run)}".rstrip(),
-            f"rerail approve {run.id} --proposal {asked.id}",
-        )
-    if run.state is RunState.HELD:
-        todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
-        return ". ".join(filter(None, todo)), format_next_command(run)
-    if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
-        if policy.mode is Mode.PAUSE:
-            return f"it waits until its policy {policy.name} has another mode than pause", f"rerail show {run.id}"
-        # A lifted pause is noticed within two minutes.
-        return ("", "") if paused is False else ("it waits until the pause is lifted", "rerail resume")
-    is_asked = run.observe_only or (run.last_policy and run.last_policy.mode is not Mode.ACT)
-    if is_asked and find_open_onset(run) is not None and (warning := find_open_warning(run)):
-        return f"{warning}. {format_stop(run)}", f"rerail show {run.id}"
-    return "", ""
-
-
-def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None:
-    """What the sweep has noted of the job that runs now."""
-    if memory.cursor.job != run.current.job_name:
-        return None
-    liveness, cursor = memory.detectors.liveness, memory.cursor
-    # The detectors' last row may be an earlier attempt's.
-    step = max((s for s in (liveness.step, cursor.seen_step) if s is not None), default=None)
-    return None if step is None else (step, liveness.moved_at or cursor.seen_at)
-
-
-def _last_step(run: Run) -> tuple[int | None, datetime | None]:
-    """Return the last step of a job that has ended, or the first since a restart in place, and its time."""
-    attempt = run.current
-    if attempt.ended_at is None:
-        order = find_newest_restart(run)
-        return (order.first_step, order.stepped_at) if order else (None, None)
-    if attempt.last_step is not None:
-        return attempt.last_step, attempt.ended_at
-    before = run.attempts[-2].ended_at if len(run.attempts) > 1 else None
-    return attempt.resumed_from_step, before if attempt.resumed_from_step is not None else None
-
-
 def _find_newest_save(run: Run) -> tuple[int, datetime] | None:
     from rerail.aws.s3 import S3Checkpoints
 
@@ -285,12 +157,6 @@ def _find_newest_save(run: Run) -> tuple[int, datetime] | None:
 def _with_save(row: FleetRow, saved: tuple[int, datetime] | None) -> FleetRow:
     is_newer = saved is not None and (row.step is None or saved[0] > row.step)
     return replace(row, step=saved[0], step_at=saved[1]) if saved and is_newer else row
-
-
-def _order(row: FleetRow) -> tuple[bool, bool, float]:
-    """Those that wait for a human first, then those under way, the newest first; ended ones last."""
-    newest = (row.run.current.ended_at or row.run.created_at) if not row.is_open else row.run.created_at
-    return (not row.is_open, not row.todo, -newest.timestamp())
 
 
 def _said(alarm: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +37,8 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     typer.echo(f"report: {page}")
     for problem in incident_report.unread:
         echo(f"could not be read: {problem}", err=True)
-    if open_it and not webbrowser.open(page.resolve().as_uri()):
-        typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
+    if open_it:
+        open_page(page)
 
 
 def gather_facts(where: Place, run: str) -> Facts | None:
@@ -62,15 +62,35 @@ def gather_facts(where: Place, run: str) -> Facts | None:
 
 def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> None:
     """Write the page with links to the region's console; exit with an error if it cannot be written."""
+
+    def render() -> str:
+        from report_page.page import render_page
+
+        return render_page(incident_report, region=region)
+
+    write_page(page, render)
+
+
+def write_page(page: Path, render: Callable[[], str], *, option: str = "--out") -> None:
+    """Write what `render` returns; exit with an error if it cannot be rendered, or written to the option's file.
+
+    `render` imports what it renders with: no other command needs it, or waits for it.
+    """
     try:
-        from report_page.page import render_page  # no other command needs, or waits for, what it draws with
+        text = render()
     except ModuleNotFoundError as error:
         place.fail(f"reports are drawn with {error.name}, which is not installed", "pip install 'rerail[report]'")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_page(incident_report, region=region), encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
     except OSError as error:
-        place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
+        place.fail(f"cannot write {page}: {error.strerror}", f"name another file with {option}")
+
+
+def open_page(page: Path) -> None:
+    """Open the page in the browser, or say that there is none here."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
 
 
 def save_for(where: Place, run: str, page: Path, sections: Sequence[ReportSection]) -> None:

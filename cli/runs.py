@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.fleet import FleetReader, FleetRow
+from cli.fleet import FleetReader
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place, now
 from cli.utilization import read_utilization
@@ -31,6 +31,7 @@ from rerail.decisions.start_check import format_ordered
 from rerail.incident_report.costs import format_length, has_goodput
 from rerail.incident_report.evidence import find_evidence
 from rerail.incident_report.facts import Facts
+from rerail.incident_report.fleet import FleetRow
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
 from rerail.model.codec import to_plain

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -16,15 +17,15 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.fleet import FleetReader, FleetRow, FleetStatus, select_rows
+from cli.fleet import FleetReader, select_rows
 from cli.names import complete_policies, complete_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, describe_saving
 from rerail.decisions.checkpoint_health import find_open_warning
-from rerail.decisions.emergency_checkpoint import format_deadline
+from rerail.incident_report.fleet import FleetRow, FleetStatus, describe_incident, describe_state
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
-from rerail.model.run import LaunchCheck, Run, RunState
+from rerail.model.run import Run, RunState
 from rerail.ports import policy_of
 
 ENDED_SHOWN = 10
@@ -59,6 +60,7 @@ def status(
     organization: Annotated[
         bool, typer.Option("--organization", help="All accounts, as the hub knows them; with the hub's credentials.")
     ] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open them as a page in the browser.")] = False,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,14 +68,14 @@ def status(
     from rerail.aws.ssm import SsmPolicies
 
     if organization:
-        if watch or state or policy or everything or advice or local:
+        if watch or state or policy or everything or advice or open_it or local:
             place.fail("--organization takes --json alone", "leave the other options out")
         from cli.organization import show_organization
 
         show_organization(as_json=as_json)
         return
-    if watch and as_json:
-        place.fail("--watch and --json exclude each other", "leave one of them out")
+    if watch + as_json + open_it > 1:
+        place.fail("--watch, --json and --open exclude each other", "leave all but one of them out")
     look = FleetReader(place.find(local=local))
     ended = None if everything else ENDED_SHOWN
 
@@ -88,6 +90,9 @@ def status(
     if as_json:
         typer.echo(json.dumps(look.where.complete_plain(make_plain_fleet(fleet, rows)), indent=2))
         return
+    if open_it:
+        _open_page(replace(fleet, rows=tuple(rows)))
+        return
     console = Console()
     console.print(make_picture(fleet, rows, width=console.width))
     if not fleet.rows:
@@ -96,6 +101,21 @@ def status(
     for row in rows if advice else ():
         for line in describe_saving(row.run, policy_of(row.run, policies)):
             console.print(f"{row.run.id}: {line}", highlight=False)
+
+
+def _open_page(fleet: FleetStatus) -> None:
+    """Write the page of the runs, and open it."""
+    from cli.report import open_page, write_page
+
+    def render() -> str:
+        from report_page.fleet_page import render_fleet_page
+
+        return render_fleet_page(fleet)
+
+    page = place.LOCAL_STATE / "reports" / "all-runs.html"
+    write_page(page, render)
+    typer.echo(f"page: {page}")
+    open_page(page)
 
 
 def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
@@ -191,14 +211,9 @@ def make_table(rows: Sequence[FleetRow], at: datetime, *, width: int, folds: boo
 def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     run = row.run
     yield Text(run.id, style="bold" if row.is_open else "")
-    waits = (run.proposal.awaits if run.proposal else run.blocked_by) if is_wide else ""
-    why = " (paused)" if waits is LaunchCheck.PAUSE else f" for {waits}" if waits else ""
-    if run.state is RunState.SAVING and run.stop and is_wide:
-        why = f" {format_deadline(run.stop)}"
-    style = STYLES.get(run.state, "yellow")
-    if find_open_warning(run):
-        why, style = " (warning)", "yellow"
-    yield Text(run.state + why, style=style)
+    warning = find_open_warning(run)
+    words = describe_state(run) if is_wide or warning else run.state.value
+    yield Text(words, style="yellow" if warning else STYLES.get(run.state, "yellow"))
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
     yield Text("-" if row.step is None else f"{row.step:,}")
@@ -212,10 +227,8 @@ def _incident(run: Run, at: datetime) -> Text:
         return Text()
     last = run.incidents[-1]
     style = "green" if last.recovered else "red" if last.closed_at else "yellow"
-    said = "recovered" if last.recovered else (last.resolution or "not recovered yet")
-    return Text.assemble(
-        f"{format_age(last.happened_at, at)} ago ", (str(last.cause).replace("_", " "), "bold"), ": ", (said, style)
-    )
+    cause, said = describe_incident(last)
+    return Text.assemble(f"{format_age(last.happened_at, at)} ago ", (cause, "bold"), ": ", (said, style))
 
 
 def _todos(rows: Sequence[FleetRow], *, wraps: bool) -> Iterator[RenderableType]:

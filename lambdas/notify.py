@@ -18,7 +18,13 @@ from wiring.notify import make_answer_url, make_notifier, notify_settings, repor
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
     origin = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
-    links = make_links(notice, origin, report=report_links().of(notice, origin), answer=_find_answer_url(notice))
+    links = make_links(
+        notice,
+        origin,
+        report=report_links().of(notice, origin),
+        all_runs=report_links().of_all_runs(notice, origin),
+        answer=_find_answer_url(notice),
+    )
     make_notifier().send(notice, links)
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})

@@ -18,12 +18,13 @@ from cli import place
 from cli.demo.scenarios import SCENARIOS, Name
 from cli.demo.screen import DemoScreen
 from cli.demo.stage import Stage, poll_until_over, scale_policy
-from cli.fleet import FleetReader, FleetStatus, select_rows
+from cli.fleet import FleetReader, select_rows
 from cli.place import Place
 from cli.status import ENDED_SHOWN, make_picture
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.incident_report.fleet import FleetStatus
 from rerail.model.codec import dumps, loads
 from rerail.model.metrics import make_definitions
 from rerail.model.policy import parse_policy, to_toml

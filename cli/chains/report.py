@@ -5,13 +5,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli import place
 from cli.chains.definition import Chain
 from cli.chains.graph import list_generations
 from cli.chains.plan import TaskPlan, TaskStep
 from cli.chains.task_runs import TaskProgress, TaskRuns
 from cli.place import now
-from cli.report import gather_facts, save
+from cli.report import gather_facts, save, write_page
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
 from rerail.incident_report.summary import Urgency
@@ -48,16 +47,13 @@ def write_report(
             known[one.task] = facts
             pages[one.task] = folder / f"{one.run.run}.html"
             save(pages[one.task], make_report(facts), region=region)
-    try:
+
+    def render() -> str:
         from report_page.chain_page import render_chain_page
 
-        report = make_chain_report(chain, plan, progress, known, world.command, folder.name)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_chain_page(report), encoding="utf-8")
-    except ModuleNotFoundError as error:
-        place.fail(f"reports are drawn with {error.name}, which is not installed", "pip install 'rerail[report]'")
-    except OSError as error:
-        place.fail(f"cannot write {page}: {error.strerror}", "name another file with --report")
+        return render_chain_page(make_chain_report(chain, plan, progress, known, world.command, folder.name))
+
+    write_page(page, render, option="--report")
     return [page, *pages.values()]
 
 

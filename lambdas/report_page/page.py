@@ -18,6 +18,7 @@ from report_page.runbooks import render_runbook
 from rerail.incident_report.costs import format_length
 from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import LINE, Axis, Chart, IncidentReport, format_title
+from rerail.model.formatting import format_dollars
 from rerail.model.redaction import redact_patterns
 from rerail.notices.notifiers.links import NoticeOrigin
 
@@ -103,6 +104,7 @@ def find_template(name: str) -> Any:
         "is_loud": ERROR_WORDS.search,
         "plainly": _format_input,
         "lasting": format_length,
+        "dollars": format_dollars,
     }
     return environment.get_template(name)
 

@@ -1,4 +1,4 @@
-"""Incident reports: a rule of their own on the bus, two queues, and the function that draws a run's page."""
+"""Incident reports and the page of all runs: a rule on the bus, two queues, and the function that draws the pages."""
 
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_events as events
@@ -23,7 +23,8 @@ from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.runs_table import RunsTable
 
 NAME = "report"
-PATTERN = {"source": ["rerail"], "detail-type": ["Rerail Notice"]}
+# Notices for the reports, changes for the page of all runs.
+PATTERN = {"source": ["rerail"], "detail-type": ["Rerail Notice", "Rerail Run State Change"]}
 # Sixty attempts with their metrics, and their logs, page by page.
 TIMEOUT = Duration.minutes(3)
 # The page is there when the notice is read; and drawn once more when the last metrics and log lines have arrived.
@@ -35,7 +36,7 @@ CONCURRENCY = 2
 
 
 class ReportRenderer(Construct):
-    """Renders the report of a run after each notice; it delays no notice and changes no job."""
+    """Renders a run's report after each notice, and the page of all runs; it delays no notice and changes no job."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class ReportRenderer(Construct):
             queue.add_to_resource_policy(send_from_rule(queue, rule.attr_arn))
         undelivered.accept_from_rule(rule.attr_arn, bus=bus.bus.event_bus_name)
         runs.let_look(made.role)
+        runs.let_read(made.role)
         reports.let_keep(made.role)
         read_policies(made.role, PREFIX)
         read_checkpoints(made.role, options)

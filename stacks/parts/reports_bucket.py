@@ -4,7 +4,7 @@ from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from rerail.incident_report.location import make_bucket_name, make_page_key
+from rerail.incident_report.location import FLEET_KEY, make_bucket_name, make_page_key
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
@@ -30,8 +30,12 @@ class ReportsBucket(Construct):
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
 
     def let_keep(self, role: iam.Role) -> None:
+        """Write each run's page, and the page of all runs, whose time it reads; list the runs that have a page."""
         allow(role, "s3:PutObject", on=f"{self._arn}/{EVERY_PAGE}", because=ANY_RUN)
+        allow(role, "s3:PutObject", "s3:GetObject", on=f"{self._arn}/{FLEET_KEY}")
+        allow(role, "s3:ListBucket", on=self._arn)
 
     def let_link(self, role: iam.Role) -> None:
         """A signed link lets its reader do what its maker may."""
         allow(role, "s3:GetObject", on=f"{self._arn}/{EVERY_PAGE}", because=ANY_RUN)
+        allow(role, "s3:GetObject", on=f"{self._arn}/{FLEET_KEY}")

@@ -114,6 +114,18 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     assert make_page_key("gpt") == "runs/gpt/report.html"
 
 
+def test_the_page_of_all_runs_is_kept_with_its_time_beside_those_of_the_runs():
+    bucket = make_bucket_name("123456789012", "eu-west-1")
+    client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    pages = S3ReportPages(bucket)
+    assert pages.find_time() is None
+    pages.keep_fleet("<p>all</p>", START)
+    assert pages.find_time() == START
+    client("s3").put_object(Bucket=bucket, Key="runs/strange.html", Body=b"")
+    pages.keep("gpt", "<p>report</p>")
+    assert pages.list_runs() == ["gpt"]
+
+
 @pytest.mark.threat("T7")
 def test_a_stream_that_sagemaker_cannot_have_made_tells_nothing_about_a_failure():
     """Streams of other machines, with other names, or made before the job by someone who knew its name."""

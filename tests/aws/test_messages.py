@@ -218,6 +218,14 @@ def test_a_signed_link_opens_the_report_of_any_run(run):
     assert answer.text == "<h1>report</h1>"
 
 
+def test_a_page_to_on_call_links_to_the_page_of_all_runs():
+    """Only a page: nobody has to look at all runs because of an inform."""
+    page = replace(NOTICE, severity=Severity.PAGE)
+    assert urlsplit(ReportLinks("reports", signed=True).of_all_runs(page, PLACE)).path == "/runs.html"
+    assert ReportLinks("reports", signed=True).of_all_runs(replace(NOTICE, severity=Severity.INFORM), PLACE) == ""
+    assert ReportLinks("", signed=True).of_all_runs(page, PLACE) == ""
+
+
 def test_a_link_to_the_console_asks_for_a_login():
     """For those who do not want links that open for everybody, and where a URL cannot be signed."""
     url = ReportLinks("reports", signed=False).of(NOTICE, PLACE)

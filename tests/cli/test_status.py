@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import fleet, place
-from cli.fleet import FleetReader, FleetRow, FleetStatus, find_state_start
+from cli.fleet import FleetReader
 from cli.main import app
 from cli.place import Place
 from cli.status import format_age, make_picture
@@ -20,6 +20,7 @@ from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import _run_item
 from rerail.detection.detectors import DetectorState
 from rerail.detection.evaluate import RunDetection
+from rerail.incident_report.fleet import FleetRow, FleetStatus, find_state_start
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.errors import StateUnknown
@@ -112,6 +113,18 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
     assert sorted(rows[:2]) == ["asks", "stuck"] and rows[2:4] == ["trains", "done"]
     assert "use a smaller batch\n" in said and "rerail release stuck" in said
     assert "rerail approve asks --proposal p7" in said
+
+
+def test_runs_open_as_a_page_in_the_browser(where, monkeypatch, tmp_path):
+    """With the same rows and commands; the file is named, in case that there is no browser here."""
+    opened: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    keep(where, a_run("trains", RunState.WATCHING), held("stuck"))
+    said = print_status("--open")
+    page = tmp_path / said.removeprefix("page: ").strip()
+    assert opened == [page.as_uri()]
+    assert "2 runs are open, 1 of them waiting" in page.read_text() and "rerail release stuck" in page.read_text()
 
 
 def test_the_head_has_counts_pause_and_health(where):
@@ -245,7 +258,7 @@ def test_only_what_was_asked_for(where):
 
 def test_invalid_options_are_one_clear_error(where):
     answer = CliRunner().invoke(app, ["status", "--watch", "--json"])
-    assert answer.exit_code == 2 and "--watch and --json exclude each other" in answer.stderr
+    assert answer.exit_code == 2 and "--watch, --json and --open exclude each other" in answer.stderr
     answer = CliRunner().invoke(app, ["status", "--watch"])
     assert answer.exit_code == 2 and "needs a terminal" in answer.stderr
     assert CliRunner().invoke(app, ["status", "--state", "helt"]).exit_code == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.incident_report.location import make_page_key
+from rerail.incident_report.location import FLEET_KEY, make_page_key
 from tests.deployed.jobs import Account, rerail
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,15 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     assert "exit code: 137" in page
     assert "What could not be read" not in page
     assert "<script" not in page
+
+    def all_runs() -> str | None:
+        try:
+            listed: str = s3.get_object(Bucket=bucket, Key=FLEET_KEY)["Body"].read().decode()
+        except s3.exceptions.NoSuchKey:
+            return None
+        return listed if name in listed else None
+
+    account.wait("the page of all runs", all_runs)
 
     made = rerail(environment, "report", name, "--local", "--out", str(tmp_path / "page.html"))
     assert made.returncode == 0, made.stderr

@@ -57,6 +57,7 @@ def test_the_links_lead_to_report_runbook_and_console(account):
     links = dict(line.strip().split(": ", 1) for line in message["Message"].partition("Links:\n")[2].splitlines())
     report = "https://rerail-reports.s3.eu-west-1.amazonaws.com/runs/gpt-7b/report.html?X-Amz-"
     assert links.pop("Report").startswith(report)
+    assert links.pop("All runs").startswith("https://rerail-reports.s3.eu-west-1.amazonaws.com/runs.html?X-Amz-")
     assert links == {
         "Runbook": "https://docs.example.com/runbooks/out-of-memory/",
         "Console": "https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/gpt-7b-a002",

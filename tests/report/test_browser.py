@@ -1,16 +1,18 @@
 """The page in a real browser: quiet, self-contained, legible by light and in the dark, on a phone and on paper."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from report_page.fleet_page import render_fleet_page
 from report_page.page import render_page
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
 from tests.report.conftest import HOSTILE, held, hostile, immense
+from tests.report.test_fleet_page import fleet, trains
 from tools.browser import browser
 
 pytestmark = pytest.mark.slow
@@ -75,12 +77,13 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def opens(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Opens what is known of a run, as a report."""
+    """Opens what is known of a run, as a report, or a page that is given as HTML."""
     tabs = []
 
-    def opened(known: Facts, size: tuple[int, int] = DESK, scheme: str = "light") -> Opened:
+    def opened(known: Facts | str, size: tuple[int, int] = DESK, scheme: str = "light") -> Opened:
         file = tmp_path / f"page-{len(tabs)}.html"
-        file.write_text(render_page(make_report(known)), encoding="utf-8")
+        html = known if isinstance(known, str) else render_page(make_report(known))
+        file.write_text(html, encoding="utf-8")
         tab = chromium.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         page = Opened(tab)
         tab.on("console", lambda message: page.said.append(message.text))
@@ -209,3 +212,24 @@ def test_the_largest_page_opens_on_a_phone(opens):
     page = opens(immense(every=100, tries=100), PHONE)
     assert page.said == []
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+
+
+@pytest.fixture(scope="module")
+def thousand() -> str:
+    """The page of a thousand runs, each with a curve; three wait for a person."""
+    runs = [trains(f"run-{number}-{'x' * (number % 40)}") for number in range(997)]
+    stuck = [replace(held().run, id=f"stuck-{number}") for number in range(3)]
+    return render_fleet_page(fleet(*runs, *stuck), losses={run.id: (9.0, 4.0, 2.5) for run in runs})
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_a_thousand_runs_fit_on_a_page(opens, thousand, size, scheme):
+    """On a phone and a desk, by light and in the dark; the command for a held run is on the first screen."""
+    page = opens(thousand, size, scheme)
+    assert page.said == [] and len(page.asked) == 1
+    assert page.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert page.tab.evaluate("document.querySelectorAll('tbody tr').length") == 1000
+    assert page.tab.evaluate("document.querySelector('.command').getBoundingClientRect().bottom") < size[1]
+    texts = page.tab.evaluate(CONTRASTS)
+    assert [text for text in texts if text["ratio"] < READABLE] == []

@@ -23,7 +23,7 @@ MAILBOX = mailbox.make_bucket_name(ACCOUNT, "eu-west-1")
 QUEUE, FUNCTION, ADDRESS = "SQS::Queue", "Lambda::Function", "Events::ApiDestination"
 BUS = "the default bus"  # every account has it, so it is no resource of the template
 # By the rule's name without its hash: how the files of the samples begin that are for it, and what it sends them to.
-# A notice goes to people, and makes the run's report be drawn, at once and later.
+# A notice goes to people, and makes the run's report be drawn, at once and later; a change of state, all runs' page.
 RULES = {
     "AlarmEventsRule": ("alarm_on_a_job", [QUEUE]),
     "JobEventsRule": ("training_job", [QUEUE]),
@@ -31,7 +31,7 @@ RULES = {
     "ReportsRule": ("report", [QUEUE]),
     "HyperPodEventsRule": ("hyperpod", [QUEUE]),
     "NoticesRule": ("notice", [FUNCTION]),
-    "ReportRule": ("notice", [QUEUE, QUEUE]),
+    "ReportRule": (("notice", "run_"), [QUEUE, QUEUE]),
     "ForwardRule": ("run_", [BUS]),
 }
 RECEIVER_RULES = {
@@ -127,8 +127,9 @@ def test_only_reports_in_the_mailbox_reach_the_queue(template, event, matching):
 
 def test_the_rules_match_the_names_in_the_code(template):
     patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
-    spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}
-    assert spoken == {(messages.OPERATOR, messages.COMMAND), (messages.RERAIL, messages.NOTICE)}
+    spoken = {(pattern["source"][0], kind) for pattern in patterns for kind in pattern["detail-type"]}
+    of_runs = {(messages.RERAIL, messages.NOTICE), (messages.RERAIL, messages.RUN_STATE_CHANGE)}
+    assert spoken == {(messages.OPERATOR, messages.COMMAND), *of_runs}
 
 
 def dead_letter_queues(template):

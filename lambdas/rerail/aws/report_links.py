@@ -8,7 +8,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from rerail.aws.clients import client_as
-from rerail.incident_report.location import make_page_key
+from rerail.incident_report.location import FLEET_KEY, make_page_key
+from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.notices.notifiers.links import NoticeOrigin, make_report_console_link
 
@@ -25,12 +26,19 @@ class ReportLinks:
         self._signed = signed
 
     def of(self, notice: Notice, place: NoticeOrigin) -> str:
-        """Return the URL of the report, "" without a bucket or a run; signing needs no call to S3.
+        """Return the URL of the run's report, "" without a bucket or a run."""
+        return self._make(make_page_key(notice.run), place) if notice.state else ""
+
+    def of_all_runs(self, notice: Notice, place: NoticeOrigin) -> str:
+        """Return the URL of the page of all runs, "" without a bucket; it is for pages to on-call."""
+        return self._make(FLEET_KEY, place) if notice.severity is Severity.PAGE else ""
+
+    def _make(self, key: str, place: NoticeOrigin) -> str:
+        """Return the URL of the object; signing needs no call to S3.
 
         A URL that cannot be signed is replaced by the console link, so that the notice is sent anyway."""
-        if not self._bucket or not notice.state:
+        if not self._bucket:
             return ""
-        key = make_page_key(notice.run)
         if self._signed:
             params = {"Bucket": self._bucket, "Key": key}
             with suppress(BotoCoreError):

@@ -68,3 +68,16 @@ class ReportPages(Protocol):
 
     def keep(self, run: str, page: str) -> None:
         """Store the run's page, replacing the previous one."""
+
+
+class FleetPages(Protocol):
+    """Storage of the page of all runs."""
+
+    def find_time(self) -> datetime | None:
+        """Return as of when the stored page is; None if there is none."""
+
+    def list_runs(self) -> Sequence[str]:
+        """Return the runs that have a page, the one stored last first."""
+
+    def keep_fleet(self, page: str, at: datetime) -> None:
+        """Store the page of all runs as of `at`, replacing the previous one."""

@@ -22,7 +22,7 @@ from rerail.notices.notifiers.text import (
 TITLE_LIMIT, DESCRIPTION_LIMIT, STEP_LIMIT = 250, 8_000, 350
 STEPS_LIMIT, WORD_LIMIT = 10, 100
 # In characters for each quoted field, so that the links at the end are never truncated.
-QUOTED_LIMIT = 2_500
+QUOTED_LIMIT = 2_000
 # Look-alikes of markup characters: emphasis, code, mentions and links of Slack (<...>), links of Teams.
 ESCAPES = str.maketrans({"*": "∗", "~": "∼", "`": "'", "<": "‹", ">": "›", "[": "［", "]": "］", "#": "＃", "|": "¦"})
 UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -39,6 +39,7 @@ class Links:
 
     answer: str = ""  # URL of the page on which a proposal is approved or denied
     report: str = ""  # URL of the run's incident report
+    all_runs: str = ""  # URL of the page of all runs
     runbook: str = ""  # URL, or the path in the repository if the documentation is not served
     console: str = ""  # URL of the job in the SageMaker console
     show: str = ""  # command for the terminal
@@ -57,12 +58,13 @@ class Links:
             ("Report", self.report),
             ("Runbook", self.runbook),
             ("Console", self.console),
+            ("All runs", self.all_runs),
         )
         return tuple((name, url) for name, url in named if url)
 
 
-def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", answer: str = "") -> Links:
-    """Return the notice's links; `report` and `answer` are URLs, "" for none.
+def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", all_runs: str = "", answer: str = "") -> Links:
+    """Return the notice's links; `report`, `all_runs` and `answer` are URLs, "" for none.
 
     Only valid job names become links or commands: anyone with events:PutEvents on the bus can write a notice."""
     job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
@@ -71,6 +73,7 @@ def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", answer:
     return Links(
         answer=answer,
         report=report,
+        all_runs=all_runs,
         runbook=find_runbook_page(notice.runbook.value, place.docs_url),
         console=console,
         show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
