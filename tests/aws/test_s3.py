@@ -270,10 +270,13 @@ def test_an_object_that_its_writer_made_unreadable_hides_no_other(s3, monkeypatc
             steps()
         assert code == "403" or (isinstance(refused.value, BoundsExceeded) and not refused.value.may_pass)
         s3.delete_object(Bucket="bucket", Key=f"runs/gpt/{alone}")
-    put(s3, f"runs/gpt/{forged[0]}", b"{}")
+    for name in forged:
+        put(s3, f"runs/gpt/{name}", b"{}")
     for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
         put(s3, f"runs/gpt/checkpoint-7/{name}", b"x")
     assert 7 in steps(), "a script's own"
+    s3.delete_object(Bucket="bucket", Key=f"runs/gpt/{forged[0]}")
+    assert 7 in steps(), "without manifests too"
     save(s3, 80)
     assert steps()[0] == 80
 

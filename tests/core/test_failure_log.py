@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rerail.diagnosis.failure_lines import find_final_error
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
@@ -13,6 +14,7 @@ from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from tests.fakes import World
+from tests.timing import growth
 
 BARE = "AlgorithmError: , exit code: 1"
 STEPS = "".join(f"step {step} loss 2.3\n" for step in range(50))
@@ -201,3 +203,13 @@ def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.notice_titles()[-1] == "gpt: completed"
+
+
+def test_the_end_of_a_completed_jobs_log_is_read_in_limited_time():
+    """Hosts print 400,000 characters each, of lines as long as they like."""
+
+    def find(length: int) -> str:
+        return find_final_error(f"{'| ' * length}\n{TRACE}{'| ' * 500}\nKeyError: 'eos'")
+
+    assert find(200_000) == find(10) == "KeyError: 'eos'"
+    assert growth(lambda: find(10_000), lambda: find(200_000)) < 5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.decide import decide
 from rerail.decisions.on_report import redact_report
-from rerail.messages.messages import JobStateChanged
+from rerail.messages.messages import JobStateChanged, ReportFiled
 from rerail.model.actions import Notify, Severity
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
@@ -62,6 +62,9 @@ def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
     stranger.signing_key = key
     for _ in range(3):
         stranger.finds(RUINED)
+    for text in (b"no JSON", b"{}", b'{"schema":1}', b'{"schema":1,"type":"Report","step":-1}', b"0" * 100_000):
+        world.mailbox.put(make_report_key("gpt", "r9"), text)
+        world.supervisor().on_report(ReportFiled("gpt", "r9", make_report_key("gpt", "r9")))
     run = world.run()
     assert (run.state, run.stop, run.incidents, run.pending) == (RunState.WATCHING, None, (), ())
     assert [notice.title for notice in world.bus.notices] == ["gpt: a report cannot be read"]

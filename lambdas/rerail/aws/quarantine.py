@@ -99,24 +99,29 @@ class ObjectMover:
         source = self._head(move.source.key)
         if source is None:
             return  # it was moved before, or its owner has deleted it
-        if source["ETag"].strip('"') != move.source.etag.strip('"'):
+        if (version := source["ETag"].strip('"')) != move.source.etag.strip('"'):
             raise ActionUnfinished(f"{move.source.key} has changed since it was listed; the next turn lists it again")
-        kept, tags, etag = self._head(move.target), "", ""
+        target, etag = move.target, ""
+        kept = self._head(target)
+        if move.is_replaced and kept is not None and not _is_same(source, kept):
+            # It is another's, or an earlier version: neither is evidence of this one, and neither is written over.
+            target = f"{target}.{version}"
+            kept = self._head(target)
         # Others may write there too: what cannot be compared is copied again.
         is_copied = kept is None or (not move.is_replaced and _is_same(source, kept) is None)
-        if is_copied or move.is_replaced:
-            tags = self._read_tags(move.source.key)
+        tags = self._read_tags(move.source.key) if is_copied or move.is_replaced else ""
         if is_copied:
-            etag = self._copy(source, move.source.key, move.target, tags=tags)
-            kept = self._head(move.target)
-        if move.is_replaced:
-            # The first copy in quarantine is the evidence: it is never overwritten.
-            self._replace(move, tags)
-        elif kept is None or not _is_same(source, kept, copied_as=etag):
+            etag = self._copy(source, move.source.key, target, tags=tags)
+            kept = self._head(target)
+        is_same = kept is not None and _is_same(source, kept, copied_as=etag)
+        # What is replaced over several turns was copied in the first one.
+        if not is_same and not (move.is_replaced and is_same is None):
             raise QuarantineFailed(
-                f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}",
+                f"s3://{self.bucket}/{target} is not the same as {move.source.key}",
                 advice="find out who wrote it, move it elsewhere, then release the run",
             )
+        if move.is_replaced:
+            self._replace(move, tags)
         else:
             # What its owner has written since is not deleted.
             client("s3").delete_object(Bucket=self.bucket, Key=move.source.key, IfMatch=source["ETag"])

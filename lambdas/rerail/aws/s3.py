@@ -100,9 +100,7 @@ class S3Checkpoints:
                     if manifest and (read := self._read_cached(listing, folder, folders[folder], key)):
                         found.append(read)
                 except (BoundsExceeded, ClientError) as error:
-                    if find_code(error) not in ("", *FORBIDDEN):
-                        raise
-                    unread = error  # its writer may have denied it; if none can be read, nothing is known
+                    unread = _require_unreadable(error)  # if none can be read, nothing is known
             if find_newest_usable([checkpoint for checkpoint in found if checkpoint.is_signed or not signed_only]):
                 break
         return found, unread
@@ -162,7 +160,11 @@ class S3Checkpoints:
                 _add_newer(listing, action.resume_step)
             except BoundsExceeded as error:
                 unlisted = error  # what was listed is moved now, the rest in the next turns
-            moves = plan_moves(listing.objects, _read_pointers(listing), action)
+            pointers, unread = _read_pointers(listing)
+            moves = plan_moves(listing.objects, pointers, action)
+            if moves and unread:  # it may name what is moved
+                key = next(item.key for item in find_pointers(listing.objects) if item.key not in pointers)
+                raise QuarantineFailed(f"{action.uri}: {key} cannot be read: {unread}", advice=BY_HAND)
         except BoundsExceeded as error:
             raise QuarantineFailed(error.message, advice=f"{error.advice}; or {BY_HAND}") from error
         except (ClientError, BotoCoreError) as error:
@@ -197,7 +199,8 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
     """Return the checkpoints of a known layout; of a large folder, the newest until one up to the step is usable."""
     count = BATCH
     while True:
-        listed = find_checkpoints(listing.objects, _read_pointers(listing))
+        pointers, unread = _read_pointers(listing)
+        listed = find_checkpoints(listing.objects, pointers)
         uri = f"s3://{listing.bucket}/{listing.prefix}"
         found = [make_checkpoint(item, uri=uri) for item in listed if item.has_step]
         older = [checkpoint for checkpoint in found if upto is None or checkpoint.step <= upto]
@@ -206,6 +209,8 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
         # Of a large folder, the oldest are listed too: what lies between them is not skipped.
         is_found = newest and not (more and listing.steps[more[0]] > newest.step)
         if is_found or not more or 2 * count > LIMIT:  # so many are listed already
+            if unread and found and not newest:
+                raise unread
             return found or _find_files(listing)
         listing.add(more)
         count *= 2
@@ -213,7 +218,7 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
 
 def _list_without_manifest(listing: FolderListing) -> list[Checkpoint]:
     """Return the checkpoints of a known layout, among the listed ones, that have no manifest."""
-    found = find_checkpoints(listing.objects, _read_pointers(listing))
+    found = find_checkpoints(listing.objects, _read_pointers(listing)[0])
     uri = f"s3://{listing.bucket}/{listing.prefix}"
     return [make_checkpoint(item, uri=uri) for item in found if item.has_step and not item.has_manifest]
 
@@ -223,18 +228,28 @@ def _find_files(listing: FolderListing) -> list[Checkpoint]:
     return find_single_files(listing.objects, uri=f"s3://{listing.bucket}/{listing.prefix}")
 
 
-def _read_pointers(listing: FolderListing) -> dict[str, str]:
-    """Return key and text of the files that name the newest checkpoint."""
-    texts = {}
+def _read_pointers(listing: FolderListing) -> tuple[dict[str, str], Exception | None]:
+    """Return key and text of the files that name the newest checkpoint, and why another cannot be read."""
+    texts, unread = {}, None
     pointers = find_pointers(listing.objects)
     if len(pointers) > MAX_POINTERS:
         what = f"s3://{listing.bucket}/{listing.prefix} has {len(pointers)} files that name a checkpoint"
         raise BoundsExceeded(f"{what}, of which at most {MAX_POINTERS} are read", advice=ADVICE)
     for pointer in pointers:
         listing.check_time()
-        body = _open(listing.bucket, f"{listing.prefix}{pointer.key}")
-        texts[pointer.key] = body.read(POINTER_BYTES).decode(errors="replace")
-    return texts
+        try:
+            body = _open(listing.bucket, f"{listing.prefix}{pointer.key}")
+            texts[pointer.key] = body.read(POINTER_BYTES).decode(errors="replace")
+        except (BoundsExceeded, ClientError) as error:
+            unread = _require_unreadable(error)
+    return texts, unread
+
+
+def _require_unreadable(error: Exception) -> Exception:
+    """Return the error if the object's writer may have caused it, otherwise raise it."""
+    if find_code(error) not in ("", *FORBIDDEN):
+        raise error
+    return error
 
 
 def _open(bucket: str, key: str, **more: str) -> Any:

@@ -239,7 +239,7 @@ _AFTER_END = LazyPattern(
     r"Reporting training SUCCESS|finish and give a return code|return code\. Received|^[-=]+$"
     r"|^\[\d+\]:$|^(time|host|rank|exitcode|error_file|traceback) *:|^Failures:|^Root Cause|NO_OTHER_FAILURES| FAILED$"
 )
-FINAL_LINES = 80
+FINAL_LINES, FINAL_CHARS = 80, 24_000
 
 
 @dataclass(slots=True)
@@ -361,7 +361,7 @@ def find_final_error(log: str) -> str:
 
     The message of the exception must fit on one line: further lines may be those of a script that goes on.
     """
-    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in log[-FINAL_CHARS:].splitlines() if line.strip()]
     while lines and _AFTER_END.search(lines[-1].strip()):
         lines.pop()
     last = " ".join(lines[-1].split()) if lines else ""

@@ -30,6 +30,7 @@ class BadMailboxObject(BadMessage):
     def __init__(self, message: str, *, defect: str = "content") -> None:
         super().__init__(message)
         self.defect = defect
+        self.is_unsigned = False  # it was read, and is not signed with the run's key
 
 
 class BadManifest(RerailError):

@@ -229,7 +229,11 @@ def read_report(text: bytes, *, run: str, id: str, signing_key: str = "") -> Rep
     Raise BadMailboxObject if it is malformed, or signed with another key.
     """
     has_signature = is_signed(text, name=make_report_key(run, id), key=signing_key)
-    report: Report = replace(_read(Report, text, run=run), is_signed=has_signature)
+    try:
+        report: Report = replace(_read(Report, text, run=run), is_signed=has_signature)
+    except BadMailboxObject as error:
+        error.is_unsigned = not has_signature
+        raise
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
         raise BadMailboxObject(f"mail for run {run}: {what}", defect="id")

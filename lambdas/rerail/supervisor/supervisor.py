@@ -351,11 +351,15 @@ class Supervisor:
         if run is None or run.mailbox != filed.run:
             return None  # from an unsupervised job, or another job's mailbox
         try:
-            report = self.mailbox.report(filed.key, run.signing_key)
-            if report and not report.is_signed and must_be_signed(run, policy_of(run, self.policies)):
-                raise BadMailboxObject(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
+            report, refused = self.mailbox.report(filed.key, run.signing_key), None
         except BadMailboxObject as error:
-            return self._handle_signals(run, ReportInvalid(self.clock(), error.defect, str(error)))
+            report, refused = None, error
+        is_unsigned = refused.is_unsigned if refused else report is not None and not report.is_signed
+        if is_unsigned and must_be_signed(run, policy_of(run, self.policies)):
+            # Whatever else is wrong with it, the run's agent has not written it.
+            refused = BadMailboxObject(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
+        if refused:
+            return self._handle_signals(run, ReportInvalid(self.clock(), refused.defect, str(refused)))
         if report is None and post and self.clock() - post.sent_at < REPORT_RETRY_PERIOD:
             raise StateUnknown(f"object {filed.key!r} was filed, and is not there")
         return self._on_report(run, report) if report else run
