@@ -19,6 +19,7 @@ from cli.submit.arguments import encode
 from cli.trouble import explain
 from rerail.model.formatting import format_duration
 from rerail.model.policy import DURATION, UNIT_SECONDS
+from rerail.model.redaction import find_secrets, redact_secrets, redact_values
 from rerail.requests.relaunch import POLICY_TAG, RUN_TAG
 
 TERM = re.compile(r"(?P<field>[A-Za-z][\w.:/-]*?)\s*(?P<sign><=|>=|!=|=|<|>|~)\s*(?P<value>.+)")
@@ -71,9 +72,10 @@ class FoundJob:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Return the script's own hyperparameters, without those of AWS's toolkit."""
-        given = self.description.get("HyperParameters", {})
-        return {name: value for name, value in given.items() if not name.startswith("sagemaker_")}
+        """Return the script's own hyperparameters, without those of AWS's toolkit and without secrets."""
+        given, secrets = self.description.get("HyperParameters", {}), find_secrets(self.description)
+        own = {name: value for name, value in given.items() if not name.startswith("sagemaker_")}
+        return {name: redact_secrets(value, secrets) for name, value in own.items()}
 
     def make_plain(self) -> dict[str, Any]:
         """Return what `--json` prints of the job."""
@@ -88,7 +90,7 @@ class FoundJob:
             "metrics": self.metrics,
             "arguments": self.arguments,
             "tags": self.tags,
-            "reason": self.description.get("FailureReason") or None,
+            "reason": redact_values(self.description.get("FailureReason", ""), self.description) or None,
         }
 
 

@@ -12,6 +12,7 @@ from rerail.model.run import Run
 from rerail.model.sample import Sample
 
 METRICS = ("loss", "grad_norm", "tokens_per_s", "nonfinite")
+MOST_STEPS = 1 << 63
 Read = Callable[[str], Sequence[LogSeries]]
 
 
@@ -54,6 +55,8 @@ def _write(folder: Path, samples: Sequence[Sample], *, first: int) -> None:
     writer = Writer(str(folder))
     for number, sample in enumerate(samples, start=first):
         step = number if sample.step is None else int(sample.step)
+        if not -MOST_STEPS <= step < MOST_STEPS:
+            continue  # the file's format has 64 bits for it
         for metric in METRICS:
             value = getattr(sample, metric)
             if value is not None and (isfinite(value) or metric == "loss"):

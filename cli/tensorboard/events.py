@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from rerail.model.checkpoints import split_uri
 from rerail.model.errors import JobNotFound
 from rerail.model.run import Attempt, Run
@@ -107,6 +109,6 @@ def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> list[str]:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(file.bucket, file.key, str(path))
-        except (OSError, ValueError) as error:  # others choose the names, and not all are names of files here
+        except (OSError, ValueError, ClientError) as error:  # others choose the names, and who may read what they wrote
             problems.append(f"{file.key:.200} was left out: {error!s:.200}")
     return problems

@@ -172,6 +172,16 @@ def test_a_pointer_that_cannot_be_read_holds_only_a_rollback(s3, monkeypatch):
     assert len(left(s3)) == 3 and not quarantined(s3)
 
 
+@pytest.mark.threat("T26")
+def test_a_name_too_long_for_quarantine_is_moved_under_a_shorter_one(s3):
+    """S3 takes 1,024 bytes, of which the quarantine's folder needs more than the run's own."""
+    trainer_saves(s3, 400, 500)
+    put(s3, f"checkpoint-500/{'x' * 990}", b"long")
+    patient_checkpoints().quarantine(action(), allow)
+    assert left(s3) == names(400)
+    assert b"long" in quarantined(s3).values() and max(map(len, contents(s3))) < 990
+
+
 @pytest.mark.parametrize("lying", [b"torn", b"other evidence", b"newer", None])
 def test_what_is_replaced_is_kept_whatever_lies_in_quarantine_already(s3, lying):
     """An earlier version of the same name, or an object of others: each version has a place of its own."""

@@ -95,6 +95,15 @@ def test_arguments_of_others_are_shown_as_they_are(sagemaker, text):
     assert answer.exit_code == 0 and f"name {text} " in answer.output
 
 
+@pytest.mark.threat("T16")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_search_prints_no_secret_of_a_job(sagemaker, options):
+    secrets = {"hf_token": "hunter2-hunter2", "url": "https://ada:hunter2-hunter2@example.com"}
+    sagemaker.found = [{"TrainingJob": JOB | {"HyperParameters": secrets, "FailureReason": "by hunter2-hunter2"}}]
+    answer = CliRunner().invoke(app, ["search", *options], env={"COLUMNS": "160"})
+    assert "[hidden]" in answer.output and "hunter2" not in answer.output
+
+
 def test_a_search_without_a_result_ends_with_1(sagemaker):
     sagemaker.found = []
     answer = CliRunner().invoke(app, ["search", "name=gone"])

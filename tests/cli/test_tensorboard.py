@@ -70,6 +70,10 @@ def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkey
         names = ("train", f"train/{named(NOON)}/tfevents", "x" * 300, "a\0", "../../tfevents", "tfevents")
         assert len(bring(s3, [EventFile("bucket", first, 3, 1, name) for name in names], tmp_path)) == 4
         assert (tmp_path / "attempt-001" / "tfevents").read_bytes() == b"new"
+        s3.put_object(Bucket="bucket", Key="gpt/archived", Body=b"x", StorageClass="GLACIER")
+        unreadable = (EventFile("bucket", f"gpt/{key}", 1, 1, key) for key in ("archived", "deleted"))
+        assert len(bring(s3, [*unreadable, EventFile("bucket", second, 12, 2, "after")], tmp_path)) == 2
+        assert (tmp_path / "attempt-002" / "after").exists()
     assert not (tmp_path.parent / "tfevents").exists()
 
 
@@ -102,15 +106,15 @@ def drawn(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_curves_are_drawn_for_each_attempt_and_only_what_is_new_is_added(tmp_path):
-    """A run that goes on grows on the screen, without a point twice."""
-    logs = {"gpt": rows(1, 5), "gpt-a002": rows(3, 4)}
+    """A run that goes on grows on the screen, without a point twice; a step that no file can have is left out."""
+    logs = {"gpt": (*rows(1, 4), replace(rows(1, 1)[0], step=1 << 63), *rows(5, 5)), "gpt-a002": rows(3, 4)}
     stale = tmp_path / find_folder(1) / "events.out.tfevents.1.old"
     stale.parent.mkdir()
     stale.write_bytes(b"from another time")
     curves = Curves(RUN, tmp_path, lambda job: [LogSeries("minutes", rows(1, 1)), LogSeries("log", logs[job])])
-    assert curves.write(RUN) == {1: 5, 2: 2}
+    assert curves.write(RUN) == {1: 6, 2: 2}
     logs["gpt-a002"] = rows(3, 8)
-    assert curves.write(RUN) == {1: 5, 2: 6}
+    assert curves.write(RUN) == {1: 6, 2: 6}
     first = dict(drawn(tmp_path / find_folder(1)))
     assert first == pytest.approx({n: 10.0 / n for n in range(1, 6)}, rel=1e-6)
     assert [step for step, _ in drawn(tmp_path / find_folder(2))] == [3, 4, 5, 6, 7, 8]

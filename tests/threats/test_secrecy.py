@@ -17,7 +17,7 @@ from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, read_job
 from rerail.model.causes import Cause
 from rerail.model.errors import RequestRefused
-from rerail.model.redaction import HIDDEN, is_secret_name, redact_values
+from rerail.model.redaction import HIDDEN, find_secrets, is_secret_name, redact_values
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from tests.fakes import MIDNIGHT
 from tests.hostile import HOSTILE
@@ -172,3 +172,16 @@ def test_an_error_is_diagnosed_before_secrets_are_removed(value: str) -> None:
     job = read_job({**description, "Environment": {"PASSWORD": "CUDA out of memory"}})
     assert job.diagnosis and job.diagnosis.cause is Cause.OOM
     assert "CUDA out of memory" not in job.failure_reason and "CUDA out of memory" not in job.diagnosis.evidence
+
+
+@pytest.mark.threat("T17")
+def test_a_job_of_many_secrets_takes_limited_time() -> None:
+    """SageMaker takes 200 values; without a limit their parts have 280,000 spellings, each looked for in each text."""
+
+    def make_job(count: int) -> dict[str, dict[str, str]]:
+        items = [f"<first&{part}>|<other&{part}>" for part in range(50)]
+        lists = {f"a{number}_token": json.dumps([f"{number}{item}" for item in items]) for number in range(count)}
+        return {"HyperParameters": {**lists, "last_password": json.dumps("hunter2-hunter2")}}
+
+    assert len(find_secrets(make_job(99))) < 2 * len(find_secrets(make_job(20)))
+    assert redact_values("by hunter2-hunter2", make_job(99)) == f"by {HIDDEN}"

@@ -72,7 +72,7 @@ class S3Checkpoints:
             signed_only = signed_only and bool(signing_key)
             found, unread = self._list_by_manifests(listing, upto, signing_key, signed_only=signed_only)
             # An agent resumes from signed manifests alone. Another script may have left manifests beside its own files.
-            found += () if signed_only else _list_without_manifest(listing)
+            found += () if signed_only else _find_with_step(listing, with_manifest=False)[0]
             if unread and not find_newest_usable([save for save in found if save.is_signed or not signed_only]):
                 raise unread
             return found
@@ -199,10 +199,7 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
     """Return the checkpoints of a known layout; of a large folder, the newest until one up to the step is usable."""
     count = BATCH
     while True:
-        pointers, unread = _read_pointers(listing)
-        listed = find_checkpoints(listing.objects, pointers)
-        uri = f"s3://{listing.bucket}/{listing.prefix}"
-        found = [make_checkpoint(item, uri=uri) for item in listed if item.has_step]
+        found, unread = _find_with_step(listing)
         older = [checkpoint for checkpoint in found if upto is None or checkpoint.step <= upto]
         more = listing.newest(count, upto=upto)
         newest = find_newest_usable(older)
@@ -216,11 +213,12 @@ def _list_by_layout(listing: FolderListing, upto: int | None) -> Sequence[Checkp
         count *= 2
 
 
-def _list_without_manifest(listing: FolderListing) -> list[Checkpoint]:
-    """Return the checkpoints of a known layout, among the listed ones, that have no manifest."""
-    found = find_checkpoints(listing.objects, _read_pointers(listing)[0])
-    uri = f"s3://{listing.bucket}/{listing.prefix}"
-    return [make_checkpoint(item, uri=uri) for item in found if item.has_step and not item.has_manifest]
+def _find_with_step(listing: FolderListing, *, with_manifest: bool = True) -> tuple[list[Checkpoint], Exception | None]:
+    """Return the listed checkpoints of a known layout, and why a pointer to one cannot be read."""
+    pointers, unread = _read_pointers(listing)
+    found, uri = find_checkpoints(listing.objects, pointers), f"s3://{listing.bucket}/{listing.prefix}"
+    wanted = (item for item in found if item.has_step and (with_manifest or not item.has_manifest))
+    return [make_checkpoint(item, uri=uri) for item in wanted], unread
 
 
 def _find_files(listing: FolderListing) -> list[Checkpoint]:

@@ -9,6 +9,7 @@ the script overwrites in place, and whose step is therefore unknown, is replaced
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
@@ -38,6 +39,8 @@ QUARANTINED, COPIES = f"{PLACE}*", f"{COPIES_PLACE}*"
 OVERWRITTEN = ("*.pt*", "*.ckpt")
 REPLACED = (*OVERWRITTEN, f"*{LATEST}", f"*{TRACKER}", f"*{LATEST_STEP}", f"*{TENSORFLOW}", "*.symlink")
 MAX_NAMES = 3
+# S3 allows 1,024; an ETag may be appended. Longer names go to quarantine as a digest.
+MAX_TARGET_BYTES = 900
 NOT_ALLOWED = "the deployment does not let Rerail move checkpoints"
 # The job's last upload may have finished this long after its end was observed.
 CLOCK_MARGIN = timedelta(seconds=5)
@@ -100,7 +103,10 @@ def _with_full_keys(move: QuarantineMove, *, folder: str, target_folder: str) ->
     """Return the move with keys from the root of the bucket."""
     source = move.source._replace(key=f"{folder}{move.source.key}")
     copy_key = move.copy_key if not move.copy_key or move.copy_etag else f"{folder}{move.copy_key}"
-    return replace(move, source=source, target=f"{target_folder}{move.source.key}", copy_key=copy_key)
+    target = f"{target_folder}{move.source.key}"
+    if len(target.encode()) > MAX_TARGET_BYTES:
+        target = f"{target_folder}{sha256(move.source.key.encode()).hexdigest()}"
+    return replace(move, source=source, target=target, copy_key=copy_key)
 
 
 def list_replaced_files(stored: Sequence[StoredObject], action: QuarantineCheckpoints) -> Iterator[QuarantineMove]:

@@ -25,6 +25,7 @@ ATTEMPT_LIMIT, ROW_LIMIT = 60, 1_200
 FEW_ROWS, PAGE_LIMIT = 400, 40
 # Log lines are read for the newest incidents, up to this number, and up to this number of lines each.
 INCIDENT_LIMIT, LINE_LIMIT = 8, 120
+LINE_CHARS = 1_000  # the page shows fewer
 # How long CloudWatch keeps values of one-minute periods, and of five-minute periods.
 ONE_MINUTE_RETENTION, FIVE_MINUTE_RETENTION = timedelta(days=15), timedelta(days=63)
 MINUTE, FIVE_MINUTES, HOUR = timedelta(minutes=1), timedelta(minutes=5), timedelta(hours=1)
@@ -116,9 +117,13 @@ class FactGatherer:
             until = max(incident.decided_at, incident.happened_at) + LOG_DELAY
             tail = partial(self.logs.tail, job, until=until, lines=LINE_LIMIT)
             if lines := self._read(f"log of {job}", tail, empty):
-                redacted = (replace(line, text=redact_secrets(line.text, secrets)) for line in lines)
-                lines_of[incident.number] = tuple(redacted)
+                lines_of[incident.number] = tuple(_redact(line, secrets) for line in lines)
         return lines_of
+
+
+def _redact(line: LogLine, secrets: Sequence[str]) -> LogLine:
+    """Return the beginning of the line without secrets, with blanks for the rest, whose length the page says."""
+    return replace(line, text=redact_secrets(line.text[:LINE_CHARS], secrets).ljust(len(line.text)))
 
 
 def _make_queries(job: str, names: MetricNames) -> dict[MetricQuery, str]:

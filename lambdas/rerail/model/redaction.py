@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -22,8 +23,8 @@ PLACES = ("Environment", "HyperParameters")
 MIN_SECRET_LENGTH = 6
 # Values longer than this are compared in parts: SageMaker limits a value to 2,500 characters.
 MAX_SECRET_LENGTH = 5_000
-# Parts of one value, such as the items of a list.
-MAX_PARTS = 50
+# Parts of one value, such as the items of a list; and of all values, because each costs time for each text.
+MAX_PARTS, MAX_PARTS_OF_ALL = 50, 1_000
 
 # The first group is kept. The lengths are bounded, so that any line can be searched quickly.
 _SECRET_PATTERNS = (
@@ -129,14 +130,19 @@ def is_secret_name(name: str) -> bool:
 
 
 def _find_secrets(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every spelling of every secret value."""
+    """Yield every spelling of every secret value; of too many parts, those of the first values."""
+    found, parts = set[str](), set[str]()
     for place in PLACES:
         for name, value in (request.get(place) or {}).items():
             text = str(value)[:MAX_SECRET_LENGTH]
-            parts = _list_values(text) if is_secret_name(str(name)) else _list_url_secrets(text)
-            for part in parts:
-                if _is_secret_value(part):
-                    yield from _list_spellings(part)
+            is_secret = is_secret_name(str(name))
+            found |= {text, *islice(_list_strings(text), 1)} if is_secret else set()
+            if len(parts) < MAX_PARTS_OF_ALL:
+                own = _list_values(text) if is_secret else _list_url_secrets(text)
+                parts |= set(sorted(own, key=len, reverse=True)[:MAX_PARTS_OF_ALL])
+    for part in found | parts:
+        if _is_secret_value(part):
+            yield from _list_spellings(part)
 
 
 def _list_values(text: str) -> set[str]:
