@@ -154,18 +154,11 @@ def test_nothing_is_written_over_what_another_has_quarantined(s3):
 @pytest.mark.threat("T26")
 def test_a_pointer_that_cannot_be_read_holds_only_a_rollback(s3, monkeypatch):
     """What it names may be what is moved; otherwise it decides nothing."""
-    read = s3.get_object
-
-    def get_object(**place):
-        if place["Key"].endswith("latest"):
-            raise refused("AccessDenied")()
-        return read(**place)
-
     for step in (400, 500):
         put(s3, f"global_step{step}/model.pt")
     put(s3, "latest", "global_step500")
     with monkeypatch.context() as denied:
-        denied.setattr(s3, "get_object", get_object)
+        denied.setattr(s3, "get_object", raising(refused("AccessDenied")()))
         patient_checkpoints().quarantine(action(500), allow)
         with pytest.raises(QuarantineFailed, match="latest cannot be read: .*AccessDenied"):
             patient_checkpoints().quarantine(action(400), allow)
@@ -193,8 +186,8 @@ def test_what_is_replaced_is_kept_whatever_lies_in_quarantine_already(s3, lying)
         s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/ckpt.pt", Body=lying)
     patient_checkpoints().quarantine(restored(sound), allow)
     assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"sound"
-    beside = {} if lying in (b"newer", None) else {f"ckpt.pt.{newer}": b"newer"}
-    assert quarantined(s3) == {"ckpt.pt": lying or b"newer", **beside}
+    place = "ckpt.pt" if lying in (b"newer", None) else f"ckpt.pt.{newer}"
+    assert quarantined(s3) == {"ckpt.pt": lying or b"newer", place: b"newer"}
     put(s3, "ckpt.pt", b"newer")
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/ckpt.pt", Body=b"other")
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/ckpt.pt.{newer}", Body=b"others'")
