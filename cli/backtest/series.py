@@ -36,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_group_0"),
     "tokens_per_s": (
         *("tokens_per_s", "tokens_per_sec", "tokens_per_second", "tok_per_sec", "tokens_s", "tok_s"),
+        *("tokens_sec", "tok_sec"),
         *("train_tokens_per_second", "samples_per_second", "samples_per_sec"),
     ),
     "nonfinite": ("nonfinite", "non_finite"),

@@ -13,6 +13,8 @@ from rerail.model.sample import Sample
 COLUMNS = tuple(name for name in NAMES if name != "at")
 # The step stands in the line of the loss if it does in this share of them.
 _ONE_LINE = 0.9
+# A scale of the loss that begins at 2**32 is found after fewer.
+_MOST_SKIPPED = 40
 EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"
 
 
@@ -86,7 +88,9 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
             silence = silence.with_loss()
         elif "step" in values and is_one_line:
             silence = silence.without_loss(begins_again=begins_again)
-        is_lost = "loss" not in values and silence.tells_of_nan
+        # Steps that are said to be finite were skipped, to scale the loss: only many in a row are a fault.
+        is_skipped = values.get("nonfinite") == 0 and silence.minutes < _MOST_SKIPPED
+        is_lost = "loss" not in values and silence.tells_of_nan and not is_skipped
         if set(METRICS) & set(values) or is_lost:
             given = {**values, "step": float(count) if step is None else step}
             yield row, make_sample({**given, "nonfinite": max(values.get("nonfinite", 0.0), float(is_lost))})

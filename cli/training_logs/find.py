@@ -30,7 +30,12 @@ _FIELD = re.compile(
 )
 # A name in other letters, which no expression is proposed for.
 _FOREIGN = re.compile(r"([^\W\d_a-zA-Z]{1,40})[:：= ] {0,8}[-+]?[0-9]")
-_LEVELS = re.compile(r"^(?:(?:info|debug|warning|notice|root|main)_)+")
+# What a logger writes before a name: a level, a module or a rank.
+_PREFIX = re.compile(
+    r"^(?:(?:[\w/.-]+[._]py|info|debug|warning|notice|root|_*main_*|trainer|logger"
+    r"|(?:rank|worker|process|gpu|node)[-_ ]?[0-9]+)[_ ])+",
+    re.I,
+)
 _VALIDATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
 )
@@ -185,7 +190,7 @@ def _find_fields(line: str) -> Iterator[_Field]:
 
 @lru_cache(maxsize=10_000)
 def _normalize(name: str) -> str:
-    return _LEVELS.sub("", normalize_name(name))
+    return _PREFIX.sub("", normalize_name(name))
 
 
 def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> FoundMetrics:
@@ -241,7 +246,10 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
         reason = " of training steps; values of an evaluation are not read" if NOT_TRAINING.search(wanted) else ""
         choices = listed or "the names that it prints"
         raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
-    for choice in ([name for name in NAMES["loss"] if name in losses][:1], find_losses(losses), losses):
+    usual = [name for name in NAMES["loss"] if name in losses]
+    # One that is printed seldom is of an epoch.
+    often = [name for name in usual if 2 * names[name] >= max(names[other] for other in usual)]
+    for choice in (often[:1], find_losses(losses), losses):
         if len(choice) == 1:
             return choice[0]
         if choice:
@@ -324,11 +332,12 @@ def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) ->
             examples.setdefault(shape, (line, field))
     common = sorted(shapes, key=lambda shape: (-beside_loss[shape], -shapes[shape]))[:_MOST_SHAPES]
     is_alone = len(shapes) > 1 and shapes[common[0]] >= _MAIN_SHAPE * shapes.total()
-    wanted = [(line, None if is_alone and shape != common[0] else value, has) for line, shape, value, has in printed]
+    launches = _find_launches(common[0], [shape for _, shape, _, _ in printed], rows, name) if is_alone else set(shapes)
+    wanted = [(line, value if shape in launches else None, has) for line, shape, value, has in printed]
     place = INTEGER if metric in ("step", "epoch") else NUMBER
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
     best = (len(wanted) + 1, 0, 0, 0, "")
-    contexts = (enumerate(_list_contexts(*examples[shape], anchor)) for shape in common[: 1 if is_alone else None])
+    contexts = (enumerate(_list_contexts(*examples[shape], anchor)) for shape in common if shape in launches)
     for depth, context in chain.from_iterable(contexts):
         best = min(best, (*_compare(_compile(f"{context}{place}"), wanted), depth, f"{context}{place}"))
         if best[:3] == (0, 0, 0):
@@ -337,9 +346,23 @@ def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) ->
     if wrong:
         return expression, f"{metric}: {wrong} line(s) are read wrongly by any short expression"
     missed = missed_beside if beside_loss.total() else missed
-    missed += shapes.total() - shapes[common[0]] if is_alone else 0
+    missed += sum(count for shape, count in shapes.items() if shape not in launches)
     is_many = missed > 0.1 * (beside_loss.total() or shapes.total())
     return expression, f"{metric}: {missed} line(s) that print it in another way are not read" if is_many else ""
+
+
+def _find_launches(main: str, shapes: Sequence[str], rows: _Rows, name: str) -> set[str]:
+    """Return the main shape of line with those of other launches: printed often, but never between its lines.
+
+    Such a line has another name of the main one: a final evaluation may print the loss too.
+    """
+    first, last = shapes.index(main), len(shapes) - 1 - shapes[::-1].index(main)
+    apart = set(shapes) - set(shapes[first : last + 1]) - {""}
+    beside = [{field.name for field in fields} - {name} for _, fields in rows]
+    counts = Counter(
+        shape for shape, names in zip(shapes, beside, strict=True) if shape in apart and names & beside[first]
+    )
+    return {main, *(shape for shape, count in counts.items() if count >= _PRINTED_OFTEN)}
 
 
 def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None, bool]]) -> tuple[int, int, int]:
@@ -361,6 +384,8 @@ def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
     # A validation, which the log may not have yet, prints `valid loss`.
     yield f"{_ALONE}{name}"
     yield f"{anchor}{name}"
+    # Another launch may have another logger.
+    yield f"{anchor}{_escape(_PREFIX.sub('', line[field.start : field.number_start]))}"
     ends = [match.end() for match in _NUMBERS.finditer(line, 0, field.start)]
     for end in list(reversed(ends))[:_MOST_CONTEXT]:
         yield f"[0-9]{_escape(before[end:])}"

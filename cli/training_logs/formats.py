@@ -116,6 +116,14 @@ FORMATS = (
     LogFormat("OpenRLHF", r"Global step [0-9]+: .*'policy_loss': <n>", r"Global step <i>: ", note=_POLICY_GRADIENT),
     LogFormat("nanoGPT", r"iter [0-9]+: loss <n>", r"iter <i>: loss ", step_time_ms=r"iter [0-9]+: loss .*time <n>ms"),
     LogFormat(
+        "build-nanogpt",
+        r"step +[0-9]+ \| loss: +<n> \|.* dt: ",
+        r"step +<i> \| loss: .* dt: ",
+        grad_norm=r"\| norm: +<n>",
+        tokens_per_s=r"\| tok/sec: +<n>",
+        step_time_ms=r"\| dt: +<n>ms",
+    ),
+    LogFormat(
         "Composer, LLM Foundry",
         r"Train loss/train/total: <n>",
         r"\[batch=<i>/",
@@ -134,8 +142,8 @@ FORMATS = (
     LogFormat("Keras", r" - loss: <n>", r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ", epoch=r"^Epoch <i>/[0-9]+"),
     LogFormat(
         "ultralytics",
-        r"^[ \r]*(?:\x1b\[[0-9;]*[mK] *)*[0-9]+/[0-9]+ +[0-9.]+[GM]B? +<n> ",
-        r"^[ \r]*(?:\x1b\[[0-9;]*[mK] *)*<i>/[0-9]+ +[0-9.]+[GM]B? ",
+        r"(?:^|[^0-9/.])[0-9]+/[0-9]+ +[0-9.]+[GM]B? +<n> ",
+        r"(?:^|[^0-9/.])<i>/[0-9]+ +[0-9.]+[GM]B? ",
         note="the loss is the first of several, box_loss; the steps are epochs",
     ),
     LogFormat(

@@ -54,6 +54,16 @@ def test_a_loss_that_vanishes_from_the_line_is_not_a_number(tmp_path):
     assert "non_finite" in result.stdout and "intervene" in result.stdout
 
 
+def test_iterations_that_megatron_skips_are_no_fault(tmp_path):
+    """To scale its loss it skips some, and prints none for them; if it goes on with that, the run is broken."""
+    file = tmp_path / "train.log"
+    for skipped, is_stopped in ((10, False), (60, True)):
+        losses = [None if 100 <= row < 100 + skipped else 2 - row / 1000 for row in range(300)]
+        printed = (megatron(row, f" lm loss: {loss:.6E} |" if loss else "") for row, loss in enumerate(losses))
+        file.write_text("\n".join(printed).replace("nan iterations:   1", "nan iterations:   0"))
+        assert ("intervene" in run(str(file)).stdout) == is_stopped
+
+
 @pytest.mark.parametrize(
     ("line", "loss"),
     # The second is of CycleGAN, which prints several losses, and none by that word.

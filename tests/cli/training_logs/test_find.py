@@ -99,6 +99,23 @@ OWN_FORMS = {
         ["==== Training Loss (Sat Jun  6 16:47:21 2020) ====", *(f"epoch {n} loss_G: {n / 16}" for n in ROWS)],
         ROWS,
     ),
+    "another launch with another logger": (
+        [
+            *(f"step {n} loss: {n / 16} lr: 0.1" for n in range(8, 48)),
+            *(f"2026-05-28 22:26:20,1 INFO trainer.py step {n} loss: {n / 16} lr: 0.1" for n in range(48, 64)),
+        ],
+        range(8, 64),
+    ),
+    "a test in between and at the end": (
+        [*(f"Step {n} Loss: {n / 16} lr: 0.1" for n in range(8, 48)), "of all: Loss: 9.5 lr: 0.1"]
+        + ["Step 48 Loss: 3.0 lr: 0.1", *["of all: Loss: 9.5 lr: 0.1"] * 11],
+        range(8, 49),
+    ),
+    "a rank before the step": ([f"2026-05-28 22:26:20,123 rank0 step {n:5d} | loss: {n / 16}" for n in ROWS], ROWS),
+    "the mean of an epoch too": (
+        [x for n in ROWS for x in (f"iter {n} loss_train: {n / 16}", *(["loss= 9.5"] if n % 3 == 0 else []))],
+        ROWS,
+    ),
     "a validation with the same name": (
         [f"Epoch: [1/9][{n:>3}/120]\tTime 1.7 ( 2.7)\tLoss {n / 16:.4e} (1.0479e+00)\tstep {n}" for n in ROWS]
         + ["Validate: [ 0/31]\tTime 9.1 ( 9.1)\tLoss 1.8765e+00 (1.8765e+00)"] * 5,
