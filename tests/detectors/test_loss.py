@@ -44,6 +44,14 @@ def test_a_slow_rise_early_in_a_run_is_told_and_after_a_real_fall_acted_on(fall,
     assert said(samples(noisy[90:91] * 20 + noisy[90:], every=10), Kind.DIVERGENCE) == []
 
 
+def test_a_slow_rise_within_the_first_fifty_rows_does_not_become_usual():
+    """The history of usual rises is short then, and would be made of this one."""
+    losses = [(3 + 5 * math.exp(-min(row, 20) / 10)) * (1 + min(1.5, max(0, row - 20) / 40)) for row in range(200)]
+    found = said(samples(loss * math.exp(random.Random(row).gauss(0, 0.01)) for row, loss in enumerate(losses)), *LOSS)
+    assert found[0][0] < 80
+    assert Level.INTERVENE in levels((row, finding) for row, finding in found if row < 160)
+
+
 def test_a_spike_early_in_a_steep_fall_is_seen() -> None:
     """The loss need not have settled: row 60 of a run that still falls is judged against its slope."""
     assert said(samples(lifted(falling(120), 60, 64, times=1.4)), Kind.LOSS_SPIKE)[0][0] == 60

@@ -235,15 +235,11 @@ class Divergence:
         within_noise = detection.rise_noise * max(noise, detection.noise_floor)
         # Before the loss has ever fallen, rises are normal: some objectives grow from the start, such as the value loss
         # of reinforcement learning. After that, a slow rise must not become normal while it goes on.
-        learnt, is_full = (
-            self.start - self.best.value() > max(least_fall, within_noise),
-            len(self.rises) == HISTORY_ROWS,
-        )
-        known = self.rises
-        if learnt and not is_full:
+        learnt, known = self.start - self.best.value() > max(least_fall, within_noise), self.rises
+        if learnt and len(known) < HISTORY_ROWS:
             known = Window(HISTORY_ROWS, known.values[: max(HISTORY_NEEDS, len(known) - NEW_ROWS)])
         habit = detection.rise_history * known.quantile(detection.rise_quantile)
-        if learnt and is_full:
+        if learnt:
             habit = min(habit, detection.rise_history_cap)
         return max(detection.rise_gate, within_noise, habit)
 
