@@ -248,8 +248,8 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
         raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
     usual = [name for name in NAMES["loss"] if name in losses]
     # One that is printed seldom is of an epoch.
-    often = [name for name in usual if 2 * names[name] >= max(names[other] for other in usual)]
-    for choice in (often[:1], find_losses(losses), losses):
+    regular = [name for name in usual if 2 * names[name] >= max(names[other] for other in usual)]
+    for choice in (regular[:1], find_losses(losses), losses):
         if len(choice) == 1:
             return choice[0]
         if choice:
