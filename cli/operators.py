@@ -68,7 +68,8 @@ def ask_to_stop(where: Place, run: str, verb: OperatorVerb, why: str, *, at_once
     if not at_once and record.current.training_started_at and record.current.may_be_live and record.checkpoint_uri:
         until = format_save_deadline(record)
         now = f"rerail {verb} {run} --now"
-        say(f"it waits for a checkpoint {until}; `{where.complete_text(now)}` stops at once", as_json)
+        then = f"if it is accepted, the job waits for a checkpoint {until}; `{where.complete_text(now)}` stops at once"
+        say(then, as_json)
 
 
 def format_save_deadline(run: Run) -> str:
@@ -93,8 +94,12 @@ def rollback(
     where = place.find(local=local)
     record = find_run(where, run)
     start = find_rollback_start(where, record, to)
-    say(f"{run} goes back to step {start}; what it has saved after step {to} is kept, and not resumed from", as_json)
     ask(where, run, OperatorVerb.ROLLBACK, why, as_json=as_json, step=to)
+    say(
+        f"if it is accepted, {run} starts again from step {start}; "
+        f"what it has saved after step {to} is kept, and not resumed from",
+        as_json,
+    )
 
 
 def find_rollback_start(where: Place, run: Run, to: int) -> int:
@@ -134,7 +139,7 @@ def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = Fa
     if not record.current.agent:
         place.fail(f"no agent works in the job of {run}", "add the agent to the job: docs/agent.md")
     ask(where, run, OperatorVerb.SAVE, why, as_json=as_json)
-    say(f"it waits for a checkpoint {format_save_deadline(record)}", as_json)
+    say(f"if it is accepted, a checkpoint is waited for {format_save_deadline(record)}; the job goes on", as_json)
 
 
 def approve(
@@ -178,7 +183,7 @@ def write_pause(where: Place, text: str, *, as_json: bool) -> None:
 
 def check_effect(where: Place, run: Run, verb: OperatorVerb) -> None:
     """Exit with status 1 and the reason if the run's record shows that the command would change nothing."""
-    refusal = find_refusal(run, verb)
+    refusal = find_refusal(run, verb, place.now(), run.last_policy or Policy())
     if not refusal:
         return
     remedy = f"rerail show {run.id}"

@@ -24,7 +24,7 @@ from cli.place import Place
 from cli.submit.account import SubmissionAccount, list_input_files, split
 from cli.submit.arguments import ENTRY, RESERVED, with_arguments
 from cli.submit.channels import make_s3_channel
-from cli.submit.packing import COMMAND_SCRIPT, MOST_BYTES, Source
+from cli.submit.packing import MOST_BYTES, Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.trouble import explain
@@ -33,7 +33,7 @@ from rerail.model.errors import RequestRefused
 from rerail.model.mailbox import SIZE_LIMIT, make_change_key
 from rerail.model.signals import OperatorVerb
 from rerail.requests.continuation import change_request, read_change
-from rerail.requests.identity import SCRIPT_SETTING
+from rerail.requests.identity import COMMAND_SCRIPT, SCRIPT_SETTING
 from rerail.requests.relaunch import rebuild
 
 ARCHIVE = "/sourcedir.tar.gz"

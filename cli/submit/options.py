@@ -8,11 +8,12 @@ from cli.place import now
 from cli.submit.account import SubmissionAccount
 from cli.submit.channels import check_channel_name
 from cli.submit.images import PYTORCH, find_aws_image
-from cli.submit.packing import COMMAND_SCRIPT, Source
+from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
 from cli.submit.settings import SubmitSettings
 from cli.training_logs.expressions import REMEDY, find_flaw_in_time
+from rerail.requests.identity import COMMAND_SCRIPT
 
 LOCAL_IMAGE = "rerail-training:local"
 LOCAL_BUCKET = "sagemaker-local"

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from cli.submit.problem import Problem
+from rerail.requests.identity import COMMAND_SCRIPT
 
 # Never packed or uploaded with a folder, not even where `!` in a pattern asks for it: the files in which common tools
 # keep passwords, tokens and keys, as git does in the addresses of remotes. `--dependency FILE` names a single one.
@@ -32,8 +33,6 @@ NEVER = (
     *("checkpoints", "checkpoint-*", "step-*/", "wandb", "mlruns", "lightning_logs", ".local", "sourcedir.tar.gz"),
 )
 MOST_BYTES = 200 * 1024 * 1024
-# What --command becomes in the packed folder.
-COMMAND_SCRIPT = "rerail_command.sh"
 
 
 @dataclass(frozen=True, slots=True)

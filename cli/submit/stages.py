@@ -13,7 +13,7 @@ from cli.submit import continuation, delivery, options
 from cli.submit.account import SubmissionAccount, split
 from cli.submit.arguments import make_command_line, with_arguments
 from cli.submit.docker_image import build_image, name_image
-from cli.submit.packing import COMMAND_SCRIPT, Source, pack
+from cli.submit.packing import Source, pack
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest, make_training_request, make_uri
 from cli.submit.screen import SubmitScreen
@@ -21,6 +21,7 @@ from cli.submit.settings import SubmitSettings, join, read_defaults, read_file
 from cli.submit.start import START_CHANNEL, find_start
 from cli.submit.training_role import PREFIX, PlannedRole, create_role, plan_role
 from rerail.model.run import make_run_id
+from rerail.requests.identity import COMMAND_SCRIPT
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 
 SCRIPT_MODE = Path(__file__).with_name("script_mode.py")

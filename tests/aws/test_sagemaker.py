@@ -115,9 +115,10 @@ def test_a_new_job_has_empty_fields():
         "$(true)",
         "[1",
         "a" * 101,
+        '"rerail_command.sh"',
     )
     scripts = [read_job({**table, "HyperParameters": {"sagemaker_program": program}}).script for program in programs]
-    assert scripts == ["src/fit.py", "entraînement.py", *[""] * 6]
+    assert scripts == ["src/fit.py", "entraînement.py", *[""] * 6, "FOLDER --command COMMAND"]
     wrapped = {"sagemaker_program": '"rerail_entry.py"', "sagemaker_rerail_script": '"fit.py"'}
     assert read_job({**table, "HyperParameters": wrapped}).script == "fit.py"
 

@@ -109,7 +109,8 @@ def test_without_an_agent_the_wait_is_at_most_as_long_as_the_job_has_trained(sen
     monkeypatch.setattr(place, "now", lambda: NOON + timedelta(minutes=8))
     trains = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOON, NOON, agent=agent)
     keep(replace(RUN, proposal=None, state=RunState.WATCHING, attempts=(trains,), checkpoint_uri="s3://bucket/gpt/"))
-    assert f"it waits for a checkpoint until {until} UTC" in " ".join(call("restart", "gpt").output.split())
+    printed = " ".join(call("restart", "gpt").output.split())
+    assert f"if it is accepted, the job waits for a checkpoint until {until} UTC" in printed
 
 
 def test_rerail_is_paused_and_resumed(sent):

@@ -64,7 +64,7 @@ def given(sent: list[dict]) -> CommandReceived:
 def test_the_resume_step_is_printed_and_the_step_is_sent(sent, to, start):
     answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
     assert answer.exit_code == 0, answer.output
-    assert f"gpt goes back to step {start};" in answer.stdout
+    assert f"if it is accepted, gpt starts again from step {start};" in " ".join(answer.stdout.split())
     assert (given(sent).verb, given(sent).step, given(sent).why) == (OperatorVerb.ROLLBACK, to, "bad data")
 
 
@@ -81,7 +81,11 @@ def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(sen
 
 
 @pytest.mark.parametrize(
-    ("to", "printed"), [("150", "gpt goes back to step 120;"), ("99", "nothing clean was saved at or before step 99")]
+    ("to", "printed"),
+    [
+        ("150", "asked: rollback gpt. `rerail show gpt` shows the result."),
+        ("99", "nothing clean was saved at or before step 99"),
+    ],
 )
 def test_a_copy_of_a_file_that_is_overwritten_is_named_by_its_step(sent, to, printed):
     """Its step was reported when it was copied; there is nothing else that has one."""
@@ -94,7 +98,7 @@ def test_what_is_not_trusted_is_not_offered(sent):
     """Saves that a rollback before has labelled are none to go back to."""
     label = HealthLabel(200, 1, Health.QUARANTINED, "saved after step 199, to which ada rolled the run back", "c1")
     answer = call(replace(RUN, labels=(label,)), "rollback", "--to", "300")
-    assert "gpt goes back to step 100;" in answer.stdout
+    assert "gpt starts again from step 100;" in " ".join(answer.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,23 @@ def test_a_run_that_has_cost_enough_is_held(world):
     assert world.run().state is RunState.WATCHING
 
 
+@pytest.mark.parametrize("verb", [OperatorVerb.RESTART, OperatorVerb.ROLLBACK, OperatorVerb.DRILL])
+def test_an_operator_stops_no_job_whose_successor_would_be_held(world, verb):
+    """The job trains on; with a higher limit the same order is carried out."""
+    under(world, limits=Limits(run_dollars=200))
+    world.minutes(200)
+    world.send_command(verb, "early", step=100)
+    world.minutes(20)
+    assert (world.sagemaker.live(), world.run().state) == (["gpt"], RunState.WATCHING)
+    assert f"ada said {verb}" in world.reasons()[-1]
+    assert "but nothing is stopped, because its next job would not be created: the run has cost" in world.reasons()[-1]
+    assert world.reasons()[-1].endswith("raise the limit in policy 'default', then repeat the command")
+    under(world, limits=Limits(run_dollars=2000))
+    world.send_command(verb, "late", step=100)
+    world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
 def test_an_incident_may_cost_only_so_much(world):
     """What the run had cost before the incident does not count; its relaunches do, until there is progress."""
     under(world, limits=Limits(incident_dollars=200, attempts_without_progress=50, starts=50))

@@ -7,6 +7,7 @@ import pytest
 
 from rerail.decisions.on_command import find_refusal
 from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
@@ -106,5 +107,6 @@ def test_a_command_that_would_change_nothing_is_refused_with_the_reason(before, 
 
 
 def test_a_job_that_lives_on_may_be_stopped_although_its_run_has_ended():
-    ended = replace(World().with_saves().run(), state=RunState.STOPPED)
-    assert find_refusal(ended, OperatorVerb.STOP) == ""
+    world = World().with_saves()
+    ended = replace(world.run(), state=RunState.STOPPED)
+    assert find_refusal(ended, OperatorVerb.STOP, world.clock(), Policy()) == ""

@@ -26,7 +26,7 @@ from rerail.model.machines import read_cluster, read_warm_pool
 from rerail.model.redaction import find_secrets, redact_secrets, redact_values
 from rerail.model.run import Job, JobStatus
 from rerail.model.self_repairs import count_repairs
-from rerail.requests.identity import SCRIPT_SETTING
+from rerail.requests.identity import COMMAND_SCRIPT, SCRIPT_SETTING
 from rerail.requests.relaunch import read_checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
@@ -186,12 +186,17 @@ def read_job(description: Mapping[str, Any]) -> Job:
 
 
 def _read_script(hyperparameters: Mapping[str, str]) -> str:
-    """Return the script that the job runs; "" for Rerail's own, and for names that need quotes."""
+    """Return the script that the job runs, as an argument of `rerail submit`, with placeholders for a shell command.
+
+    Return "" for Rerail's own scripts, and for names that need quotes.
+    """
     program = hyperparameters.get(SCRIPT_SETTING) or hyperparameters.get("sagemaker_program", "")
     try:
         name = str(json.loads(program))
     except ValueError:
         name = program
+    if name == COMMAND_SCRIPT:  # the command itself would need quotes
+        return "FOLDER --command COMMAND"
     return name if SCRIPT.fullmatch(name) else ""
 
 

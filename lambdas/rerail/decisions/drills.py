@@ -15,7 +15,7 @@ from rerail.decisions.decision import (
     stop_now,
     without_pending,
 )
-from rerail.decisions.launch_checks import REPEAT_LATER
+from rerail.decisions.launch_checks import REPEAT_LATER, find_spent_limit
 from rerail.model.actions import PostCommand
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Health
@@ -95,6 +95,8 @@ def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> s
     """Return why a drill is not possible and what to do, or an empty string."""
     if policy.mode is Mode.PAUSE:
         return REPEAT_LATER
+    if spent := find_spent_limit(run, command.at, policy):
+        return spent
     if run.proposal:
         return f"{run.proposal.id} waits for an answer: `rerail show {run.id}` tells which"
     clean_steps = [

@@ -73,10 +73,11 @@ def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     left = find_runtime_left(run, at, policy)
     if left is None or left > 0:
         return None
+    ran = sum(attempt.exists for attempt in run.attempts)
     return Obstacle(
         LaunchCheck.RUN_TIME,
         Consequence.END,
-        f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
+        f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {ran} attempts",
         "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
         Runbook.TIME_SPENT,
     )
@@ -119,7 +120,23 @@ def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 
 # Order matters: approval comes last, so that it is requested only for launches that could go ahead.
-CHECKS: tuple[Check, ...] = (is_not_paused, has_time_left, has_run_budget_left, has_incident_budget_left, is_approved)
+LIMITS: tuple[Check, ...] = (has_time_left, has_run_budget_left, has_incident_budget_left)
+CHECKS: tuple[Check, ...] = (is_not_paused, *LIMITS, is_approved)
+
+
+def find_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
+    """Return why no job would follow the live one if an operator had it moved, and the remedy; "" if one would.
+
+    A release is no remedy, because the time and cost of the live job still count after it.
+    """
+    obstacle = next(filter(None, (check(run, at, policy) for check in LIMITS)), None)
+    if obstacle is None or run.state is RunState.STOPPING:
+        return ""
+    remedy = "set max_runtime = 'per_attempt'" if obstacle.check is LaunchCheck.RUN_TIME else "raise the limit"
+    return (
+        f"nothing is stopped, because its next job would not be created: {obstacle.why}; "
+        f"{remedy} in policy '{policy.name}', then repeat the command"
+    )
 
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:

@@ -23,7 +23,7 @@ from rerail.decisions.drills import find_state_refusal, on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import find_newest_restart, make_withdrawal
 from rerail.decisions.launch import format_machines, with_launch, with_next_attempt
-from rerail.decisions.launch_checks import REPEAT_LATER
+from rerail.decisions.launch_checks import REPEAT_LATER, find_spent_limit
 from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, StopJob
@@ -78,7 +78,7 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
         return Decision(run, reason=f"{summary}, but {why}; set it in cdk.json and deploy, then repeat the command")
     match command.verb:
         case OperatorVerb.HOLD:
-            return _on_hold(run, command, summary)
+            return _on_hold(run, command, policy, summary)
         case OperatorVerb.RELEASE:
             return _on_release(run, command, policy, summary)
         case OperatorVerb.CONTINUE:
@@ -106,7 +106,7 @@ def _stops_or_launches(run: Run, verb: OperatorVerb) -> bool:
     return verb not in (OperatorVerb.HOLD, OperatorVerb.DENY, OperatorVerb.SAVE)
 
 
-def find_refusal(run: Run, verb: OperatorVerb) -> str:
+def find_refusal(run: Run, verb: OperatorVerb, at: datetime, policy: Policy) -> str:
     """Return why the command would change nothing by the run's record; "" if it may."""
     match verb:
         case OperatorVerb.HOLD if run.state is RunState.HELD:
@@ -119,6 +119,8 @@ def find_refusal(run: Run, verb: OperatorVerb) -> str:
             return f"nothing waits for approval ({run.state}): nothing to answer"
         case OperatorVerb.RESTART if not run.current.may_be_live:
             return f"no job of this run is live ({run.state}): nothing to stop"
+        case OperatorVerb.RESTART:
+            return find_spent_limit(run, at, policy)
         case OperatorVerb.STOP if not run.current.may_be_live and run.state in (RunState.COMPLETED, RunState.STOPPED):
             return f"no job of this run is live ({run.state}): nothing to stop"
         case OperatorVerb.SAVE:
@@ -130,7 +132,7 @@ def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str)
     """Approve or deny the open proposal; an answer to another proposal changes nothing."""
     proposal = run.proposal
     if proposal is None:
-        return Decision(run, reason=f"{summary}, but {find_refusal(run, command.verb)}")
+        return Decision(run, reason=f"{summary}, but {find_refusal(run, command.verb, command.at, policy)}")
     if command.proposal != proposal.id:
         named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
         return Decision(run, reason=f"{summary} {named}, but what stands is {proposal.id}: nothing is done")
@@ -144,9 +146,9 @@ def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str)
     return replace(decision, reason=f"{summary}: {decision.reason}")
 
 
-def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
+def _on_hold(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Hold the run and withdraw what is pending; a running job goes on unsupervised."""
-    if refusal := find_refusal(run, command.verb):
+    if refusal := find_refusal(run, command.verb, command.at, policy):
         return Decision(run, reason=f"{summary}, but {refusal}")
     withdrawn = tuple(make_withdrawal(run, command.at))
     planned = run.stop or find_newest_restart(run)
@@ -170,7 +172,7 @@ def _with_launch_withdrawn(run: Run) -> Run:
 
 def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Release a held run: watch its running job again, or launch the next one."""
-    if refusal := find_refusal(run, command.verb):
+    if refusal := find_refusal(run, command.verb, command.at, policy):
         return Decision(run, reason=f"{summary}, but {refusal}")
     was_unquarantined = _is_unquarantined(run)
     run = with_release(run, command)
@@ -243,7 +245,7 @@ def _launch(run: Run, command: OperatorCommand, policy: Policy, summary: str, *,
 def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Stop the job after an emergency checkpoint, to end the run or to relaunch it."""
     then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
-    if refusal := find_refusal(run, command.verb):
+    if refusal := find_refusal(run, command.verb, command.at, policy):
         return Decision(run, reason=f"{summary}, but {refusal}")
     if has_pending(run, CreateJob):
         # A job that is created after the end of its run would train on unwatched.

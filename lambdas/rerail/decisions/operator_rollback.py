@@ -11,6 +11,7 @@ from rerail.decisions.decision import Decision, choose_resume_step, format_start
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.file_copies import list_copies_before, with_onsets_dated
 from rerail.decisions.launch import with_launch, with_next_attempt
+from rerail.decisions.launch_checks import find_spent_limit
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, PlannedStop, Run, RunState
 from rerail.model.signals import OperatorCommand
@@ -21,14 +22,14 @@ ENDED_STATES = (RunState.COMPLETED, RunState.STOPPED)
 def on_rollback(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     """Stop the job and relaunch it from the step, or relaunch a held run there; or report why not."""
     summary = f"{command.who} said rollback to step {command.step}" + (f" ({command.why})" if command.why else "")
-    if refusal := _find_refusal(run, command):
+    released = with_release(run, command) if run.state is RunState.HELD else run  # the command implies a release
+    spent = find_spent_limit(released, command.at, policy) if run.current.may_be_live else ""
+    if refusal := _find_refusal(run, command) or spent:
         return Decision(run, reason=f"{summary}, but {refusal}")
-    step = command.step or 0
+    run, step = released, command.step or 0
     why = f"saved after step {step}, to which {command.who} rolled the run back"
     run = with_operator_rollback(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
     run = with_onsets_dated(run, margin_steps=0)
-    if run.state is RunState.HELD:  # the command implies a release
-        run = with_release(run, command)
     if not run.current.may_be_live:
         return _relaunch(run, command, policy, summary)
     return _stop_job(run, command, policy, summary, step)

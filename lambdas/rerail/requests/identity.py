@@ -15,6 +15,8 @@ from rerail.requests.supervised import CHANNEL
 
 # The hyperparameter with the script that Rerail's own entry script starts.
 SCRIPT_SETTING = "sagemaker_rerail_script"
+# That script, where a shell command of `rerail submit FOLDER --command` runs instead.
+COMMAND_SCRIPT = "rerail_command.sh"
 # Hyperparameters with the job's name or place, or what its code says too.
 JOBS_OWN = (
     "sagemaker_job_name",

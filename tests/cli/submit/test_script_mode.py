@@ -8,7 +8,8 @@ import pytest
 
 from cli.submit import script_mode
 from cli.submit.arguments import ENTRY, with_arguments
-from cli.submit.packing import COMMAND_SCRIPT, Source
+from cli.submit.packing import Source
+from rerail.requests.identity import COMMAND_SCRIPT
 from tests.cli.submit.capture_toolkit import HYPERPARAMETERS, lay_out
 
 TOOLKIT = Path(__file__).parent / "toolkit.json"
