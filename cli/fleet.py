@@ -42,8 +42,8 @@ class FleetReader:
     _open: set[str] = field(default_factory=set)
     _scanned_at: datetime | None = None
     _unread: tuple[str, ...] = ()
-    # Step and time of the newest checkpoint of each ended run; None: there is none, or it cannot be read.
-    _saved: dict[str, tuple[int, datetime] | None] = field(default_factory=dict)
+    # Step and time of the newest checkpoint, by run and ended job; None: there is none, or it cannot be read.
+    _saved: dict[tuple[str, str], tuple[int, datetime] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from rerail.aws.ssm import SsmPolicies
@@ -72,9 +72,9 @@ class FleetReader:
         """
         ended = [row.run for row in rows if row.run.checkpoint_uri and row.run.current.ended_at]
         for run in ended[:MOST_LISTED]:
-            if run.current.job_name not in self._saved:
-                self._saved[run.current.job_name] = _find_newest_save(run)
-        return [_with_save(row, self._saved.get(row.run.current.job_name)) for row in rows]
+            if (key := (run.id, run.current.job_name)) not in self._saved:
+                self._saved[key] = _find_newest_save(run)
+        return [_with_save(row, self._saved.get((row.run.id, row.run.current.job_name))) for row in rows]
 
     def _runs(self, at: datetime) -> Sequence[Run]:
         if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:

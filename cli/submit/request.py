@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cli.names import ATTEMPT
 from cli.submit.channels import make_channels
 from cli.submit.problem import Problem
 from cli.submit.settings import SubmitSettings
@@ -107,6 +108,8 @@ def make_uri(given: str, uploaded: str) -> str:
 
 
 def _check(job: JobRequest) -> None:
+    if ATTEMPT.search(job.name):
+        raise Problem(f"--name {job.name}: relaunches have such names", "leave out the -a and digits at its end")
     if not JOB_NAME.fullmatch(job.name):
         raise Problem(
             f"--name {job.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"

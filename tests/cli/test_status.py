@@ -232,9 +232,12 @@ def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(w
         client("s3").put_object(Bucket="bucket", Key=f"saved/checkpoint-2000/{name}", Body=b"x")
     saved, printed = (a_run(name, RunState.COMPLETED) for name in ("saved", "printed"))
     saved = replace(saved, checkpoint_uri="s3://bucket/saved/")
+    namesake = replace(a_run("saved-a002", RunState.COMPLETED), checkpoint_uri="s3://bucket/other/")
+    keep(where, replace(namesake, attempts=(replace(namesake.current, number=1, job_name="saved-a002"),)))
     keep(where, *(replace(r, attempts=(r.attempts[0], replace(r.current, last_step=1065))) for r in (saved, printed)))
     rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
     assert rows["saved"]["step"] == 2000 and rows["saved"]["step_at"]
+    assert rows["saved-a002"]["step"] != 2000, "that is another run's, which has a job of that name"
     assert (rows["printed"]["step"], rows["printed"]["step_at"]) == (1065, (NOW - HOUR).isoformat())
 
 

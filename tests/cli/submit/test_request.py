@@ -91,6 +91,7 @@ def test_spot_machines_are_waited_for_and_warm_ones_kept():
     [
         ({"name": "my_job"}, "--name my_job", "letters and digits"),
         ({"name": "x" * 64}, "--name", "1-63"),
+        ({"name": "gpt-a002"}, "--name gpt-a002: relaunches have such names", "leave out"),
         ({"instance_type": "ml.g5.xlrage"}, "--instance-type ml.g5.xlrage", "did you mean ml.g5.xlarge"),
         ({"count": 0}, "--count 0", "leave it out"),
         ({"keep_alive": "22000s"}, "keep_alive", "at most 6h"),
