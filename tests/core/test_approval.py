@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.accounting.goodput import Badput, make_account
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
@@ -122,6 +123,24 @@ def test_an_approval_of_hours_ago_changes_nothing(world):
     world.supervisor().handle(CommandReceived("c", "gpt", OperatorVerb.APPROVE, "ada", "", named, asked_at=asked_at))
     world.minutes(5)
     assert (world.sagemaker.live(), world.run().state) == ([], RunState.HELD)
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_stall_that_is_left_alone_is_no_goodput(world, recovers):
+    """The operator denies the stop: until the job makes steps again, its time is spent on waiting for people."""
+    before = make_account(world.run(), world.clock(), Policy())
+    began = world.clock()
+    stall = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step for 10 min", began, began, idle=True)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
+    send_command(world, OperatorVerb.DENY)
+    world.clock.pass_by(timedelta(minutes=30))
+    if recovers:
+        over = replace(stall, level=Level.RECOVERED, onset_step=None)
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", (over,)))
+        world.clock.pass_by(timedelta(minutes=10))
+    account = make_account(world.run(), world.clock(), Policy())
+    assert account.badput_s[Badput.HUMAN] == 30 * 60
+    assert account.goodput_s - before.goodput_s == (10 * 60 if recovers else 0)
 
 
 def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(world):

@@ -41,8 +41,8 @@ def sum_attempt_dollars(attempt: Attempt, at: datetime, prices: Mapping[str, flo
 def sum_run_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the run since an operator last reset it by a release; None if a price is unknown."""
     counted = [attempt for attempt in run.attempts if attempt.number > run.ledger.forgiven]
-    ended = _sum(sum_attempt_dollars(attempt, at, prices) for attempt in counted if attempt.ended_at)
-    running = _sum(sum_attempt_dollars(attempt, at, prices) for attempt in counted if not attempt.ended_at)
+    ended = sum_known(sum_attempt_dollars(attempt, at, prices) for attempt in counted if attempt.ended_at)
+    running = sum_known(sum_attempt_dollars(attempt, at, prices) for attempt in counted if not attempt.ended_at)
     return None if ended is None or running is None else ended + running * find_billed_share(run, at)
 
 
@@ -65,7 +65,7 @@ def sum_incident_dollars(run: Run, at: datetime, prices: Mapping[str, float]) ->
     if incident is None:
         return 0.0
     first = max(incident.attempt, run.ledger.forgiven)
-    return _sum(sum_attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > first)
+    return sum_known(sum_attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > first)
 
 
 def find_dollars_per_hour(run: Run, prices: Mapping[str, float]) -> float | None:
@@ -118,10 +118,7 @@ def find_runtime_left(run: Run, at: datetime, policy: Policy) -> float | None:
     )
 
 
-def _sum(parts: Iterable[float | None]) -> float | None:
-    total = 0.0
-    for part in parts:
-        if part is None:
-            return None
-        total += part
-    return total
+def sum_known(parts: Iterable[float | None]) -> float | None:
+    """Return the sum; None if a part is unknown."""
+    known = list(parts)
+    return None if None in known else sum(part for part in known if part is not None)

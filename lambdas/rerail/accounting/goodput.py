@@ -67,7 +67,7 @@ def make_account(run: Run, at: datetime, policy: Policy) -> Account:
     account = Account(
         goodput_s=time.goodput_s,
         badput_s=time.badput_s,
-        dollars=_sum(costs),
+        dollars=money.sum_known(costs),
         lost_dollars=_sum_wasted(run, time.wasted, costs),
         relaunches=sum(_is_past(attempt.created_at, at) for attempt in run.attempts[1:]),
         restarts=sum(_is_past(order.restarted_at, at) for order in orders),
@@ -121,7 +121,7 @@ def _sum_lost_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> fl
 def _sum_wasted(run: Run, wasted: Mapping[int, float], costs: Sequence[float | None]) -> float | None:
     """Return the wasted share of the costs of all attempts; None if one of them is unknown."""
     pairs = zip(run.attempts, costs, strict=True)
-    return _sum(None if cost is None else cost * wasted[attempt.number] for attempt, cost in pairs)
+    return money.sum_known(None if cost is None else cost * wasted[attempt.number] for attempt, cost in pairs)
 
 
 def sum_accounts(accounts: Iterable[Account]) -> Account:
@@ -164,7 +164,7 @@ def _with_incidents(account: Account, run: Run, at: datetime, prices: Mapping[st
     return replace(
         account,
         saved_s=sum(seconds for seconds, _ in saved),
-        saved_dollars=_sum([dollars for _, dollars in saved]),
+        saved_dollars=money.sum_known([dollars for _, dollars in saved]),
         mttd_s=_mean(sum(found_s), len(found_s)),
         mttr_s=_mean(sum(recovery_s), len(recovery_s)),
         decided=len(decided),
@@ -218,8 +218,3 @@ def _is_past(time: datetime | None, at: datetime) -> bool:
 
 def _mean(of_all: float, count: int) -> float | None:
     return of_all / count if count else None
-
-
-def _sum(parts: Iterable[float | None]) -> float | None:
-    known = list(parts)
-    return None if None in known else sum(part for part in known if part is not None)

@@ -29,7 +29,7 @@ class Badput(StrEnum):
     LOST = "steps trained again"
     UNNOTICED = "dead, not noticed"  # from the end of a job, or the onset of a hang, to the decision
     BACKOFF = "backoff"  # from the decision to the next job: backoff, missing capacity, or a failed launch check
-    HUMAN = "waiting for people"  # the run is held, or a proposal waits for an answer
+    HUMAN = "waiting for people"  # the run is held, a proposal waits for an answer, or a stalled job is left alone
     STOPPING = "stopping"  # from the decision to the end of the job, including its emergency checkpoint
     MACHINES = "machines"  # from CreateTrainingJob to TrainingStartTime
     REPAIR = "repair"  # SageMaker itself restarts the job, by the job's status history
@@ -121,15 +121,14 @@ class _Accounting:
                 stretch.rewind(first)
         self.stretches.append(_Stretch(attempt, first, last))
 
-    def repaired(self, attempt: Attempt) -> None:
-        """Move the time of SageMaker's own restarts from training to REPAIR; it is not billed."""
-        left = attempt.repair_seconds
-        for stretch in (stretch for stretch in self.stretches if stretch.attempt == attempt.number):
-            taken = min(stretch.trained_s, max(0.0, left))
+    def move(self, attempt: int, seconds: float, kind: Badput) -> None:
+        """Move so many seconds of an attempt from training to this kind of badput; SageMaker bills no REPAIR."""
+        for stretch in (stretch for stretch in self.stretches if stretch.attempt == attempt):
+            taken = min(stretch.trained_s, max(0.0, seconds))
             stretch.trained_s -= taken
-            left -= taken
-            self.badput_s[Badput.REPAIR] += taken
-            self.job_s[attempt.number] -= taken
+            seconds -= taken
+            self.badput_s[kind] += taken
+            self.job_s[attempt] -= taken if kind is Badput.REPAIR else 0.0
 
     def waste(self, attempt: int) -> float:
         """Return the share of badput in an attempt's time on its machines."""
@@ -176,7 +175,8 @@ def _count_job(accounting: _Accounting, run: Run, attempt: Attempt) -> None:
                 attempt.number, _find_resume_step(mark.order, incidents), _find_last_step(attempt, incidents)
             )
     accounting.job_s[attempt.number] = spent_s + accounting.book(doing, ended)
-    accounting.repaired(attempt)
+    accounting.move(attempt.number, attempt.repair_seconds, Badput.REPAIR)
+    accounting.move(attempt.number, attempt.stalled_seconds, Badput.HUMAN)
 
 
 def _count_rest(accounting: _Accounting, run: Run) -> None:
@@ -215,6 +215,8 @@ class _Mark(NamedTuple):
 
 
 def _list_marks(run: Run, attempt: Attempt, incidents: Iterable[Incident]) -> Iterator[_Mark]:
+    if attempt.stalled_at:
+        yield _Mark(attempt.stalled_at, Badput.HUMAN)
     for order in attempt.in_place_restarts:
         yield _Mark(order.asked_at, Badput.RESTART)
         if again := order.stepped_at or order.restarted_at:
@@ -226,9 +228,8 @@ def _list_marks(run: Run, attempt: Attempt, incidents: Iterable[Incident]) -> It
             yield _Mark(incident.decided_at, Badput.STOPPING)
     if attempt is run.current and run.stop:
         yield _Mark(run.stop.asked_at, Badput.STOPPING)
-    if (
-        attempt is run.current and run.state is RunState.HELD
-    ):  # the job was left running, but its progress does not count while the run is held
+    # The job was left running, but its progress does not count while the run is held.
+    if attempt is run.current and run.state is RunState.HELD:
         yield from (_Mark(i.closed_at, Badput.HUMAN) for i in incidents if i.closed_at and not i.recovered)
 
 

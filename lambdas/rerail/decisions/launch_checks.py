@@ -133,10 +133,8 @@ def find_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
     if obstacle is None or run.state is RunState.STOPPING:
         return ""
     remedy = "set max_runtime = 'per_attempt'" if obstacle.check is LaunchCheck.RUN_TIME else "raise the limit"
-    return (
-        f"nothing is stopped, because its next job would not be created: {obstacle.why}; "
-        f"{remedy} in policy '{policy.name}', then repeat the command"
-    )
+    what = f"nothing is stopped, because its next job would not be created: {obstacle.why}"
+    return f"{what}; {remedy} in policy '{policy.name}', then repeat the command"
 
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:

@@ -105,7 +105,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
         return _on_intervention(_with_notified(run, interventions[:1]), interventions[0], observed, policy)
     warnings = tuple(finding for finding in new if finding.level not in RESOLVED_LEVELS)
     resolved = tuple(finding for finding in new if finding.level in RESOLVED_LEVELS)
-    return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
+    return _on_warning(_with_recovered(run, resolved, observed.at), warnings, resolved) if new else Decision(run)
 
 
 def _with_first_step(run: Run, step: int | None) -> Run:
@@ -161,11 +161,16 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     )
 
 
-def _without_resolved_proposal(run: Run, resolved: Sequence[Finding]) -> Run:
-    """Return the run without a proposal to stop the job for a finding that has recovered."""
+def _with_recovered(run: Run, resolved: Sequence[Finding], at: datetime) -> Run:
+    """Return the run without a proposal to stop the job for a recovered finding, and with a past stall counted."""
     proposed = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
     recovered = {finding.kind for finding in resolved if finding.level is Level.RECOVERED}
-    return replace(run, proposal=None) if proposed and proposed.kind in recovered else run
+    run = replace(run, proposal=None) if proposed and proposed.kind in recovered else run
+    attempt = run.current
+    if attempt.stalled_at is None or recovered.isdisjoint(HANGS):
+        return run
+    seconds = attempt.stalled_seconds + max(0.0, (at - attempt.stalled_at).total_seconds())
+    return with_attempt(run, replace(attempt, stalled_at=None, stalled_seconds=seconds))
 
 
 def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, policy: Policy) -> Finding:
@@ -339,7 +344,7 @@ def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None
     """Only send a notice of what would be done, where Rerail may not act; nothing is charged."""
     if may_act(intervention.run, policy):
         return None
-    run, finding, what = intervention.run, intervention.finding, intervention.what
+    run, finding, what = _with_stall_left(intervention), intervention.finding, intervention.what
     did = f"observing only: it would be {intervention.plan_text}"
     notice = make_notice(
         run,
@@ -353,6 +358,14 @@ def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None
         since=finding.onset_at or finding.at,
     )
     return Decision(with_undecided(run, finding.kind), (notice,), f"{what}; {did}")
+
+
+def _with_stall_left(intervention: Intervention) -> Run:
+    """Return the run with the time since when its job stalls, where it is not stopped for that."""
+    run = intervention.run
+    if intervention.finding.kind not in HANGS or run.current.stalled_at:
+        return run
+    return with_attempt(run, replace(run.current, stalled_at=intervention.began))
 
 
 def _hold(intervention: Intervention, policy: Policy) -> Decision | None:
@@ -371,7 +384,7 @@ def _propose(intervention: Intervention, policy: Policy) -> Decision | None:
     """Propose the stop where an approval is needed first, or while Rerail is paused."""
     if policy.mode is Mode.ACT:
         return None
-    run, finding, failure = intervention.run, intervention.finding, intervention.failure
+    run, finding, failure = _with_stall_left(intervention), intervention.finding, intervention.failure
     plan = f"stop the job and relaunch it {format_start(run, failure.resume_step)}"
     return propose_stop(run, finding, intervention.what, plan, at=failure.at, policy=policy)
 
@@ -476,7 +489,8 @@ def on_stop_approved(
     """
     assert proposal.finding is not None
     observed = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
-    decision = _on_intervention(replace(run, proposal=None), proposal.finding, observed, replace(policy, mode=Mode.ACT))
+    run = with_attempt(replace(run, proposal=None), replace(run.current, stalled_at=None))
+    decision = _on_intervention(run, proposal.finding, observed, replace(policy, mode=Mode.ACT))
     run = replace(decision.run, stop=decision.run.stop and replace(decision.run.stop, approved_by=who))
     return replace(decision, run=with_approval(run, who))
 

@@ -262,6 +262,9 @@ class Attempt(Record):
     requested_at: datetime | None = None
     # The GPU that it failed on, with its UUID first.
     gpu: str = ""
+    # Since when it makes no step and is left alone, as a policy or an operator says; the seconds of earlier such times.
+    stalled_at: datetime | None = None
+    stalled_seconds: float = 0.0
 
     @property
     def began_step(self) -> int | None:
