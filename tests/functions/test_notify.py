@@ -50,6 +50,16 @@ def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
     assert json.loads(card["Message"])["metadata"]["threadId"] == detail["run"]
 
 
+def test_commands_of_the_local_aws_have_its_option(account):
+    event = sample("notice_page")
+    event["account"] = "000000000000"
+    event["detail"]["todo"] = "Make the batch smaller: `rerail submit train.py`\nThen: rerail release gpt"
+    notify.handler(event, Context("notify"))
+    (message,) = account.received("page")
+    assert "`rerail submit train.py --local`\n  - Then: rerail release gpt --local\n" in message["Message"]
+    assert message["Message"].endswith(f"  Terminal: rerail show {event['detail']['run']} --local")
+
+
 def test_the_links_lead_to_report_runbook_and_console(account):
     """Region and account are those of the event."""
     send("notice_page")

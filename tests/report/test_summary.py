@@ -55,6 +55,14 @@ def test_a_held_run_of_an_older_version_asks_all_the_same():
     assert report.todo == ("Fix the problem named above, then release the run.",)
 
 
+def test_a_run_that_an_operator_holds_names_no_problem():
+    """Nothing is wrong, so there is nothing to fix."""
+    known = held()
+    run = replace(known.run, pages=(), incidents=(), hold_reason="ada said hold", hold_advice="", held_by="ada")
+    report = make_report(replace(known, run=run))
+    assert report.todo == ("Release the run when Rerail is to supervise it again: ada holds it.",)
+
+
 def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
     """Whoever is asked sees what for, until when, and how to answer."""
     known = held()

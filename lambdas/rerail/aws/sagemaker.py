@@ -186,10 +186,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
 
 
 def _read_script(hyperparameters: Mapping[str, str]) -> str:
-    """Return the script that the job runs, as an argument of `rerail submit`, with placeholders for a shell command.
-
-    Return "" for Rerail's own scripts, and for names that need quotes.
-    """
+    """Return the script that the job runs, for `rerail submit`; "" for Rerail's own, and for names that need quotes."""
     program = hyperparameters.get(SCRIPT_SETTING) or hyperparameters.get("sagemaker_program", "")
     try:
         name = str(json.loads(program))

@@ -129,6 +129,8 @@ def _list_todos(run: Run) -> tuple[str, ...]:
     if run.state is RunState.HELD:
         if run.hold_advice:
             return (f"{format_instruction(run.hold_advice)}.",)
+        if run.held_by:  # there need not be a problem
+            return (f"Release the run when Rerail is to supervise it again: {run.held_by} holds it.",)
         return ("Fix the problem named above, then release the run.",)
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         return (f"Approve or deny this: {run.proposal.what}.",)

@@ -1,5 +1,7 @@
 """Format a notice as an e-mail: the subject is the title; the text starts with what happened and ends with links."""
 
+import re
+
 from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
@@ -15,6 +17,8 @@ from rerail.notices.notifiers.text import (
 
 # Limits of SNS: a subject is ASCII without line breaks or control characters; a text has at most 256 KiB.
 SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
+COMMAND = r"rerail (?!diagnose|metrics|policy check|runbook|simulate)[a-z]+\b"
+QUOTED_COMMAND = re.compile(rf"(?<=`){COMMAND}[^`]*(?=`)|(?<=: ){COMMAND}[^`\n;]*$", re.MULTILINE)
 
 
 def format_subject(notice: Notice) -> str:
@@ -40,4 +44,5 @@ def format_text(notice: Notice, links: Links) -> str:
     fact_lines = "\n".join(f"{name}: {value}" for name, value in facts if value)
     link_lines = "\n".join(f"  {name}: {link}" for name, link in [*links.named, ("Terminal", links.show)] if link)
     happened = indent(notice.body) or clean_text(notice.title)
-    return "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))
+    text = "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))
+    return QUOTED_COMMAND.sub(rf"\g<0>{links.option}", text) if links.option else text

@@ -12,6 +12,8 @@ CONSOLE_HOSTS = {
     "aws-cn": "console.amazonaws.cn",
     "aws-us-gov": "console.amazonaws-us-gov.com",
 }
+# The account of the local AWS.
+LOCAL_ACCOUNT = "000000000000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Links:
     console: str = ""  # URL of the job in the SageMaker console
     show: str = ""  # command for the terminal
     job_arn: str = ""
+    option: str = ""  # that commands need to reach the account, after a space
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
@@ -78,6 +81,7 @@ def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", all_run
         console=console,
         show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
         job_arn=arn if job else "",
+        option=" --local" if place.account == LOCAL_ACCOUNT else "",
     )
 
 
