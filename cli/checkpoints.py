@@ -201,28 +201,26 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
     console = Console()
     chosen = find_resume_point(run, saves)
     if not saves:
-        console.print(NOTHING.format(uri=escape(run.checkpoint_uri)), highlight=False)
+        console.print(NOTHING.format(uri=escape(run.checkpoint_uri)))
         return
-    console.print(f"[bold]{run.id}[/] in {escape(run.checkpoint_uri)}", highlight=False)
+    console.print(f"[bold]{run.id}[/] in {escape(run.checkpoint_uri)}")
     console.print(_table(run, saves, chosen))
     if explain:
         for save in saves:
-            console.print(f"  {_explain(run, save, saves, chosen)}", highlight=False)
+            console.print(f"  {_explain(run, save, saves, chosen)}")
     if chosen is None and any(save.is_single_file for save in saves):
         _print_without_step(run, saves, console)
         return
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
-    console.print(
-        f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})", highlight=False
-    )
+    console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})")
     for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
-            console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
+            console.print(f"  not from step {save.step}: {escape(why)}")
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)
-            console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
+            console.print(f"  step {save.step} is {health}: {escape(why)}")
 
 
 def _explain(
@@ -245,10 +243,10 @@ def _explain(
 def _print_without_step(run: Run, saves: Sequence[StoredCheckpoint], console: Console) -> None:
     """Say what it means that no checkpoint has a step: an unknown layout, another number, or files without any."""
     if any(save.layout for save in saves):
-        console.print(NO_STEP, highlight=False)
+        console.print(NO_STEP)
     elif unknown := list_unknown_names([save.folder for save in saves]):
         more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
-        console.print(escape(UNKNOWN.format(names=f"{', '.join(unknown[:MAX_NAMES])}{more}")), highlight=False)
+        console.print(escape(UNKNOWN.format(names=f"{', '.join(unknown[:MAX_NAMES])}{more}")))
     else:
         _print_copies(run, console)
 
@@ -256,12 +254,12 @@ def _print_without_step(run: Run, saves: Sequence[StoredCheckpoint], console: Co
 def _print_copies(run: Run, console: Console) -> None:
     """Say what a file without a step means, and list its copies."""
     reason = f"not copied: {run.current.copy_problem}" if run.current.copy_problem else NOT_COPIED
-    console.print(f"{SINGLE_FILES}{COPIED if run.copies else escape(reason)}", highlight=False)
+    console.print(f"{SINGLE_FILES}{COPIED if run.copies else escape(reason)}")
     for copy in sorted(run.copies, key=SAVED_AT, reverse=True):
         step = "step not known" if copy.step is None else f"at about step {copy.step}"
         note = "; [red]not restored: saved after the problem began[/]" if is_rejected(run, copy) else ""
         saved = f"{copy.saved_at:%Y-%m-%d %H:%M:%S}, {step}, attempt {copy.attempt}, {decimal(copy.bytes)}"
-        console.print(f"  copy of {escape(copy.name)}: {saved}{note}", highlight=False)
+        console.print(f"  copy of {escape(copy.name)}: {saved}{note}")
 
 
 def _health(run: Run, save: StoredCheckpoint) -> Health | None:

@@ -43,7 +43,7 @@ def connect(
         facts = {"run": run, "job": job, "host": host, "target": target, "command": command, "switched_on": not is_on}
         typer.echo(json.dumps(facts | needs, indent=2))
         return
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = Console(stderr=True, markup=False, soft_wrap=True)
     console.print(f"the role {needs['role']} needs {', '.join(ROLE_NEEDS)}", style="dim")
     console.print(f"you need {', '.join(YOU_NEED)}, and the session-manager-plugin beside the AWS CLI", style="dim")
     if where.is_local:

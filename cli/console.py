@@ -32,7 +32,13 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 class Console(console.Console):
-    """Rich's console; what Rich itself has to say to the terminal is no text, and passes."""
+    """Rich's console; what Rich itself has to say to the terminal is no text, and passes.
+
+    Nothing is highlighted: that takes time by the square of a word's length, and others choose the words.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return the text with its commands as they must be typed here; markup of others opens no link, nor fails."""

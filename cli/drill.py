@@ -90,7 +90,7 @@ def drill(
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
     _check(where, record)
     within = parse_seconds(patience, "--patience")
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     if not yes:
         _confirm(record, policy, steps)
     it = RestartDrill(
@@ -104,7 +104,7 @@ def drill(
     if as_json:
         typer.echo(json.dumps(_plain(proof), indent=2))
     else:
-        Console(highlight=False).print(_page(proof))
+        Console().print(_page(proof))
     raise typer.Exit(0 if proof.proven else 1)
 
 

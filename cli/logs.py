@@ -53,7 +53,7 @@ def logs(
         _save(save, (line for line in lines if grep in line.text))
         return
     screen, numbers = (
-        Console(soft_wrap=True, highlight=False),
+        Console(soft_wrap=True),
         {attempt.job_name: attempt.number for attempt in record.attempts},
     )
     shown = 0
@@ -132,4 +132,4 @@ def _number(job: str) -> int:
 def _say_why_nothing(run: Run, chosen: list[Attempt], since: str, grep: str) -> None:
     asked = [f"since {since} ago"] * bool(since) + [f"with {grep!r}"] * bool(grep)
     jobs = chosen[0].job_name if len(chosen) == 1 else f"the {len(chosen)} jobs of {run.id}"
-    Console(stderr=True, highlight=False).print(f"nothing printed by {jobs} {' '.join(asked)}".rstrip(), markup=False)
+    Console(stderr=True).print(f"nothing printed by {jobs} {' '.join(asked)}".rstrip(), markup=False)

@@ -18,6 +18,7 @@ from cli.trouble import explain
 from rerail.decisions.decision import find_manifest_key, format_next_command, has_agent
 from rerail.decisions.file_copies import list_copies_before
 from rerail.decisions.on_command import find_refusal
+from rerail.incident_report.fleet import find_policy
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
@@ -183,7 +184,11 @@ def write_pause(where: Place, text: str, *, as_json: bool) -> None:
 
 def check_effect(where: Place, run: Run, verb: OperatorVerb) -> None:
     """Exit with status 1 and the reason if the run's record shows that the command would change nothing."""
-    refusal = find_refusal(run, verb, place.now(), run.last_policy or Policy())
+    from rerail.aws.ssm import SsmPolicies
+
+    # The policy as it is now: a limit may just have been raised.
+    policy = find_policy(run, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
+    refusal = find_refusal(run, verb, place.now(), policy)
     if not refusal:
         return
     remedy = f"rerail show {run.id}"

@@ -122,11 +122,11 @@ def show_organization(*, as_json: bool) -> None:
         if row.todo:
             console.print(Text.assemble(("to do  ", "bold red"), row.todo, ("  " + row.reason, "dim")))
     if not rows:
-        console.print(f"no run of a member has changed its state in {SINCE.days} days", highlight=False)
+        console.print(f"no run of a member has changed its state in {SINCE.days} days")
     if since > now - SINCE:
         console.print(f"more than {MOST_EVENTS:,} events: of those before {since:%d %b %H:%M} UTC some were not read")
     if unread:
-        console.print(f"{unread} events are not of this version: update this command line", highlight=False)
+        console.print(f"{unread} events are not of this version: update this command line")
 
 
 def make_table(rows: Iterable[MemberRun]) -> Table:

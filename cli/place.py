@@ -156,7 +156,7 @@ def fail(problem: str, remedy: str, *, status: int = 2) -> NoReturn:
     """One error on stderr, no longer than one reads, and exit status 2, or 1 where the answer is no."""
     from cli.console import Console
 
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = Console(stderr=True, markup=False, soft_wrap=True)
     said = problem if len(problem) <= PROBLEM_LIMIT else f"{problem[:PROBLEM_LIMIT]}…"
     console.print(f"error: {said}", style="red")
     console.print(f"to do: {remedy}")

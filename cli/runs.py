@@ -61,8 +61,8 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         return
     incident_report = complete_commands(where, incident_report)
     console = Console()
-    console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)
-    console.print(f"now {now():%Y-%m-%d %H:%M:%S}, all times are UTC", style="dim", highlight=False)
+    console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}")
+    console.print(f"now {now():%Y-%m-%d %H:%M:%S}, all times are UTC", style="dim")
     console.print(make_headline(incident_report))
     for line in (
         describe_step(FleetReader(where).read_row(record)),
@@ -72,8 +72,8 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         *describe_spending(record, policy),
         *describe_saving(record, policy),
     ):
-        console.print(line, highlight=False)
-    console.print(f"retries left: {format_budgets(record, policy)}", highlight=False)
+        console.print(line)
+    console.print(f"retries left: {format_budgets(record, policy)}")
     console.print(make_attempts_table(record))
     if record.incidents:
         console.print(make_incidents_table(record, policy))
@@ -81,7 +81,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         console.print(make_time_table(make_account(record, now(), policy), find_recent_share(record, now())))
     console.print(make_timeline_table(timeline))
     for entry in record.ledger.entries:
-        console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
+        console.print(f"  ledger {escape(entry)}", style="dim")
 
 
 def describe_step(row: FleetRow) -> str:

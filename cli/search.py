@@ -126,7 +126,7 @@ def search(
         typer.echo(json.dumps([job.make_plain() for job in found], indent=2))
         return
     if not found:
-        Console(stderr=True).print("no training job fits", highlight=False)
+        Console(stderr=True).print("no training job fits")
         raise typer.Exit(1)
     Console().print(_make_table(found))
 

@@ -96,11 +96,11 @@ def status(
     console = Console()
     console.print(make_picture(fleet, rows, width=console.width))
     if not fleet.rows:
-        console.print("no runs yet. A job joins soon after it starts with tag rerail:policy=default", highlight=False)
+        console.print("no runs yet. A job joins soon after it starts with tag rerail:policy=default")
     policies = SsmPolicies(look.where.outputs["PolicyPrefix"], place.now)
     for row in rows if advice else ():
         for line in describe_saving(row.run, policy_of(row.run, policies)):
-            console.print(f"{row.run.id}: {line}", highlight=False)
+            console.print(f"{row.run.id}: {line}")
 
 
 def _open_page(fleet: FleetStatus) -> None:

@@ -65,7 +65,7 @@ def acceptance(
 
     Exit status 0 if nothing is refuted. Measures start, stop, events, metrics and uploads, which estimates then use.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, soft_wrap=True)
     chosen = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in chosen if name not in CHECK_IDS]:
         place.fail(f"--only {unknown[0]}: there is no such check", f"give some of {', '.join(CHECK_IDS)}")
@@ -253,7 +253,7 @@ def _store(where: Place, text: str, say: Callable[[str], None]) -> None:
 
 
 def _print(results: list[CheckResult]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for found in results:
         console.print(f"[{STYLES[found.verdict]}]{found.verdict:<10}[/]{found.id:<13} {escape(found.seen)}")
     console.print(result.count_verdicts(results))

@@ -80,7 +80,7 @@ def backtest(
         if plot:
             worth = plots.select_logs(judged)
             drawn = list(_shown(plots.draw(worth, plot), len(worth), "drawing", console))
-            console.print(f"{len(drawn)} picture(s) in {plot}", highlight=False)
+            console.print(f"{len(drawn)} picture(s) in {plot}")
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
 

@@ -23,19 +23,19 @@ def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, secon
     """Print the findings and the score."""
     rows = sum(log.samples for log in judged)
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
-    console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
+    console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s")
     for log in judged[:LOGS_SHOWN]:
         for note in log.notes:
-            console.print(f"{log.log.name}: {note}", style="dim", highlight=False, markup=False)
+            console.print(f"{log.log.name}: {note}", style="dim", markup=False)
         for limit in log.limits:
-            console.print(f"{log.log.name}: {limit}", style="yellow", highlight=False, markup=False)
+            console.print(f"{log.log.name}: {limit}", style="yellow", markup=False)
     if not any(log.findings for log in judged):
         if not all(log.limits for log in judged):
             console.print("no findings: Rerail would not have acted")
     else:
         console.print(_kinds(judged))
         console.print(_findings(judged[0]) if len(judged) == 1 else _logs(judged))
-        console.print(MEANING, style="dim", highlight=False)
+        console.print(MEANING, style="dim")
     if scored:
         console.print(_quality(*scored))
 

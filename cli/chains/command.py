@@ -217,7 +217,7 @@ class ChainScreen:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._console = Console(stderr=as_json, highlight=False, markup=False, soft_wrap=True)
+        self._console = Console(stderr=as_json, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a line about the chain."""

@@ -52,11 +52,10 @@ def demo(
         scale = _measured_scale(console)
     console.print(
         f"clock x{scale:g}: SageMaker's pace, the minute's sweep and the policy's durations are divided by {scale:g}",
-        highlight=False,
     )
     if chosen.findings:
         rows = round(PATIENCE_ROWS * FASTEST_SCALE / scale)
-        console.print(f"the detectors' patience is cut to {rows} rows, one a second", highlight=False)
+        console.print(f"the detectors' patience is cut to {rows} rows, one a second")
     aws = LocalAws(place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
     try:
         with console.status("starting") as status:
@@ -79,14 +78,13 @@ def _measured_scale(console: Console) -> float:
         console.print(
             f"this machine is busy or slow (1/{pace.slowdown:g} of the reference speed): the clock runs at "
             f"x{pace.scale:g} instead of x{FASTEST_SCALE:g}, so the demo takes about {pace.slowdown:g} times as long",
-            highlight=False,
         )
     return pace.scale
 
 
 def _progress(console: Console, status: Status, line: str) -> None:
     status.update(line)
-    console.print(f"  {line}", markup=False, highlight=False)
+    console.print(f"  {line}", markup=False)
 
 
 def _play(
@@ -105,10 +103,10 @@ def _play(
     console.print(page)
     facts = reports.make_section(scenario, stage, report, problems)
     save_for(Place("the demo", aws.outputs), stage.run_id, html, (facts,))
-    console.print(f"report: {html}", highlight=False)
+    console.print(f"report: {html}")
     if json_file == STDOUT:
         typer.echo(json.dumps(report, indent=2))
     elif json_file:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
-        console.print(f"facts:  {json_file}", highlight=False)
+        console.print(f"facts:  {json_file}")
     return bool(problems)

@@ -57,11 +57,9 @@ class DemoScreen:
         if len(stage.timeline) > self._printed or time.monotonic() - self._printed_at >= SAY_AFTER_S:
             self._printed_at = time.monotonic()
             if len(stage.timeline) == self._printed:
-                self.console.print(f"  {where}", highlight=False)
+                self.console.print(f"  {where}")
         for entry in stage.timeline[self._printed :]:
-            self.console.print(
-                f"{format_clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
-            )
+            self.console.print(f"{format_clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False)
         self._printed = len(stage.timeline)
 
     def draw(self, stage: Stage) -> RenderableType:

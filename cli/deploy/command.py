@@ -96,7 +96,7 @@ class _Step:
 
     def __init__(self, target: Target, as_json: bool) -> None:
         self.target, self.as_json = target, as_json
-        self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=as_json, soft_wrap=True)
 
     def make_formation(self, role: str = DEPLOY_ROLE, execution: str = EXECUTION_ROLE) -> Formation:
         """Return the stack, with the roles of the bootstrap if they may be assumed, as the CDK does."""

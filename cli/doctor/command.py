@@ -75,7 +75,7 @@ def _answers(deployment: Deployment, asked: Subject | None) -> Iterator[Check]:
 
 
 def _print(checks: Sequence[Check]) -> None:
-    console, about = Console(highlight=False, soft_wrap=True), ""
+    console, about = Console(soft_wrap=True), ""
     for check in checks:
         if check.about != about:
             about = check.about

@@ -41,7 +41,7 @@ def check(
     if as_json:
         typer.echo(json.dumps({"files": [asdict(policy) for policy in found]}, indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(soft_wrap=True)
         for policy in found:
             read = f"[green]ok[/], policy {policy.name} with {policy.given} value{'s' * (policy.given != 1)}"
             state = "[red]cannot be deployed[/]" if policy.problems else read
@@ -108,7 +108,7 @@ def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str
     console = Console()
     console.print(table)
     count = sum(value != usual[key] for key, value in values.items())
-    console.print(f"* {count} of {len(values)} values are not the default's", highlight=False)
+    console.print(f"* {count} of {len(values)} values are not the default's")
 
 
 def _deployed(name: str, *, local: bool) -> tuple[str, str]:

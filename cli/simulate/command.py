@@ -80,7 +80,7 @@ def run_simulations(
         if plot:
             by_size = {size: rows[f"ways:{size}"] for size in compared}
             pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweeps}, plot)
-            console.print(f"drawn: {plot}", highlight=False)
+            console.print(f"drawn: {plot}")
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
 

@@ -19,7 +19,7 @@ class SubmitScreen:
 
     def say(self, text: str) -> None:
         """Print a line of Rerail's own."""
-        Console(stderr=self.as_json, highlight=False, markup=False, soft_wrap=True).print(text, style="cyan")
+        Console(stderr=self.as_json, markup=False, soft_wrap=True).print(text, style="cyan")
 
     def show(self, text: str) -> None:
         """Print a line of the job."""

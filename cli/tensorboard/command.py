@@ -175,7 +175,7 @@ def serve(folder: Path, port: int, refreshes: Sequence[Callable[[], None]]) -> i
 
 
 def _say(boards: Sequence[Board], records: Sequence[Run]) -> None:
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = Console(stderr=True, markup=False, soft_wrap=True)
     for board, record in zip(boards, records, strict=True):
         drawn, unit = (board.files, "event files") if board.files else (board.points, "points")
         for attempt in list_launched(record):

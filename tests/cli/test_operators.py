@@ -19,7 +19,12 @@ from rerail.supervisor.pause import parse_pause
 from tests.aws.places import TABLE, make_table
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "PauseParameter": "/rerail/switch"}
+OUTPUTS = {
+    "TableName": TABLE,
+    "BusName": "rerail",
+    "PauseParameter": "/rerail/switch",
+    "PolicyPrefix": "/rerail/policies",
+}
 PROPOSAL = Proposal(
     "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
 )

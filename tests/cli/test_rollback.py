@@ -43,7 +43,11 @@ def sent(monkeypatch):
             for name, body in (("a", b"1"), ("manifest.json", text)):
                 s3.put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
         s3.put_object(Bucket="bucket", Key="gpt/step-000000050/a", Body=b"1")
-        monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE, "BusName": "b"}))
+        monkeypatch.setattr(
+            place,
+            "find",
+            lambda *, local: Place("stack Rerail", {"TableName": TABLE, "BusName": "b", "PolicyPrefix": "/p"}),
+        )
         monkeypatch.setattr(client("events"), "put_events", put)
         yield events
 
@@ -126,5 +130,5 @@ def test_a_save_is_asked_of_an_agent_alone(sent):
 
 def test_a_save_is_asked_for(sent):
     saved = call(RUN, "save")
-    assert saved.exit_code == 0 and "waits for a checkpoint until" in saved.output
+    assert saved.exit_code == 0 and "a checkpoint is waited for until" in saved.output
     assert (given(sent).verb, given(sent).step) == (OperatorVerb.SAVE, None)

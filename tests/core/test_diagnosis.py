@@ -370,6 +370,10 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ("MyError: requests to https://a.b/c gave up after 3 tries: 403", "user_code"),
         ("CannotPullContainerError: pull access denied for train", "user_code"),
         ("CannotPullContainerError: i/o", "infrastructure"),
+        ("dcgm diag: GPU memory test FAILED", "hardware"),
+        ("host: ip-10-0-0-1 GPU 3 has fallen off the bus", "hardware"),
+        ("RuntimeError: Error loading audio file: failed to open file /opt/ml/input/data/train/a.wav", "data"),
+        ('ValueError: NOT_FOUND: Error opening "zarr" driver: Metadata at "/ck/7/w/.zarray"', "damaged_checkpoint"),
     ],
 )
 def test_traps(text: str, cause: str) -> None:

@@ -237,7 +237,8 @@ _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following erro
 # What SageMaker's toolkit and launchers print after a script has ended, whatever its result.
 _AFTER_END = LazyPattern(
     r"Reporting training SUCCESS|finish and give a return code|return code\. Received|^[-=]+$"
-    r"|^\[\d+\]:$|^(time|host|rank|exitcode|error_file|traceback) *:|^Failures:|^Root Cause|NO_OTHER_FAILURES| FAILED$"
+    r"|^\[\d+\]:$|^(time|host|rank|exitcode|traceback) +: |^error_file: |^Failures:|^Root Cause|NO_OTHER_FAILURES"
+    r"|^\S+ FAILED$"
 )
 FINAL_LINES, FINAL_CHARS = 80, 24_000
 

@@ -289,7 +289,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes|storage has wrong (?:byte )?size",
         r"\b(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeader(?:Deserialization|Start|Length)?)\b",
         r"Error while deserializing header|(?:No such file or directory|FileNotFoundError)\b.{0,200}/\.metadata\b"
-        r"|not an sstable",
+        r"|not an sstable|NOT_FOUND: Error opening \"(?:zarr\d?|ocdbt|kvstore)\" driver",
         r"(?:DataLoss(?:Error)?|Data loss)\b.{0,120}(?:checkpoint|ckpt|sstable|\.data-\d{5}|restored bytes)",
         r"(?:checkpoints?|ckpt|state_dict)\b[^.;]{0,60}\b(?:is|are|was|seems?|appears?|may be|has been) (?:\w+ )?"
         r"(?:corrupt\w*|truncated|damaged|incomplete)\b",
@@ -402,7 +402,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|required|"
         r"empty)|missing (?:\w+ )?channel",
         r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|not found"
-        r"|could not find(?! a version))\b.{0,200}" + _DATA_PATH,
+        r"|could not find(?! a version)|failed to open(?: file)?)\b.{0,200}" + _DATA_PATH,
         r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
         _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
@@ -708,7 +708,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.UNKNOWN,
         r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
-        r"Driver/library version mismatch|CUDA_ERROR_LAUNCH_FAILED|CUDA driver init\w+ failed",
+        r"Driver/library version mismatch|CUDA unknown error\b|CUDA_ERROR_LAUNCH_FAILED|CUDA driver init\w+ failed",
         r"miopenStatus\w+Error|No neuron device available|number of available NeuronCores|TPU initialization failed",
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
     ),
