@@ -287,6 +287,7 @@ def test_each_state_has_its_start_time():
     assert find_state_start(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
     assert find_state_start(a_run("a", RunState.WAITING)) == began + HOUR
     assert find_state_start(held("a")) == NOW - HOUR
+    assert find_state_start(replace(held("a"), held_by="ada", commanded_at=NOW - SECOND)) == NOW - SECOND
     assert find_state_start(a_run("a", RunState.COMPLETED)) == NOW - HOUR
 
 

@@ -71,6 +71,17 @@ def minutes(account: Account) -> dict[str, float]:
     return {"GOOD": round(account.goodput_s / 60, 6), **spent}
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stop_keeps_the_time_that_the_run_was_held(waits):
+    """Whether or not the next attempt is in the record; what follows the order is no time of the run."""
+    failed = an_incident(65, 66, 66, recovered=False)
+    attempts = (an_attempt(1, 0, 5, 65), *([an_attempt(2, None, None, None)] if waits else []))
+    held = a_run(*attempts, incidents=[failed], state=RunState.HELD)
+    stopped = replace(held, state=RunState.STOPPED, commanded_at=at(126))
+    expected = {"GOOD": 60, "MACHINES": 5, "UNNOTICED": 1, "HUMAN": 60}
+    assert minutes(make_account(held, at(126), PRICED)) == minutes(make_account(stopped, at(500), PRICED)) == expected
+
+
 def test_a_run_that_only_trains_has_but_waited_for_machines():
     """From its job's creation on, although Rerail adopted it a minute later."""
     account = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)

@@ -139,8 +139,10 @@ class _Accounting:
 
 def _count_wait(accounting: _Accounting, run: Run, before: Attempt | None, attempt: Attempt) -> None:
     """Count the time between two jobs: until the end was noticed, until people answered, and the backoff."""
-    launched = attempt.created_at
-    if before is None or (launched is None and run.state in OVER):
+    # Of a run that was stopped instead, the order ends the wait.
+    is_stopped = attempt.created_at is None and run.state in OVER
+    launched = run.commanded_at if is_stopped else attempt.created_at
+    if before is None or (is_stopped and launched is None):
         return
     _count_until_noticed(accounting, run, before)
     proposal = (
@@ -149,7 +151,7 @@ def _count_wait(accounting: _Accounting, run: Run, before: Attempt | None, attem
     hold = _find_hold(run, accounting.pointer, launched or accounting.until)
     if proposal or hold:
         accounting.book(Badput.BACKOFF, proposal.asked_at if proposal else hold)
-    answered = attempt.approved_by and (hold or before.status is JobStatus.FAILED)
+    answered = hold if is_stopped else attempt.approved_by and (hold or before.status is JobStatus.FAILED)
     asked = answered if launched else proposal or run.state is RunState.HELD
     accounting.book(Badput.HUMAN if asked else Badput.BACKOFF, launched)
 
@@ -180,13 +182,16 @@ def _count_job(accounting: _Accounting, run: Run, attempt: Attempt) -> None:
 
 
 def _count_rest(accounting: _Accounting, run: Run) -> None:
-    """Count the time after the last job of an unfinished run: until its end is noticed, or as waiting for people."""
-    last = run.current
-    if run.state in OVER or last.created_at is None or last.ended_at is None:
+    """Count the time after the last job: until its end is noticed, or as waiting for people, at most until a stop."""
+    last, is_over = run.current, run.state in OVER
+    end = run.commanded_at if is_over else accounting.until
+    if last.created_at is None or last.ended_at is None or end is None:
         return
-    if run.state is RunState.HELD:
+    is_held = _find_hold(run, accounting.pointer, end) if is_over else run.state is RunState.HELD
+    if is_held:
         _count_until_noticed(accounting, run, last)
-    accounting.book(Badput.HUMAN if run.state is RunState.HELD else Badput.UNNOTICED, None)
+    if is_held or not is_over:
+        accounting.book(Badput.HUMAN if is_held else Badput.UNNOTICED, end)
 
 
 def _count_until_noticed(accounting: _Accounting, run: Run, ended: Attempt) -> None:

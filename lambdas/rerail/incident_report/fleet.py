@@ -123,12 +123,16 @@ def find_state_start(run: Run) -> datetime | None:
         case RunState.WATCHING:
             restarted = [order.restarted_at for order in attempt.in_place_restarts if order.restarted_at]
             return restarted[-1] if restarted else attempt.training_started_at
+        case RunState.HELD if run.held_by:
+            return run.commanded_at
         case RunState.HELD if incident and incident.closed_at and not incident.recovered:
             return incident.closed_at
         case RunState.WAITING:
             return run.attempts[-2].ended_at if len(run.attempts) > 1 else run.created_at
         case RunState.STARTING:
             return attempt.created_at or (run.ledger.starts[-1] if run.ledger.starts else run.created_at)
+        case RunState.STOPPED:
+            return attempt.ended_at or run.commanded_at
     return attempt.ended_at
 
 

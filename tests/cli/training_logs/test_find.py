@@ -113,7 +113,7 @@ OWN_FORMS = {
     ),
     "a rank before the step": ([f"2026-05-28 22:26:20,123 rank0 step {n:5d} | loss: {n / 16}" for n in ROWS], ROWS),
     "the mean of an epoch too": (
-        [x for n in ROWS for x in (f"iter {n} loss_train: {n / 16}", *(["loss= 9.5"] if n % 3 == 0 else []))],
+        [line for n in ROWS for line in (f"iter {n} loss_train: {n / 16}", *(["loss= 9.5"] if n % 3 == 0 else []))],
         ROWS,
     ),
     "a validation with the same name": (
