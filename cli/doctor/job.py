@@ -194,7 +194,7 @@ def logs(subject: Subject) -> Check:
         return ok(f"{LOG_GROUP} will be made by the first job")
     days = group.get("retentionInDays")
     if days is None:
-        return ok(f"{LOG_GROUP} is kept for ever")
+        return ok(f"{LOG_GROUP} never expires")
     if days < FEW_DAYS_OF_LOGS:
         return warn(f"{LOG_GROUP} is kept for {days} days", f"keep it for {FEW_DAYS_OF_LOGS} or more")
     return ok(f"{LOG_GROUP} is kept for {days} days")

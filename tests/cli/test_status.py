@@ -112,7 +112,7 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
     rows = [w for line in said.splitlines() for w in line.split()[:1] if w in ("trains", "stuck", "done", "asks")]
     assert sorted(rows[:2]) == ["asks", "stuck"] and rows[2:4] == ["trains", "done"]
     assert "use a smaller batch\n" in said and "rerail release stuck" in said
-    assert "rerail approve asks --proposal p7" in said
+    assert "rerail approve asks --proposal p7" in said and "rerail deny asks --proposal p7" in said
 
 
 def test_runs_open_as_a_page_in_the_browser(where, monkeypatch, tmp_path):

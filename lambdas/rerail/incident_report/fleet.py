@@ -140,10 +140,9 @@ def find_todo(run: Run, policy: Policy, *, paused: bool | None) -> tuple[str, st
     """Return what a person has to do, if anything, and the command that follows; `paused` is None if unknown."""
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
-        return (
-            f"{asked.what}? ({asked.why}) {format_stop(run)}".rstrip(),
-            f"rerail approve {run.id} --proposal {asked.id}",
-        )
+        answer = f"{run.id} --proposal {asked.id}"
+        todo = f"{asked.what}? ({asked.why}) If not: `rerail deny {answer}`. {format_stop(run)}"
+        return todo.rstrip(), f"rerail approve {answer}"
     if run.state is RunState.HELD:
         todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
         return ". ".join(filter(None, todo)), format_next_command(run)

@@ -86,5 +86,5 @@ def with_relaunch(liveness: Liveness, at: datetime) -> Liveness:
 
 
 def _update_longest(longest: float, seconds: float) -> float:
-    # Halfway to a new maximum, as in NVIDIA's resiliency extension: a plain maximum would keep one outlier for ever.
+    # Halfway to a new maximum, as in NVIDIA's resiliency extension: a plain maximum would keep one outlier permanently.
     return (longest + seconds) / 2 if seconds > longest > 0 else max(longest, seconds)
