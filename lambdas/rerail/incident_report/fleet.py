@@ -141,8 +141,8 @@ def find_todo(run: Run, policy: Policy, *, paused: bool | None) -> tuple[str, st
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
         answer = f"{run.id} --proposal {asked.id}"
-        todo = f"{asked.what}? ({asked.why}) If not: `rerail deny {answer}`. {format_stop(run)}"
-        return todo.rstrip(), f"rerail approve {answer}"
+        question = f"{asked.what}? ({asked.why}) If not: `rerail deny {answer}`. {format_stop(run)}"
+        return question.rstrip(), f"rerail approve {answer}"
     if run.state is RunState.HELD:
         todo = (run.hold_advice.removesuffix(RELEASE) or run.hold_reason, format_stop(run))
         return ". ".join(filter(None, todo)), format_next_command(run)
