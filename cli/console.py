@@ -32,7 +32,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 class Console(console.Console):
-    """Rich's console; what Rich itself has to say to the terminal is no text, and passes.
+    """Rich's console, which prints no control characters but those that Rich itself sends to the terminal.
 
     Nothing is highlighted: that takes time by the square of a word's length, and others choose the words.
     """

@@ -1,7 +1,6 @@
 """Find the deployment for a command: in the account of your AWS credentials, or in the local AWS on this machine."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,10 +20,6 @@ LOCAL_STATE = find_state_folder()
 SYNTHESES = (ROOT / ".local" if IS_CHECKOUT else LOCAL_STATE) / "assemblies"
 # What people gave is quoted in errors, and may be of any length.
 PROBLEM_LIMIT = 1_500
-WITHOUT_LOCAL = ("demo", "diagnose", "local", "metrics", "policy check", "runbook", "simulate")
-# A command that has the option --local: in backquotes, or at the end of a line after a colon.
-COMMAND = rf"rerail (?!(?:{'|'.join(WITHOUT_LOCAL)})\b)(?:{'|'.join(COMMANDS)})\b"
-QUOTED_COMMAND = re.compile(rf"(?<=`){COMMAND}[^`]*(?=`)|(?<=: ){COMMAND}[^`\n;]*$|\A{COMMAND}[^`\n;]*\Z", re.MULTILINE)
 # A StackSet names the stacks of its accounts otherwise.
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
@@ -82,7 +77,9 @@ class Place:
 
 def complete_text(text: str) -> str:
     """Return the text with --local in each quoted `rerail` command that has this option."""
-    return QUOTED_COMMAND.sub(lambda found: found[0] if "--local" in found[0] else f"{found[0]} --local", text)
+    from rerail.model.formatting import add_local_option
+
+    return add_local_option(text, "|".join(COMMANDS))
 
 
 def client(service: str) -> Any:

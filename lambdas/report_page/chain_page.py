@@ -1,14 +1,10 @@
 """Render the report of a chain of runs as one self-contained HTML page, with links to the runs' own pages."""
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 
-from markupsafe import Markup
-
-from report_page.page import HERE, find_template
+from report_page.page import render_template
 from rerail.incident_report.summary import Urgency
 
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 48, 50, 16, 4
@@ -69,14 +65,7 @@ class _Graph:
 
 def render_chain_page(report: ChainReport) -> str:
     """Return the page as HTML."""
-    style = (HERE / "style.css").read_text(encoding="utf-8")
-    html: str = find_template("chain.html").render(
-        report=report,
-        style=Markup(style),  # nosec B704: a constant file with no data of the chain
-        style_hash=b64encode(sha256(style.encode()).digest()).decode(),
-        graph=_lay_out(report),
-    )
-    return html
+    return render_template("chain.html", report=report, graph=_lay_out(report))
 
 
 def _lay_out(report: ChainReport) -> _Graph:

@@ -1,14 +1,10 @@
 """Render all runs as one self-contained HTML page: what waits for a person, and a row for each run."""
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from math import log
 
-from markupsafe import Markup
-
-from report_page.page import HERE, find_template
+from report_page.page import render_template
 from rerail.incident_report.fleet import FleetRow, FleetStatus, describe_incident, describe_state
 from rerail.incident_report.summary import Urgency
 from rerail.model.run import RunState
@@ -41,20 +37,16 @@ def render_fleet_page(
     `find_page` returns the address of a run's report, "" for none. `losses` are the recent losses of runs, oldest
     first; it may lack runs."""
     losses = losses or {}
-    todos = [row for row in fleet.rows if row.todo]
-    style = (HERE / "style.css").read_text(encoding="utf-8")
-    html: str = find_template("fleet.html").render(
+    return render_template(
+        "fleet.html",
         fleet=fleet,
-        todos=todos,
+        todos=[row for row in fleet.rows if row.todo],
         tone=find_tone(fleet),
         headline=make_headline(fleet),
         rows=[_make_row(row, find_page(row.run.id), losses.get(row.run.id, ())) for row in fleet.rows],
         width=CURVE_WIDTH,
         height=CURVE_HEIGHT,
-        style=Markup(style),  # nosec B704: a constant file with no data of a run
-        style_hash=b64encode(sha256(style.encode()).digest()).decode(),
     )
-    return html
 
 
 def find_tone(fleet: FleetStatus) -> Urgency:

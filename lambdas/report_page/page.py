@@ -46,13 +46,11 @@ def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "")
     `docs_url` is where the runbooks are served, "" if they are only in the repository. `region` is the region of the
     console that jobs are linked to, "" for no links."""
     docs_url = docs_url.rstrip("/")
-    style = (HERE / "style.css").read_text(encoding="utf-8")
     title, runbook = render_runbook(report.runbook, run=report.run, docs_url=docs_url) if report.runbook else ("", "")
     numbered = list(enumerate(report.marks, start=1))
-    html: str = find_template("page.html").render(
+    return render_template(
+        "page.html",
         report=report,
-        style=Markup(style),  # nosec B704: a constant file with no data of the run
-        style_hash=b64encode(sha256(style.encode()).digest()).decode(),
         pictures=[_picture(report, chart, numbered) for chart in report.charts],
         numbered=numbered,
         drawn_attempts=sorted({line.attempt for chart in report.charts for line in chart.curve.lines}),
@@ -63,6 +61,16 @@ def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "")
         console=NoticeOrigin("", region).console if region else "",
         longest=max((seconds for _, seconds in report.seconds), default=1.0) or 1.0,
         total=sum(seconds for _, seconds in report.seconds) or 1.0,
+    )
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Return a template of this folder as HTML, with the style of all pages."""
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    html: str = _find_template(name).render(
+        style=Markup(style),  # nosec B704: a constant file with no data of a run
+        style_hash=b64encode(sha256(style.encode()).digest()).decode(),
+        **values,
     )
     return html
 
@@ -83,7 +91,7 @@ def _axis_position(report: IncidentReport, chart: Chart, mark: CurveMark) -> flo
 
 
 @cache
-def find_template(name: str) -> Any:
+def _find_template(name: str) -> Any:
     """Return a template of this folder, with the filters of all pages."""
     environment = Environment(
         loader=FileSystemLoader(HERE),

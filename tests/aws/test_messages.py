@@ -219,7 +219,7 @@ def test_a_signed_link_opens_the_report_of_any_run(run):
 
 
 def test_a_page_to_on_call_links_to_the_page_of_all_runs():
-    """Only a page: nobody has to look at all runs because of an inform."""
+    """An inform has no such link, and neither has a page without a bucket."""
     page = replace(NOTICE, severity=Severity.PAGE)
     assert urlsplit(ReportLinks("reports", signed=True).of_all_runs(page, PLACE)).path == "/runs.html"
     assert ReportLinks("reports", signed=True).of_all_runs(replace(NOTICE, severity=Severity.INFORM), PLACE) == ""

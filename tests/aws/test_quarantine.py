@@ -153,7 +153,7 @@ def test_nothing_is_written_over_what_another_has_quarantined(s3):
 
 @pytest.mark.threat("T26")
 def test_a_pointer_that_cannot_be_read_holds_only_a_rollback(s3, monkeypatch):
-    """What it names may be what is moved; otherwise it decides nothing."""
+    """Refuse to move what a pointer may name if it cannot be read; move everything else."""
     for step in (400, 500):
         put(s3, f"global_step{step}/model.pt")
     put(s3, "latest", "global_step500")

@@ -116,7 +116,7 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
 
 
 def test_runs_open_as_a_page_in_the_browser(where, monkeypatch, tmp_path):
-    """With the same rows and commands; the file is named, in case that there is no browser here."""
+    """With the same rows and commands; the file is named, for machines without a browser."""
     opened: list[str] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)

@@ -73,7 +73,7 @@ def minutes(account: Account) -> dict[str, float]:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_stop_keeps_the_time_that_the_run_was_held(waits):
-    """Whether or not the next attempt is in the record; what follows the order is no time of the run."""
+    """Whether or not the next attempt is in the record; time after the order is not counted."""
     failed = an_incident(65, 66, 66, recovered=False)
     attempts = (an_attempt(1, 0, 5, 65), *([an_attempt(2, None, None, None)] if waits else []))
     held = a_run(*attempts, incidents=[failed], state=RunState.HELD)

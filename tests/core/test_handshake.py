@@ -529,7 +529,7 @@ def test_a_stall_seen_by_the_agent_needs_no_second_signal(world, agent):
 
 
 def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
-    """Of a run whose job has no key: with one, all of them are a single report that is not signed."""
+    """A run whose job has no key; with a key, they are one defect, the missing signature."""
     world.runs.save(replace(world.run(), requires_signature=False, version=world.run().version + 1), None, {})
     for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
         key = make_report_key("gpt", f"bad-{number}")

@@ -1,4 +1,4 @@
-"""The reporter of the page of all runs: what cannot be read costs its part of the page and nothing else."""
+"""The reporter of the page of all runs: what cannot be read is left out, and the page is still made."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

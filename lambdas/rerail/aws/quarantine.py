@@ -115,7 +115,7 @@ class ObjectMover:
             kept = self._head(target)
         is_same = kept is not None and _is_same(source, kept, copied_as=etag)
         # What is replaced over several turns was copied in the first one.
-        if not is_same and not (move.is_replaced and is_same is None):
+        if is_same is False or (is_same is None and not move.is_replaced):
             raise QuarantineFailed(
                 f"s3://{self.bucket}/{target} is not the same as {move.source.key}",
                 advice="find out who wrote it, move it elsewhere, then release the run",

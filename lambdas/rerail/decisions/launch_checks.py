@@ -127,7 +127,7 @@ CHECKS: tuple[Check, ...] = (is_not_paused, *LIMITS, is_approved)
 def find_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
     """Return why no job would follow the live one if an operator had it moved, and the remedy; "" if one would.
 
-    A release is no remedy, because the time and cost of the live job still count after it.
+    A release does not help, because the time and cost of the live job still count after it.
     """
     obstacle = next(filter(None, (check(run, at, policy) for check in LIMITS)), None)
     if obstacle is None or run.state is RunState.STOPPING:

@@ -122,7 +122,7 @@ class FactGatherer:
 
 
 def _redact(line: LogLine, secrets: Sequence[str]) -> LogLine:
-    """Return the beginning of the line without secrets, with blanks for the rest, whose length the page says."""
+    """Return the beginning of the line without secrets, and blanks for the rest: the page states its length."""
     return replace(line, text=redact_secrets(line.text[:LINE_CHARS], secrets).ljust(len(line.text)))
 
 

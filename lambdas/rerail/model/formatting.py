@@ -1,6 +1,9 @@
-"""Format durations and amounts of money for people."""
+"""Format durations, amounts of money and commands for people."""
 
+import re
 from datetime import timedelta
+
+WITHOUT_LOCAL = ("demo", "diagnose", "local", "metrics", "policy check", "runbook", "simulate")
 
 
 def format_duration(duration: timedelta) -> str:
@@ -16,3 +19,15 @@ def format_dollars(amount: float) -> str:
     if 0 < amount < 0.01:
         return "less than a cent"
     return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"
+
+
+def add_local_option(text: str, names: str = "[a-z]+") -> str:
+    """Return the text with --local in each `rerail` command that has this option; `names` is a pattern of commands.
+
+    A command is in backquotes, at the end of a line after a colon, or the whole text.
+    """
+    command = rf"rerail (?!(?:{'|'.join(WITHOUT_LOCAL)})\b)(?:{names})\b"
+    pattern = rf"(?<=`){command}[^`]*(?=`)|(?<=: ){command}[^`\n;]*$|\A{command}[^`\n;]*\Z"
+    return re.sub(
+        pattern, lambda found: found[0] if "--local" in found[0] else f"{found[0]} --local", text, flags=re.MULTILINE
+    )

@@ -1,7 +1,6 @@
 """Format a notice as an e-mail: the subject is the title; the text starts with what happened and ends with links."""
 
-import re
-
+from rerail.model.formatting import add_local_option
 from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
@@ -17,8 +16,6 @@ from rerail.notices.notifiers.text import (
 
 # Limits of SNS: a subject is ASCII without line breaks or control characters; a text has at most 256 KiB.
 SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
-COMMAND = r"rerail (?!diagnose|metrics|policy check|runbook|simulate)[a-z]+\b"
-QUOTED_COMMAND = re.compile(rf"(?<=`){COMMAND}[^`]*(?=`)|(?<=: ){COMMAND}[^`\n;]*$", re.MULTILINE)
 
 
 def format_subject(notice: Notice) -> str:
@@ -45,4 +42,4 @@ def format_text(notice: Notice, links: Links) -> str:
     link_lines = "\n".join(f"  {name}: {link}" for name, link in [*links.named, ("Terminal", links.show)] if link)
     happened = indent(notice.body) or clean_text(notice.title)
     text = "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))
-    return QUOTED_COMMAND.sub(rf"\g<0>{links.option}", text) if links.option else text
+    return add_local_option(text) if links.is_local else text

@@ -46,7 +46,7 @@ class Links:
     console: str = ""  # URL of the job in the SageMaker console
     show: str = ""  # command for the terminal
     job_arn: str = ""
-    option: str = ""  # that commands need to reach the account, after a space
+    is_local: bool = False  # the account is that of a local AWS
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
@@ -81,7 +81,7 @@ def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", all_run
         console=console,
         show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
         job_arn=arn if job else "",
-        option=" --local" if place.account == LOCAL_ACCOUNT else "",
+        is_local=place.account == LOCAL_ACCOUNT,
     )
 
 
