@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.idle import hang, make_job
 from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_load
-from rerail.detection.idle import describe_hosts, find_idle
+from rerail.detection.idle import describe_hosts, find_idle, is_load_due
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import StateUnknown
@@ -98,6 +98,15 @@ def test_the_load_is_read_once_in_five_minutes_and_costs_two_series_a_machine(wo
     monkeypatch.setattr(world.series, "read", lambda queries, *rest: asked.extend(queries) or read(queries, *rest))
     compute(world, 100)
     assert len(asked) == 100 // 5 * 2
+
+
+@pytest.mark.parametrize("seconds", [1, 5, 60])
+def test_no_run_is_left_out_by_looks_each_minute(seconds):
+    """They fall in the same of five short periods each time."""
+    looks = [MIDNIGHT + timedelta(minutes=minute) for minute in range(120)]
+    for number in range(10):
+        due = [is_load_due(f"run-{number}", at, timedelta(seconds=seconds)) for at in looks]
+        assert 10 < sum(due) < 45
 
 
 @pytest.mark.parametrize(("has_agent", "is_over"), [(False, ["blind"]), (True, [])])

@@ -35,15 +35,6 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     assert "What could not be read" not in page
     assert "<script" not in page
 
-    def all_runs() -> str | None:
-        try:
-            listed: str = s3.get_object(Bucket=bucket, Key=FLEET_KEY)["Body"].read().decode()
-        except s3.exceptions.NoSuchKey:
-            return None
-        return listed if name in listed else None
-
-    account.wait("the page of all runs", all_runs)
-
     made = rerail(environment, "report", name, "--local", "--out", str(tmp_path / "page.html"))
     assert made.returncode == 0, made.stderr
     assert f"attempt 2 from step {resumed}" in (tmp_path / "page.html").read_text()
@@ -53,3 +44,19 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     missing = rerail(environment, "report", "reportet", "--local")
     assert missing.returncode == 2
     assert f"did you mean {name}" in missing.stderr
+
+
+def test_a_run_that_waits_for_a_person_is_on_the_page_of_all_runs(account: Account):
+    """It stays there until it is released; of ended runs only the newest are listed."""
+    name = account.submit("to-be-listed", script=Path(__file__).parent / "bare_script.py", DIES_OF="oom")
+    account.run_in(name, "held")
+    s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
+
+    def is_listed() -> bool:
+        try:
+            page: str = s3.get_object(Bucket=bucket, Key=FLEET_KEY)["Body"].read().decode()
+        except s3.exceptions.NoSuchKey:
+            return False
+        return name in page
+
+    account.wait(f"{name} on the page of all runs", is_listed)

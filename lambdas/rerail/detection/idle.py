@@ -26,6 +26,7 @@ SHORTEST_STALLS, LONGEST_PAUSES = 2, 1.5
 STOPPED_AFTER = 3
 # Load is read once in so many periods. Older values prove nothing about now, and nothing is known of longer gaps.
 READ_EVERY = 5
+MINUTE = timedelta(minutes=1)
 
 
 class HostHistory(NamedTuple):
@@ -40,8 +41,13 @@ class HostHistory(NamedTuple):
 
 
 def is_load_due(run_id: str, at: datetime, period: timedelta) -> bool:
-    """Return whether the load of the run's machines is read now; runs are spread evenly over the periods."""
-    return is_turn(run_id, at, every=READ_EVERY, period=find_resolution(period))
+    """Return whether the load of the run's machines is read now; runs are spread evenly over the periods.
+
+    A look each minute may fall in the same one of so many short periods each time: their turn is drawn anew each round.
+    """
+    resolution = find_resolution(period)
+    draw = f" {int(at.timestamp() / (READ_EVERY * resolution).total_seconds())}" if resolution < MINUTE else ""
+    return is_turn(run_id + draw, at, every=READ_EVERY, period=resolution)
 
 
 def describe_hosts(
