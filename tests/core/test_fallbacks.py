@@ -14,7 +14,7 @@ from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
 from rerail.model.machines import TYPES, Cluster, WarmPool, find_misfit, format_instance_types
-from rerail.model.policy import Capacity, Mode, Policy, parse_policy, to_toml
+from rerail.model.policy import Capacity, Mode, Policy, Retries, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.core.failures import NODE_LOST
@@ -209,6 +209,63 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
     assert world.sagemaker.requests["gpt-a004"]["ResourceConfig"]["InstanceType"] == P4D
     assert f"{P4DE} is given up" in " ".join(world.reasons())
     assert "gpt: no capacity: going to its own machines" in world.notice_titles(Severity.INFORM)
+
+
+GPU_FULL = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB, exit code: 1"
+HOST_FULL = "AlgorithmError: RuntimeError: DefaultCPUAllocator: can't allocate memory, exit code: 1"
+
+
+def test_a_run_out_of_gpu_memory_goes_to_the_listed_machines_with_more_of_it(world):
+    """Where that runs out there too, no larger machines are left, and the run is held."""
+    adopt_run(world, "subnet-9", P4DE)
+    world.sagemaker.fail("gpt", GPU_FULL)
+    world.minutes(3)
+    assert world.run().current.machines == Machines((P4DE,))
+    assert world.sagemaker.requests["gpt-a002"]["ResourceConfig"]["InstanceType"] == P4DE
+    assert f"{P4DE} has more memory than {P4D}" in " ".join(world.reasons())
+    world.sagemaker.fail("gpt-a002", GPU_FULL)
+    world.minutes(3)
+    assert world.run().state is RunState.HELD
+    assert f"held: oom is not retried (last on {P4DE})" in world.reasons()[-1]
+    assert world.sagemaker.live() == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "own", "fallback", "is_larger"),
+    [
+        (GPU_FULL, P4D, P4DE, True),
+        (HOST_FULL, P4D, P4DE, False),  # it has 1,152 GiB as well
+        (GPU_FULL, "ml.g5.2xlarge", "ml.g5.4xlarge", False),  # the same GPU
+        (HOST_FULL, "ml.g5.2xlarge", "ml.g5.4xlarge", True),
+        (GPU_FULL, P4D, P5, False),  # another generation
+        (HOST_FULL, "ml.m5.large", "ml.m5.large ml.m5.xlarge", False),  # SageMaker may choose the first
+        (HOST_FULL, "ml.m5.large", "ml.m5.xlarge", True),
+    ],
+)
+def test_only_more_of_the_memory_that_ran_out_is_worth_a_relaunch(world, reason, own, fallback, is_larger):
+    resources = {"ResourceConfig": MACHINES["ResourceConfig"] | {"InstanceType": own}}
+    adopt_run(world, fallback, request=resources)
+    world.sagemaker.fail("gpt", reason)
+    world.minutes(3)
+    assert world.run().state is (RunState.WATCHING if is_larger else RunState.HELD)
+
+
+def test_the_retries_of_the_policy_come_before_larger_machines(world):
+    adopt_run(world, P4DE)
+    world.policies.by_name["default"] = replace(policy(P4DE), retries=Retries(oom=1))
+    types = []
+    for name in ("gpt", "gpt-a002"):
+        world.sagemaker.fail(name, GPU_FULL)
+        world.minutes(3)
+        types.append(world.sagemaker.requests[world.run().current.job_name]["ResourceConfig"]["InstanceType"])
+    assert types == [P4D, P4DE]
+
+
+def test_a_policy_without_fall_backs_holds_a_run_that_is_out_of_memory(world):
+    adopt_run(world)
+    world.sagemaker.fail("gpt", GPU_FULL)
+    world.minutes(3)
+    assert world.run().state is RunState.HELD
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):

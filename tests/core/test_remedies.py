@@ -58,6 +58,7 @@ def test_the_rules_are_asked_in_this_order():
         "restart_storm",
         "no_progress",
         "wait_for_capacity",
+        "move_to_more_memory",
         "cause_budget_spent",
         "no_sound_checkpoint",
         "resume_from_the_one_before",

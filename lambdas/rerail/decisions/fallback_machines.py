@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rerail.model.actions import Machines
-from rerail.model.machines import find_misfit, format_instance_types, read_fallback
+from rerail.model.machines import find_misfit, format_instance_types, has_more_memory, read_fallback
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 
@@ -50,6 +50,13 @@ def list_untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
         and not find_misfit(run.cluster, machines)
         and format_instance_types(machines) not in tried
     )
+
+
+def find_larger(run: Run, policy: Policy, *, on_gpu: bool) -> Machines | None:
+    """Return the first fall-back that fits the run and has more memory than its machines, or None."""
+    now = run.cluster.on(run.current.machines)
+    fitting = (other for other in list_untried(run, policy) if has_more_memory(now, other, on_gpu=on_gpu))
+    return next(fitting, None)
 
 
 def format_unsuitable(run: Run, policy: Policy) -> str:

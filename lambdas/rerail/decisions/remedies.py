@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
-from rerail.decisions.fallback_machines import find_missing_quota, format_unsuitable, list_untried
-from rerail.diagnosis.symptoms import IMPORT
+from rerail.decisions.fallback_machines import find_larger, find_missing_quota, format_unsuitable, list_untried
+from rerail.diagnosis.symptoms import DEVICE_MEMORY, IMPORT
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
@@ -87,6 +87,8 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
     cause = failure.diagnosis.cause
     if previous is None or failure.last_step is None or cause in CHANGING_CAUSES:
         return None
+    if cause is Cause.OOM and previous.machines != run.current.machines:
+        return None
     if (previous.fingerprint, previous.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
     return Hold(
@@ -161,6 +163,22 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
     return choose_capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
 
 
+def move_to_more_memory(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Relaunch on larger machines once memory ran out more often than `retries.oom` allows.
+
+    They are the fall-backs of the policy with more memory of the kind that ran out: on the GPU or the host.
+    """
+    diagnosis = failure.diagnosis
+    if diagnosis.cause is not Cause.OOM or run.ledger.charges.get(Cause.OOM, 0) <= policy.retries.oom:
+        return None
+    larger = find_larger(run, policy, on_gpu=diagnosis.rule == DEVICE_MEMORY)
+    if larger is None:
+        return None
+    now = " or ".join(run.cluster.on(run.current.machines).instance_types)
+    why = f"{format_instance_types(larger)} has more memory than {now}"
+    return Relaunch(_choose_backoff(run, failure, policy), why, changes_machines=True, machines=larger)
+
+
 def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Hold once the failure's cause has used up its own budget. A failed import at the start has none."""
     cause = failure.diagnosis.cause
@@ -169,6 +187,8 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
+    if cause is Cause.OOM and run.current.machines:
+        spent += f" (last on {format_instance_types(run.current.machines)})"
     runbook = RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT)
     error = format_error(failure, times=run.ledger.charges.get(cause, 1))
     return Hold(f"{cause} {spent}", find_advice(failure.diagnosis, run), runbook, error)
@@ -249,6 +269,7 @@ RULES: tuple[Rule, ...] = (
     restart_storm,
     no_progress,
     wait_for_capacity,
+    move_to_more_memory,
     cause_budget_spent,
     no_sound_checkpoint,
     resume_from_the_one_before,

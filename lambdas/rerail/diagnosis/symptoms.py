@@ -105,7 +105,7 @@ _SHARED = (
     r"|(?<![-\w/])(?:FSx|Lustre|NFS|EFS|GPFS)\b(?!-))"
 )
 
-DAMAGED_CHECKPOINT, IMPORT = "damaged-checkpoint", "missing-import"
+DAMAGED_CHECKPOINT, DEVICE_MEMORY, IMPORT = "damaged-checkpoint", "device-memory", "missing-import"
 
 RULES: tuple[SymptomRule, ...] = (
     # ---- A limit of the platform: nothing failed.
@@ -239,7 +239,7 @@ RULES: tuple[SymptomRule, ...] = (
     ),
     # ---- Memory, on the device or the host: the same job needs the same memory again.
     _rule(
-        "device-memory",
+        DEVICE_MEMORY,
         Cause.OOM,
         r"\b(?:CUDA|HIP|ROCm|MPS|XPU|NPU|GPU|TPU|device|HBM|VRAM|accelerator)\w*(?: error:| backend| memory| has| "
         r"is| ran| failure(?: \d+)?)? .{0,3}\bout of memory",

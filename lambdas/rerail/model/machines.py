@@ -161,6 +161,18 @@ def find_misfit(cluster: Cluster, machines: Machines) -> str:
     return next(filter(None, (_find_shortfall(before, name) for name in machines.instance_types)), "")
 
 
+def has_more_memory(cluster: Cluster, machines: Machines, *, on_gpu: bool) -> bool:
+    """Return whether each of these machines has more memory than the cluster's, on its GPUs or its host.
+
+    False where the hardware is unknown. A machine without GPUs has the memory of its host only.
+    """
+    before, after = ([TYPES.get(name) for name in names] for names in (cluster.instance_types, machines.instance_types))
+    known = [[m.gpu_gib if on_gpu and m.gpus else m.gib for m in found if m] for found in (before, after)]
+    if not after or not before or None in (*before, *after):
+        return False
+    return min(known[1]) > max(known[0])
+
+
 def format_instance_types(machines: Machines) -> str:
     """Return the machines as text for people."""
     parts = (" or ".join(machines.instance_types), " and ".join(machines.subnets))
