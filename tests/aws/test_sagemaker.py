@@ -413,3 +413,23 @@ def test_the_sdk_knows_what_a_launch_takes(api):
     members = SageMakerJobs().request_members()
     assert {"TrainingJobName", "Tags", "Environment", "CheckpointConfig", "InfraCheckConfig"} <= set(members)
     assert not {"TrainingJobStatus", "SecondaryStatus", "CreationTime"} & set(members)
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "steps"),
+    [
+        ({"max_steps": '"10000"', "epochs": "3"}, 10_000),
+        ({"train-iters": "500", "trainer.max_steps_per_epoch": "7"}, 500),
+        ({"trainer.max_steps": "70"}, 70),
+        ({"max-steps": "500", "max_train_steps": "500"}, 500),
+        ({"max-steps": "500", "total_steps": "900"}, None),
+        ({"max_steps": "-1"}, None),
+        ({"max_steps": "0"}, None),
+        ({"max_steps": "1e4", "save-steps": "500", "warmup_steps": "10"}, None),
+        ({"max_steps": "9" * 4_000}, None),
+        ({}, None),
+    ],
+)
+def test_the_steps_that_the_arguments_ask_for_are_read(hyperparameters, steps):
+    table = {**description("script_mode"), "HyperParameters": hyperparameters}
+    assert read_job(table).planned_steps == steps

@@ -159,6 +159,19 @@ def test_a_run_that_completes_with_a_loss_in_trouble_is_to_be_checked(world, min
     assert world.bus.notices[-1].title == f"gpt: {title}"
 
 
+@pytest.mark.parametrize(
+    ("planned", "title"),
+    [(None, "completed"), (1_000, "completed"), (1_001, "completed long before its last step"), (9, "completed")],
+)
+def test_a_run_that_completes_before_half_of_its_steps_is_to_be_checked(world, planned, title):
+    train(world, 50)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics={"step": 500.0}, planned_steps=planned)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    assert world.bus.notices[-1].title == f"gpt: {title}"
+    said = "its last known step is 500, and its hyperparameters ask for 1,001" in world.bus.notices[-1].body
+    assert said == (title != "completed")
+
+
 def test_steps_with_a_loss_in_trouble_refund_no_retry(world):
     """Steps prove the progress of a script without step folders, unless the loss was in trouble at the last one."""
     last = train(world, 60)

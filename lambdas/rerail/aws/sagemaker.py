@@ -35,6 +35,9 @@ PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotF
 PAGE_SIZE = 100
 # "You can't override the metric definitions for Amazon SageMaker algorithms."
 SCRIPT = re.compile(r"(?!rerail_)\w[\w./-]{0,99}")
+# The usual names of the number of steps in all, without group and hyphens: those of Transformers, Lightning, diffusers,
+# Megatron and others.
+TOTAL_STEPS = ("maxsteps", "totalsteps", "trainsteps", "numtrainsteps", "maxtrainsteps", "trainiters", "maxiters")
 OWN_METRICS = "override the metric definitions"
 
 
@@ -178,6 +181,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
         lacks_machines=_lacks_machines(description),
         artifacts=description.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
         script=_read_script(description.get("HyperParameters", {})),
+        planned_steps=_read_planned_steps(description.get("HyperParameters", {})),
         pending_ran_out=_pending_ran_out(description),
         repaired=count_repairs(
             description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))
@@ -195,6 +199,13 @@ def _read_script(hyperparameters: Mapping[str, str]) -> str:
     if name == COMMAND_SCRIPT:  # the command itself would need quotes
         return "FOLDER --command COMMAND"
     return name if SCRIPT.fullmatch(name) else ""
+
+
+def _read_planned_steps(hyperparameters: Mapping[str, str]) -> int | None:
+    """Return the number of steps that the arguments ask for; None where they name none, or several numbers."""
+    named = {re.sub(r".*\.|[-_]", "", name).lower(): text.strip('" ') for name, text in hyperparameters.items()}
+    found = {int(text) for name, text in named.items() if name in TOTAL_STEPS and text.isdecimal() and len(text) < 12}
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _is_kept(job_name: str) -> bool:

@@ -48,11 +48,12 @@ PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPe
 WITHDRAWN = (CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
 UNLISTED, DEFECT = "its checkpoints cannot be listed", "unlisted"
 NEW_JOB_GRACE = timedelta(minutes=5)
-ERROR_AT_END, LOSS_AT_END = "error-at-end", "loss-at-end"
+ERROR_AT_END, LOSS_AT_END, FEW_STEPS = "error-at-end", "loss-at-end", "few-steps"
 # What is to be checked of a completed run, by the warning that the run has.
 DOUBTFUL_ENDS = {
     ERROR_AT_END: "with an error at the end: check its result",
     LOSS_AT_END: "with a loss in trouble: check its result",
+    FEW_STEPS: "long before its last step: check its log",
     NO_ROW: "without a metric row: check its log",
 }
 
@@ -241,12 +242,26 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         trouble = f"its last steps were {label.why}" if label else seen.job.loss_at_end
         doubt, reason = LOSS_AT_END, f"{reason}; but {trouble}"
         todo = "Check the result before you use it"
+    elif few := _describe_few_steps(run, seen.job):
+        doubt, reason = FEW_STEPS, f"{reason}; but {few}"
+        todo = f"Unless it was to stop early: `rerail logs {run.id}` shows why it ended"
     elif has_no_row(run, seen.job, policy):
         doubt, todo = NO_ROW, format_instruction(format_no_row(run))
     if doubt:
         run, title = with_warnings(run, doubt), f"completed {DOUBTFUL_ENDS[doubt].partition(':')[0]}"
     notice = make_notice(run, Severity.INFORM, title, reason, key="completed", todo=todo)
     return Decision(run, (notice,), reason, finding="completed")
+
+
+def _describe_few_steps(run: Run, job: Job) -> str:
+    """Return how far a completed job is from the steps that its arguments ask for; "" from the half of them on.
+
+    A logger may leave out many steps before the last one.
+    """
+    last, planned = run.current.last_step, job.planned_steps
+    if last is None or planned is None or 2 * last >= planned:
+        return ""
+    return f"its last known step is {last:,}, and its hyperparameters ask for {planned:,}"
 
 
 def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
