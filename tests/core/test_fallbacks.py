@@ -250,6 +250,20 @@ def test_only_more_of_the_memory_that_ran_out_is_worth_a_relaunch(world, reason,
     assert world.run().state is (RunState.WATCHING if is_larger else RunState.HELD)
 
 
+@pytest.mark.parametrize(
+    ("refusal", "minutes", "state"),
+    [(FULL, 600, RunState.WAITING), (FULL, 800, RunState.HELD), (QUOTA.format(P4DE, 0), 3, RunState.HELD)],
+)
+def test_a_run_that_needs_larger_machines_waits_for_them_alone(world, refusal, minutes, state):
+    """On its own ones, or in another subnet, its memory would run out again."""
+    adopt_run(world, P4DE, f"{P4D} subnet-9")
+    world.sagemaker.lacking = {P4DE: refusal}
+    world.sagemaker.fail("gpt", GPU_FULL)
+    world.minutes(minutes)
+    assert world.run().state is state
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
 def test_the_retries_of_the_policy_come_before_larger_machines(world):
     adopt_run(world, P4DE)
     world.policies.by_name["default"] = replace(policy(P4DE), retries=Retries(oom=1))

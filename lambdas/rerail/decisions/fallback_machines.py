@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rerail.model.actions import Machines
+from rerail.model.causes import Cause
 from rerail.model.machines import find_misfit, format_instance_types, has_more_memory, read_fallback
 from rerail.model.policy import Policy
 from rerail.model.run import Run
@@ -50,6 +51,20 @@ def list_untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
         and not find_misfit(run.cluster, machines)
         and format_instance_types(machines) not in tried
     )
+
+
+def needs_its_machines(run: Run) -> bool:
+    """Return whether memory ran out on smaller machines before, so that these are not given up for others."""
+    now = run.current.machines
+    ran_out = (run.cluster.on(attempt.machines) for attempt in run.attempts[:-1] if attempt.cause is Cause.OOM)
+    return now is not None and any(
+        has_more_memory(before, now, on_gpu=on_gpu) for before in ran_out for on_gpu in (True, False)
+    )
+
+
+def list_alternatives(run: Run, policy: Policy) -> tuple[Machines, ...]:
+    """Return the fall-backs for want of capacity: the untried ones, unless the run needs the machines that it has."""
+    return () if needs_its_machines(run) else list_untried(run, policy)
 
 
 def find_larger(run: Run, policy: Policy, *, on_gpu: bool) -> Machines | None:

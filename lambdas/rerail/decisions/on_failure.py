@@ -25,7 +25,7 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.failed_gpus import describe_return, format_case, was_refused
-from rerail.decisions.fallback_machines import list_untried, with_machines
+from rerail.decisions.fallback_machines import list_alternatives, with_machines
 from rerail.decisions.file_copies import with_damaged_files
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
 from rerail.decisions.remedies import (
@@ -333,7 +333,7 @@ def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
 
     The job has never trained, so nothing is lost. Without a fall-back it keeps its place in the queue.
     """
-    since, others = seen.job.created_at, list_untried(run, policy)
+    since, others = seen.job.created_at, list_alternatives(run, policy)
     if not seen.job.lacks_machines or run.current.training_started_at or run.cluster.spot or not others:
         return None
     if seen.at - since < policy.capacity.fallback_after or not may_act(run, policy) or policy.mode is not Mode.ACT:

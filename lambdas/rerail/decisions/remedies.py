@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
-from rerail.decisions.fallback_machines import find_larger, find_missing_quota, format_unsuitable, list_untried
+from rerail.decisions.fallback_machines import (
+    find_larger,
+    find_missing_quota,
+    format_unsuitable,
+    list_alternatives,
+    needs_its_machines,
+)
 from rerail.diagnosis.symptoms import DEVICE_MEMORY, IMPORT
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
@@ -316,14 +322,15 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
     Fall-backs are tried after part of the wait, or at once where a quota permanently excludes the run's own machines.
     """
     waited = at - (run.ledger.capacity_since or at)
-    quota, others = find_missing_quota(refusal), list_untried(run, policy)
+    quota, others = find_missing_quota(refusal), list_alternatives(run, policy)
     if waited >= policy.capacity.wait:
         return Hold(
             f"no capacity for {format_duration(waited)}, as long as the policy waits",
             f"release the run to wait again, or `{format_continue(run)} --instance-type TYPE`",
             Runbook.NO_CAPACITY,
         )
-    abandoned = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""
+    given_up = None if needs_its_machines(run) else run.current.machines
+    abandoned = f", {format_instance_types(given_up)} is given up" if given_up else ""
     seed = f"{run.id}:{run.version}"
     if others and (quota or waited >= policy.capacity.fallback_after):
         why = str(quota) if quota else f"no capacity for {format_duration(waited)}"
@@ -334,7 +341,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
             changes_machines=True,
             machines=others[0],
         )
-    if quota and not run.current.machines:
+    if quota and not given_up:
         return Hold(
             f"{quota}: waiting does not raise it",
             "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
@@ -349,7 +356,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
         draw_delay(delay, seed=seed, least=0.5),
         f"no capacity for {format_duration(waited)} of at most {format_duration(policy.capacity.wait)}{abandoned}"
         + (f"; fall-backs passed over: {unused}" if unused else ""),
-        changes_machines=run.current.machines is not None,
+        changes_machines=given_up is not None,
     )
 
 
