@@ -200,14 +200,18 @@ def test_nothing_is_stopped_for_a_proposal_once_rerail_may_only_observe(world, m
     assert world.run().state is RunState.STOPPING, "the finding still holds"
 
 
-def test_a_finding_that_outlasts_its_proposal_is_acted_on_once_the_policy_acts(world):
-    """Nobody has answered, and the policy has changed meanwhile."""
+@pytest.mark.parametrize(("minutes", "is_stopped"), [(2, True), (40, False)])
+def test_a_finding_whose_proposal_is_open_is_acted_on_once_the_policy_acts(world, minutes, is_stopped):
+    """A proposal that expired while the function was down decides nothing: its finding may be over."""
     report_finding(world)
     world.policies.by_name["default"] = Policy(mode=Mode.ACT)
-    world.minutes(40)
-    assert (world.run().state, world.run().proposal) == (RunState.WATCHING, None)
-    report_finding(world)
-    assert world.run().state is RunState.STOPPING
+    world.clock.pass_by(timedelta(minutes=minutes))
+    world.minutes(1)
+    assert (bool(world.run().stop), world.run().proposal) == (is_stopped, None)
+    assert any("no approval is needed now" in entry.reason for entry in world.runs.timeline) is is_stopped
+    if not is_stopped:
+        report_finding(world)
+        assert world.run().state is RunState.STOPPING
 
 
 def test_a_proposal_falls_with_what_it_was_about(world):

@@ -12,7 +12,7 @@ from rerail.model.actions import CreateJob, Severity, StopJob
 from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import Ability, ReportKind
-from rerail.model.policy import Approval, Mode, OnExpiry
+from rerail.model.policy import Approval, Ladder, Mode, OnExpiry
 from rerail.model.run import JobStatus, ProposedAction, RunState
 from rerail.model.signals import OperatorVerb, Paused
 from tests.core.failures import NODE_LOST
@@ -122,14 +122,18 @@ def test_a_stop_that_was_not_called_is_withdrawn_under_observe(monkeypatch, is_t
     assert (world.run().state, world.sagemaker.live()) == (RunState.STOPPED, [])
 
 
-@pytest.mark.parametrize("abilities", [(), (Ability.RESTART,)], ids=["stop", "restart"])
+@pytest.mark.parametrize("abilities", [(), (Ability.RESTART, Ability.RATE)], ids=["stop", "restart"])
 @pytest.mark.parametrize("withdrawn", ["policy", "operator"])
 def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn, abilities):
-    """Its charge is withdrawn too. The loss recovers, and a later failure loses none of what was saved since."""
+    """Its charge and its rung are withdrawn too. The loss recovers, and a later failure loses none of what was saved
+    since."""
     world = World().with_saves()
     agent = Agent(world)
     agent.deliver(agent.files(ReportKind.HELLO, abilities=abilities))
+    ladder = Ladder(replays=0, skips=0, far_skips=0) if abilities else Ladder()
+    world.policies.by_name["default"] = replace(DEFAULT, ladder=ladder)
     diverge(world)
+    assert world.run().current.rate == (0.9 if abilities else 1.0)
     if withdrawn == "policy":
         observe(world)
         world.minutes(20)
@@ -138,6 +142,7 @@ def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn, abilities):
         world.send_command(OperatorVerb.RELEASE, "release")
     ledger = world.run().ledger
     assert (world.run().state, sum(ledger.charges.values()), ledger.without_progress) == (RunState.WATCHING, 0, 0)
+    assert (world.run().current.rate, world.run().current.rung, world.run().rungs_taken) == (1.0, "", ())
     recovered = Finding(Kind.NON_FINITE, Level.RECOVERED, 560, 510, "finite", world.clock())
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (recovered,)))
     world.policies.by_name["default"] = DEFAULT

@@ -14,7 +14,7 @@ from rerail.model.mailbox import CommandKind, ReportKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import OOM
+from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import BUCKET, Agent, World
 
 SECOND = "gpt-a002"
@@ -218,6 +218,41 @@ def test_a_rollback_while_saving_sets_the_resume_step():
     agent.acknowledges()
     agent.commits(505)
     assert relaunched(world) == "300"
+
+
+@pytest.mark.parametrize("has_trouble", [False, True])
+def test_a_rollback_that_was_held_rejects_no_checkpoint(has_trouble):
+    """The job goes on, as the newest command says, and a failure after the release resumes from its newest save.
+
+    So it is where the rollback had taken the place of Rerail's own, for a loss that recovers.
+    """
+    world = World().with_saves()
+    Agent(world).hello()
+    if has_trouble:
+        finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 510, 450, "ten times the usual loss")
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
+    roll_back(world, 300)
+    for verb in (OperatorVerb.HOLD, OperatorVerb.RELEASE):
+        world.supervisor().handle(CommandReceived(verb, "gpt", verb, "ada", ""))
+    assert world.run().state is RunState.WATCHING
+    recovered = Finding(Kind.DIVERGENCE, Level.RECOVERED, 560, 450, "as before", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (recovered,)))
+    world.checkpoints.commit(600)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    assert relaunched(world) == "600"
+
+
+def test_a_newer_rollback_replaces_the_one_before_it():
+    """The first named a wrong step, which rejects nothing once it is corrected."""
+    world = World().with_saves()
+    agent = Agent(world)
+    agent.hello()
+    roll_back(world, 0)
+    world.clock.pass_by(timedelta(seconds=1))
+    roll_back(world, 400, id="c2")
+    agent.acknowledges()
+    agent.commits(505)
+    assert relaunched(world) == "400"
 
 
 def test_a_rollback_during_a_stop_sets_the_resume_step():

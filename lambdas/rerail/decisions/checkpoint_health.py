@@ -15,7 +15,7 @@ from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import Report, ReportKind
-from rerail.model.run import HealthLabel, Run, RunState
+from rerail.model.run import Attempt, HealthLabel, Run, RunState
 
 MAX_LABELS = 60
 # For each rollback: the attempt and in-place restart that were rolled back, and the step of the onset.
@@ -118,28 +118,54 @@ def with_rollback_labels(run: Run, finding: Finding) -> Run:
     return _with_trouble(run, finding, Health.QUARANTINED)
 
 
-def with_rollback_withdrawn(run: Run, kind: str) -> Run:
-    """Return the run without the marks of a rollback that is not carried out: its checkpoints are suspect again."""
+def with_rollback_withdrawn(run: Run) -> Run:
+    """Return the run without the marks of a rollback that is not carried out: its checkpoints are suspect again.
+
+    An operator's rollback leaves none. A rung whose restart in place is not known to have succeeded is given up.
+    """
+    kind, run = run.current.fingerprint, without_operator_rollback(run)
     undone = [label for label in _list_open_trouble(run) if (label.health, label.source) == (Health.QUARANTINED, kind)]
-    last, current = run.incidents[-1], replace(run.current, cause=None, fingerprint="", onset_step=None, onset_at=None)
-    if (last.attempt, last.restart) == (current.number, current.restart):
-        last = replace(last, onset_step=None)
-    return replace(
-        run,
-        attempts=(*run.attempts[:-1], current),
-        incidents=(*run.incidents[:-1], last),
-        labels=tuple(label for label in run.labels if label not in undone),
+    current = replace(run.current, cause=None, fingerprint="", onset_step=None, onset_at=None)
+    order = current.in_place_restarts[-1] if current.in_place_restarts else None
+    taken, rungs = run.rungs_taken[-1] if run.rungs_taken else None, run.rungs_taken
+    if order and taken and not order.restarted_at and (taken.attempt, taken.at) == (current.number, order.asked_at):
+        skip, rate, rung = taken.former_skip_samples, taken.former_rate, taken.former_rung
+        current, rungs = replace(current, skip_samples=skip, rate=rate, rung=rung), rungs[:-1]
+    incidents = tuple(
+        replace(incident, onset_step=None)
+        if incident is run.incidents[-1] and (incident.attempt, incident.restart) == (current.number, current.restart)
+        else incident
+        for incident in run.incidents
     )
+    labels = tuple(label for label in run.labels if label not in undone)
+    return replace(run, attempts=(*run.attempts[:-1], current), incidents=incidents, labels=labels, rungs_taken=rungs)
 
 
 def with_operator_rollback(run: Run, step: int, *, why: str, source: str) -> Run:
-    """Return the run with all existing checkpoints after `step` quarantined."""
-    last = next((attempt for attempt in reversed(run.attempts) if attempt.exists), run.attempts[0])
+    """Return the run with all existing checkpoints after `step` quarantined, whatever an earlier rollback said."""
+    run = without_operator_rollback(run)
+    last = _find_last_job(run)
     label = HealthLabel(step + 1, last.number, Health.QUARANTINED, why[:MAX_WHY_CHARS], source, restart=last.restart)
     onset = min(step + 1, last.onset_step) if last.onset_step is not None else step + 1
     dated = replace(last, onset_step=onset, onset_at=None)
     attempts = tuple(dated if attempt is last else attempt for attempt in run.attempts)
     return _with_label(replace(run, attempts=attempts), label)
+
+
+def without_operator_rollback(run: Run) -> Run:
+    """Return the run without the marks of an operator's rollback of its newest job."""
+    last = _find_last_job(run)
+    saver = (last.number, last.restart)
+    marks = [mark for mark in run.labels if mark.source in run.commands and (mark.attempt, mark.restart) == saver]
+    if last.onset_step in [mark.step for mark in marks]:
+        dated = replace(last, onset_step=None, onset_at=None)
+        run = replace(run, attempts=tuple(dated if attempt is last else attempt for attempt in run.attempts))
+    return replace(run, labels=tuple(label for label in run.labels if label not in marks)) if marks else run
+
+
+def _find_last_job(run: Run) -> Attempt:
+    """Return the newest attempt whose job exists, or the first one."""
+    return next((attempt for attempt in reversed(run.attempts) if attempt.exists), run.attempts[0])
 
 
 def with_damage(run: Run, checkpoints: Sequence[Checkpoint], *, why: str, at: datetime) -> tuple[Run, int | None]:

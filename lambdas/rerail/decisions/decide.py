@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rerail.decisions.budgets import with_recent_charges
+from rerail.decisions.checkpoint_health import without_operator_rollback
 from rerail.decisions.decision import Decision, select_known
 from rerail.decisions.deferrals import on_paused, with_deferrals
 from rerail.decisions.file_copies import on_copied, with_copies
@@ -32,6 +33,7 @@ from rerail.model.signals import (
     JobGone,
     JobObserved,
     OperatorCommand,
+    OperatorVerb,
     Paused,
     PolicyRead,
     QuarantineRefused,
@@ -83,7 +85,9 @@ def _with_known_checkpoints(run: Run, signal: Signal) -> Signal:
         isinstance(signal, JobObserved | FindingsObserved | AgentReported | OperatorCommand | Tick)
         and signal.checkpoints
     ):
-        return replace(signal, checkpoints=select_known(run, signal.checkpoints))
+        replaces_rollback = isinstance(signal, OperatorCommand) and signal.verb is OperatorVerb.ROLLBACK
+        known = without_operator_rollback(run) if replaces_rollback else run
+        return replace(signal, checkpoints=select_known(known, signal.checkpoints))
     return signal
 
 

@@ -143,7 +143,7 @@ def _cancel_stop(decision: Decision, stop: PlannedStop, now: str, at: datetime) 
     run = with_undecided(with_incident_closed(run, reason, at), stop.reason)
     if run.current.cause and run.current.fingerprint == stop.reason:
         ledger = without_charge(run.ledger, run.current.cause, at=at)
-        run = with_rollback_withdrawn(replace(run, ledger=ledger), stop.reason)
+        run = with_rollback_withdrawn(replace(run, ledger=ledger))
     notice = make_notice(
         run,
         Severity.INFORM,

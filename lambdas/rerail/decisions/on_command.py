@@ -153,8 +153,9 @@ def _on_hold(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
     withdrawn = tuple(make_withdrawal(run, command.at))
     planned = run.stop or find_newest_restart(run)
     is_open = run.state in (RunState.SAVING, RunState.RESTARTING) or has_pending(run, StopJob)
-    if planned and is_open and planned.reason == run.current.fingerprint:
-        run = with_rollback_withdrawn(run, planned.reason)
+    is_operators = run.stop is not None and run.stop.is_rollback
+    if planned and is_open and (is_operators or planned.reason == run.current.fingerprint):
+        run = with_rollback_withdrawn(run)
     run = without_pending(_with_launch_withdrawn(run), StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
     run = with_hold(run, summary, by=command.who)

@@ -496,7 +496,7 @@ def on_stop_approved(
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:
-    """Act on a proposal to stop a running job once it has expired or the pause was lifted; None if it is not due yet.
+    """Act on a proposal to stop a running job once it has expired or needs no answer; None if it is not due yet.
 
     One that expires after the policy has changed decides nothing: its finding may still hold.
     """
@@ -508,9 +508,10 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     ):
         return None
     if proposal.awaits is LaunchCheck.PAUSE:
-        return _on_resumed(run, proposal, seen, policy)
+        return _on_resumed(run, proposal, seen, policy, "the pause was lifted")
     if seen.at < proposal.expires_at:
-        return None
+        may_act_now = policy.mode is Mode.ACT and may_act(run, policy)
+        return _on_resumed(run, proposal, seen, policy, "no approval is needed now") if may_act_now else None
     if policy.approval.on_expiry is OnExpiry.HOLD or not may_act(run, policy):
         assert proposal.finding is not None
         left = run if policy.mode is Mode.APPROVE else with_undecided(run, proposal.finding.kind)
@@ -519,8 +520,8 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     return replace(decision, reason=f"{format_unanswered(proposal)}, and the policy acts then: {decision.reason}")
 
 
-def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision:
-    """Decide on a finding from a pause, after the pause was lifted.
+def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy, now: str) -> Decision:
+    """Decide on a proposal's finding, after the pause was lifted or the policy changed to `act`.
 
     One that has expired may have recovered, so an operator has to approve it.
     """
@@ -531,9 +532,9 @@ def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     if not may_act(run, policy):
         return _on_intervention(replace(run, proposal=None), proposal.finding, observed, policy)
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
-        return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
+        return propose_again(run, proposal, now, at=seen.at, policy=policy)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
-    return replace(decision, reason=f"the pause was lifted: {decision.reason}")
+    return replace(decision, reason=f"{now}: {decision.reason}")
 
 
 def _make_failure(

@@ -495,6 +495,10 @@ class RungTaken(Record):
     # The factor on the learning rate.
     rate: float
     at: datetime
+    # What the attempt had before: it has that again if the rung is withdrawn.
+    former_skip_samples: str = ""
+    former_rate: float = 1.0
+    former_rung: str = ""
 
 
 @dataclass(frozen=True, slots=True)
