@@ -137,10 +137,15 @@ def _download(s3: Any, uri: str, chosen: Sequence[StoredCheckpoint], folder: Pat
                 if save.keys and item["Key"].removeprefix(prefix) not in save.keys:
                     continue
                 path = folder / item["Key"].removeprefix(prefix)
-                if not path.resolve().is_relative_to(folder.resolve()):
-                    place.fail(f"{item['Key']} would be written outside of {folder}", "fetch it by hand")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                s3.download_file(bucket, item["Key"], str(path))
+                try:
+                    if not path.resolve().is_relative_to(folder.resolve()):
+                        raise ValueError(f"{item['Key']} would be written outside of {folder}")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    s3.download_file(bucket, item["Key"], str(path))
+                except (OSError, ValueError) as error:  # others choose the names
+                    place.fail(
+                        f"--download: cannot write what {uri} has: {error}", "name another folder, or fetch it by hand"
+                    )
                 files.append(path)
     return files
 

@@ -39,12 +39,12 @@ class Logbook:
 
     def read_new_lines(self, job: str) -> Iterator[JobLogLine]:
         """What every host has printed since the last look; raises what boto3 raises."""
-        for stream in self._streams(job):
+        for stream in self.list_streams(job):
             yield from self._lines(job, stream, to_the_end=False)
 
     def read_lines(self, job: str) -> Iterator[JobLogLine]:
         """All that is there, of all hosts by the time of its arrival."""
-        hosts = [self._lines(job, stream, to_the_end=True) for stream in self._streams(job)]
+        hosts = [self._lines(job, stream, to_the_end=True) for stream in self.list_streams(job)]
         return heapq.merge(*hosts, key=lambda line: line.at.timestamp() if line.at else 0.0)
 
     def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[JobLogLine]:
@@ -61,7 +61,7 @@ class Logbook:
             if token == answer["nextForwardToken"] or not (answer["events"] or to_the_end):
                 return
 
-    def _streams(self, job: str) -> list[str]:
+    def list_streams(self, job: str) -> list[str]:
         """Those of every host, or of the first alone where there are many: reading them all would be throttled."""
         from rerail.aws.logs import STREAM, STREAM_PAGES
 

@@ -3,16 +3,18 @@
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.backtest.series import BadInput, LogSeries, add_step_times, make_sample
+from cli.logbook import LOG_GROUP, Logbook
 from cli.place import client
 from rerail.model.sample import Sample
 
-NAMESPACE = LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
 # CloudWatch's statistic for each metric; the loss has its largest value and its count as well.
 STATISTICS = {
     "step": "Maximum",
@@ -28,6 +30,8 @@ METRIC_OF = {"loss_max": "loss", "count": "loss"}
 KEPT = ((timedelta(days=15), 60), (timedelta(days=63), 300), (timedelta(days=455), 3600))
 # FilterLogEvents takes 100 streams by name.
 STREAMS_A_CALL = 100
+# Of a log; a page has at most 1 MB, and lines that fit are few in most.
+MOST_PAGES, MOST_LINES = 2_000, 1_000_000
 LINE = re.compile(r"\brerail (?=step=)")
 PAIR = re.compile(r"(\w+)=(\S+)")
 
@@ -40,7 +44,7 @@ def read(name: str, *, local: bool) -> list[LogSeries]:
         place.find(local=True)
     try:
         start, end = _times(name)
-        found = [LogSeries(f"{name}, CloudWatch", _metrics(name, start, end)), LogSeries(f"{name}, log", _log(name))]
+        found = [LogSeries(f"{name}, CloudWatch", _metrics(name, start, end)), _log(name)]
     except (ClientError, BotoCoreError) as error:
         where = "" if local else ", or add --local"
         raise BadInput(
@@ -94,29 +98,21 @@ def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
     )
 
 
-def _log(name: str) -> tuple[Sample, ...]:
-    return add_step_times([line for event in _events(name) if (line := _line(event))])
-
-
-def _events(name: str) -> list[dict[str, Any]]:
-    """The metric lines of all hosts, oldest first; only one of them prints any."""
-    logs = client("logs")
-    try:
-        pages = logs.get_paginator("describe_log_streams").paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/"
-        )
-        streams = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
-    except logs.exceptions.ResourceNotFoundException:
-        return []
-    found: list[dict[str, Any]] = []
-    for first in range(0, len(streams), STREAMS_A_CALL):
-        pages = logs.get_paginator("filter_log_events").paginate(
-            logGroupName=LOG_GROUP,
-            logStreamNames=streams[first : first + STREAMS_A_CALL],
-            filterPattern='"rerail step="',
-        )
-        found += [event for page in pages for event in page["events"]]
-    return sorted(found, key=lambda event: event["timestamp"])
+def _log(name: str) -> LogSeries:
+    """Return the metric lines of the job's hosts, oldest first; only one of them prints any."""
+    logs, found = client("logs"), list[tuple[int, Sample]]()
+    what = f"{name}, log"
+    if streams := Logbook(logs).list_streams(name)[:STREAMS_A_CALL]:
+        for number, page in enumerate(
+            logs.get_paginator("filter_log_events").paginate(
+                logGroupName=LOG_GROUP, logStreamNames=streams, filterPattern='"rerail step="'
+            )
+        ):
+            if number == MOST_PAGES or len(found) >= MOST_LINES:
+                what = f"{name}, the first {len(found):,} lines of its log"
+                break
+            found += [(event["timestamp"], line) for event in page["events"] if (line := _line(event))]
+    return LogSeries(what, add_step_times([line for _, line in sorted(found, key=itemgetter(0))]))
 
 
 def _line(event: Mapping[str, Any]) -> Sample | None:

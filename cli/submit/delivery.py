@@ -65,6 +65,9 @@ def upload(
     owner = account.check_bucket(bucket)
     paths = {name: Path(path).expanduser() for name, path in job_request.uploads.items()}
     files = {channel: list_input_files(path) for channel, path in paths.items()}
+    chosen = job_request.settings
+    machines = f"{chosen.count} x {chosen.instance_type} for at most {chosen.max_runtime}"
+    screen.say(f"the job will have {machines}, and the permissions of {job_request.role}")
     screen.say(f"uploading to s3://{bucket} of account {owner}: {describe_upload(source, files)}")
     is_new = account.upload_code(source, job_request.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")

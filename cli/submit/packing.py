@@ -208,9 +208,12 @@ def walk(folder: Path, patterns: Patterns) -> Iterator[str]:
 
 
 def check_link(folder: Path, name: str, patterns: Patterns) -> bool:
-    """Return whether to take the file that a link names; raise Problem if it is outside of the project, or nothing."""
+    """Return whether to take the file that a link names; raise Problem if it is outside of the project, or nothing.
+
+    What is too long to follow is an error: without `strict` its end would be taken for that of a plain path.
+    """
     try:
-        top, target = find_project(folder), (folder / name).resolve()
+        top, target = find_project(folder), (folder / name).resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise Problem(
             f"{name} cannot be read: {error}", f"fix the link, or leave it out with --exclude {name}"
@@ -220,8 +223,6 @@ def check_link(folder: Path, name: str, patterns: Patterns) -> bool:
             f"{name} is a link to {target}, outside of {top}",
             f"leave it out with --exclude {name}, or put a copy of the file in its place",
         )
-    if not target.exists():
-        raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
     return not patterns.leave_out_below(target.relative_to(top))
 
 

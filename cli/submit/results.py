@@ -1,5 +1,6 @@
 """What a finished job has left: its model and its outputs, downloaded and unpacked."""
 
+import os
 import tarfile
 import zlib
 from pathlib import Path
@@ -11,6 +12,8 @@ from botocore.exceptions import ClientError
 from cli.submit.account import split
 from cli.submit.problem import Problem
 
+# Bytes of a path. The end of one that no system follows, of 1,024 on macOS, is resolved without looking for links.
+LONGEST_PATH = 1_000
 # Python 3.11 has this filter from 3.11.4 on; Debian's is older.
 AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
@@ -55,8 +58,11 @@ def _stays_within(folder: Path, member: tarfile.TarInfo) -> bool:
     """Neither the member nor what it links to lies elsewhere; what is neither file, folder nor link is not taken."""
     place = folder / member.name
     target = place.parent / member.linkname if member.issym() else folder / member.linkname
-    inside = place.resolve().is_relative_to(folder) and target.resolve().is_relative_to(folder)
-    return inside and (member.isfile() or member.isdir() or member.issym() or member.islnk())
+    ends = [place.resolve(), target.resolve()]
+    inside = all(end.is_relative_to(folder) and len(os.fsencode(end)) <= LONGEST_PATH for end in ends)
+    # A second name of a relative link leads elsewhere.
+    is_plain_link = member.issym() or (member.islnk() and not target.is_symlink())
+    return inside and (member.isfile() or member.isdir() or is_plain_link)
 
 
 def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path) -> list[Path]:

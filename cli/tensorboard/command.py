@@ -55,11 +55,12 @@ class Board:
         """Download what is new; the sources are those that were found first."""
         s3 = self.where.client("s3")
         places = events.find_places(record) if self.source != "metrics" else []
-        found = list(events.list_event_files(s3, record, places))
+        problems = list[str]()
+        found = list(events.list_event_files(s3, record, places, problems))
         self.source = self.source or ("events" if found else "metrics")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.source == "events":
-            for problem in events.bring(s3, found, self.folder)[:MOST_PROBLEMS]:
+            for problem in [*problems, *events.bring(s3, found, self.folder)][:MOST_PROBLEMS]:
                 Console(stderr=True, markup=False).print(problem, style="yellow")
             self.files = Counter(file.attempt for file in found)
             return

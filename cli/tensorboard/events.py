@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from rerail.model.run import Attempt, Run
 
 # events.out.tfevents.<seconds since 1970>.<host>...
 WRITTEN = re.compile(r"tfevents\.(\d{9,11})(?:\.|$)")
+# Pages of a listing, with 1,000 objects each; and what is downloaded, since others may write into the folders.
+MOST_PAGES, MOST_FILES, MOST_BYTES = 100, 1_000, 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ def list_launched(run: Run) -> list[Attempt]:
     return [attempt for attempt in run.attempts if attempt.exists]
 
 
-def list_event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
-    """Return the event files below these folders that belong to the run, each once.
+def list_event_files(s3: Any, run: Run, uris: Sequence[str], problems: list[str]) -> Iterator[EventFile]:
+    """Return the event files below these folders that belong to the run, each once; add what was not listed.
 
     If the jobs have folders of their own, only files in the run's own folders belong to it: other runs may share the
     parent.
@@ -62,7 +65,10 @@ def list_event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFi
     for uri in uris:
         bucket, prefix = split_uri(uri)
         found = []
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for number, page in enumerate(islice(pages, MOST_PAGES), start=1):
+            if number == MOST_PAGES and page.get("IsTruncated"):
+                problems.append(f"{uri}: event files after its first {MOST_PAGES},000 objects are not read")
             for item in page.get("Contents", []):
                 key, path = item["Key"], item["Key"].removeprefix(prefix)
                 if "tfevents" not in key.rpartition("/")[2] or (bucket, key) in seen:
@@ -100,9 +106,16 @@ def _seconds(at: datetime) -> datetime:
 
 
 def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> list[str]:
-    """Download what is new or has grown; return why a file was left out. Nothing is written outside of the folder."""
-    problems = []
-    for file in files:
+    """Download what is new or has grown; return why a file was left out. Nothing is written outside of the folder.
+
+    Where there is more than a limit, files of the newest attempts are taken.
+    """
+    problems, left = [], MOST_BYTES
+    for number, file in enumerate(sorted(files, key=lambda file: -file.attempt)):
+        left -= file.size
+        if number == MOST_FILES or left < 0:
+            most = f"at most {MOST_FILES:,} files of {MOST_BYTES >> 30} GiB in all are downloaded"
+            return [f"{len(files) - number} of {len(files)} event files were left out: {most}", *problems]
         try:
             path = (folder / find_folder(file.attempt) / file.path).resolve()
             if not path.is_relative_to(folder.resolve()) or (path.exists() and path.stat().st_size == file.size):

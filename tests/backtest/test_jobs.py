@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli import place
 from cli.backtest import jobs
+from cli.logbook import Logbook
 from local.stack import LocalAws
 from tests.aws.places import forget_clients
 from tests.backtest.command import refused, run
@@ -50,7 +53,12 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
 
 
 def test_a_past_job_is_read_by_the_minute_and_line_by_line(aws):
-    """CloudWatch keeps the maximum and the count of each minute; the log keeps every step."""
+    """CloudWatch keeps the maximum and the count of each minute; the log keeps every step. Streams of others are not
+    the job's."""
+    strange = {"logGroupName": jobs.LOG_GROUP, "logStreamName": "past/others"}
+    aws.client("logs").create_log_stream(**strange)
+    line = {"timestamp": int(time.time() * 1000), "message": "rerail step=999 loss=9"}
+    aws.client("logs").put_log_events(**strange, logEvents=[line])
     by_minute, log = jobs.read("past", local=True)
     assert sum(one.count for one in by_minute.samples) == 10
     assert max(one.loss_max for one in by_minute.samples) == pytest.approx(0.1)
@@ -58,6 +66,17 @@ def test_a_past_job_is_read_by_the_minute_and_line_by_line(aws):
     assert [one.step for one in log.samples] == list(range(10, 110, 10))
     assert {one.grad_norm for one in log.samples} == {1.5}
     assert all(one.step_time_s is not None for one in log.samples[1:])
+
+
+def test_a_log_without_end_is_read_to_a_limit_that_is_named(monkeypatch):
+    page = {"events": [{"timestamp": 1, "message": "rerail step=1 loss=2"}]}
+    pages = SimpleNamespace(paginate=lambda **request: repeat(page))
+    monkeypatch.setattr(jobs, "client", lambda service: SimpleNamespace(get_paginator=lambda call: pages))
+    monkeypatch.setattr(Logbook, "list_streams", lambda self, job: ["past/algo-1-17"])
+    for limit in ("MOST_PAGES", "MOST_LINES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, limit, 3)
+            assert jobs._log("past").name == "past, the first 3 lines of its log"
 
 
 def test_the_command_evaluates_both(aws):

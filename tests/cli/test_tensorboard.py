@@ -59,12 +59,12 @@ def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkey
         first, second = f"gpt/tb/train/{named(NOON)}", f"gpt/tb/train/{named(NOON + HOUR)}"
         for key, body in ((first, b"one"), (second, b"two"), ("gpt/tb/other.txt", b"no")):
             s3.put_object(Bucket="bucket", Key=key, Body=body)
-        found = list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"]))
+        found = list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"], []))
         assert [(file.attempt, file.key) for file in found] == [(1, first), (2, second)]
         assert bring(s3, found, tmp_path) == []
         s3.put_object(Bucket="bucket", Key=first, Body=b"new")
         s3.put_object(Bucket="bucket", Key=second, Body=b"two and more")
-        assert bring(s3, list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == []
+        assert bring(s3, list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/"], [])), tmp_path) == []
         assert (tmp_path / "attempt-001" / "train" / named(NOON)).read_bytes() == b"one"
         assert (tmp_path / "attempt-002" / "train" / named(NOON + HOUR)).read_bytes() == b"two and more"
         names = ("train", f"train/{named(NOON)}/tfevents", "x" * 300, "a\0", "../../tfevents", "tfevents")
@@ -84,8 +84,28 @@ def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
         for job in ("gpt", "gpt-a002", "bert"):
             s3.put_object(Bucket="bucket", Key=f"tb/{job}/{named(NOON + 2 * HOUR)}", Body=b"x")
-        found = list_event_files(s3, RUN, ["s3://bucket/tb/"])
+        found = list_event_files(s3, RUN, ["s3://bucket/tb/"], [])
         assert {(file.attempt, file.path.split("/")[0]) for file in found} == {(1, "gpt"), (2, "gpt-a002")}
+
+
+@pytest.mark.threat("T39")
+def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_end(tmp_path, monkeypatch):
+    """What was left out is said; the files of the newest attempt are there."""
+    monkeypatch.setattr(events, "MOST_PAGES", 1)
+    monkeypatch.setattr(events, "MOST_FILES", 3)
+    monkeypatch.setattr(events, "MOST_BYTES", 10)
+    with mock_aws():
+        s3 = client("s3")
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        for number in range(1_001):
+            s3.put_object(Bucket="bucket", Key=f"tb/{number:04d}/{named(NOON + number * HOUR)}", Body=b"xx")
+        problems = []
+        found = list(list_event_files(s3, RUN, ["s3://bucket/tb/"], problems))
+        assert (len(found), len(problems)) == (1_000, 1)
+        assert "997 of 1000 event files were left out" in bring(s3, found, tmp_path)[0]
+        monkeypatch.setattr(events, "MOST_BYTES", 5)
+        assert "998 of 1000 event files were left out" in bring(s3, found, tmp_path)[0]
+    assert [path.name for path in tmp_path.iterdir()] == [find_folder(2)]
 
 
 def test_files_are_looked_for_where_sagemaker_copies_them_and_beside_the_checkpoints(monkeypatch):

@@ -270,6 +270,15 @@ def commands() -> list[str]:
     return [line for line in lines if not line.startswith("rerail local ")]
 
 
+@pytest.mark.threat("T33")
+def test_what_a_project_would_have_paid_and_permitted_is_shown_before_the_upload(account):
+    """A cloned repository chooses machines, their time and a role, which may have more permissions than the usual."""
+    text = f'[submit]\nrole = "{ROLE}"\ninstance_type = "ml.p5.48xlarge"\ncount = 16\nmax_runtime = "28d"\n'
+    (account / "rerail.toml").write_text(text)
+    shown = rerail("submit", "train.py", "--upload-only").output
+    assert f"16 x ml.p5.48xlarge for at most 28d, and the permissions of {ROLE}" in shown.partition("uploading to")[0]
+
+
 @pytest.mark.parametrize("line", commands())
 def test_every_command_in_the_docs_makes_a_request(account, line, monkeypatch):
     """As it stands there, but for nothing being started."""

@@ -120,7 +120,7 @@ def test_links_to_files_are_packed_as_those_files_and_other_links_are_refused(tm
         pack(code)
     assert "lib/shared.py" not in pack(code, exclude=["lib"]).files
     (code / "gone.py").symlink_to(outside / "gone.py")
-    with pytest.raises(Problem, match=r"gone\.py is a link to nothing"):
+    with pytest.raises(Problem, match=r"gone\.py cannot be read: .*No such file"):
         pack(code, exclude=["lib"])
     (code / "gone.py").unlink()
     (code / "gone.py").symlink_to("gone.py")

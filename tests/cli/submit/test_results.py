@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from moto import mock_aws
 
+from cli.submit import results
 from cli.submit.problem import Problem
-from cli.submit.results import download
+from cli.submit.results import AS_DATA, download
 from rerail.aws.clients import client
 from tests.aws.places import REGION
 
@@ -64,6 +65,7 @@ def test_a_job_that_has_left_nothing_gives_nothing(s3, tmp_path):
     assert download(s3, {**JOB, "ModelArtifacts": {}}, tmp_path) == []
 
 
+@pytest.mark.threat("T39")
 def test_an_archive_that_leads_out_of_the_folder_is_refused(s3, tmp_path):
     """What a job has written is not trusted with this machine."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=packed(**{"../../escaped": "x"}))
@@ -72,18 +74,44 @@ def test_an_archive_that_leads_out_of_the_folder_is_refused(s3, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
-    """Each alone stays within the folder; the second one, followed through the first, does not."""
+LETTERS = "abcdefghijklmnop"
+# The real path of the last link has more bytes than a system follows, and its name has few.
+LONG = [(f"{'/'.join(['d' * 247] * depth)}/{letter}".lstrip("/"), "d" * 247) for depth, letter in enumerate(LETTERS)]
+DEEP = f"{'/'.join(LETTERS)}/{'l' * 254}"
+
+
+@pytest.mark.threat("T39")
+@pytest.mark.parametrize("as_data", [{}, AS_DATA], ids=["an older Python", "this Python"])
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("deep/down", "."), ("deep/down/out", "../../..")],
+        [*LONG, (DEEP, "../" * len(LETTERS)), ("out", f"{DEEP}/../stolen")],
+        [("deep/down/link", "../../kept"), ("out", "=deep/down/link")],
+    ],
+    ids=["through another", "too long to follow", "by a second name"],
+)
+def test_a_link_that_leads_out_of_the_folder_is_refused(s3, tmp_path, monkeypatch, links, as_data):
+    """Each alone seems to stay within the folder, and nothing is written through it."""
+    monkeypatch.setattr(results, "AS_DATA", as_data)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, target in (("deep/down", "."), ("deep/down/out", "../../..")):
+        for name, target in links:
+            if target.startswith("d"):
+                folder = tarfile.TarInfo(f"{name.rpartition('/')[0]}/{target}".lstrip("/"))
+                folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(folder)
             member = tarfile.TarInfo(name)
-            member.type, member.linkname = tarfile.SYMTYPE, target
+            member.type = tarfile.LNKTYPE if target.startswith("=") else tarfile.SYMTYPE
+            member.linkname = target.removeprefix("=")
             archive.addfile(member)
+        archive.addfile(tarfile.TarInfo("out/file"))
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=buffer.getvalue())
+    (tmp_path / "a" / "stolen").mkdir(parents=True)
     with pytest.raises(Problem, match=r"would write outside|cannot be unpacked"):
         download(s3, JOB, tmp_path / "a")
-    assert not (tmp_path / "a" / "model" / "deep" / "out").is_symlink()
+    assert not (tmp_path / "a" / "model" / "out").is_symlink()
+    assert not any((tmp_path / "a" / "stolen").iterdir())
 
 
 @pytest.mark.parametrize(
