@@ -110,7 +110,7 @@ def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> list[str]:
 
     Where there is more than a limit, files of the newest attempts are taken.
     """
-    problems, left = [], MOST_BYTES
+    problems, left = list[str](), MOST_BYTES
     for number, file in enumerate(sorted(files, key=lambda file: -file.attempt)):
         left -= file.size
         if number == MOST_FILES or left < 0:

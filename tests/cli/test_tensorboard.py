@@ -92,8 +92,6 @@ def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
 def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_end(tmp_path, monkeypatch):
     """What was left out is said; the files of the newest attempt are there."""
     monkeypatch.setattr(events, "MOST_PAGES", 1)
-    monkeypatch.setattr(events, "MOST_FILES", 3)
-    monkeypatch.setattr(events, "MOST_BYTES", 10)
     with mock_aws():
         s3 = client("s3")
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
@@ -102,9 +100,9 @@ def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_en
         problems = []
         found = list(list_event_files(s3, RUN, ["s3://bucket/tb/"], problems))
         assert (len(found), len(problems)) == (1_000, 1)
-        assert "997 of 1000 event files were left out" in bring(s3, found, tmp_path)[0]
-        monkeypatch.setattr(events, "MOST_BYTES", 5)
-        assert "998 of 1000 event files were left out" in bring(s3, found, tmp_path)[0]
+        for limit, size, left_out in (("MOST_FILES", 3, 997), ("MOST_BYTES", 5, 998)):
+            monkeypatch.setattr(events, limit, size)
+            assert f"{left_out} of 1000 event files were left out" in bring(s3, found, tmp_path)[0]
     assert [path.name for path in tmp_path.iterdir()] == [find_folder(2)]
 
 

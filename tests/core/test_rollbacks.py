@@ -206,11 +206,13 @@ def test_a_checkpoint_that_goes_missing_on_the_way_holds_the_run():
     assert "no clean checkpoint is left at or before step 300" in run.hold_reason
 
 
-def test_a_rollback_while_saving_sets_the_resume_step():
+@pytest.mark.parametrize(("verb", "step"), [(OperatorVerb.STOP, None), (OperatorVerb.ROLLBACK, 0)])
+def test_a_rollback_while_saving_sets_the_resume_step(verb, step):
+    """An earlier rollback that named a wrong step rejects nothing once it is corrected."""
     world = World().with_saves()
     agent = Agent(world)
     agent.hello()
-    world.supervisor().handle(CommandReceived("c0", "gpt", OperatorVerb.STOP, "ada", ""))
+    world.supervisor().handle(CommandReceived("c0", "gpt", verb, "ada", "", step=step))
     first = agent.asked.id
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)
@@ -240,19 +242,6 @@ def test_a_rollback_that_was_held_rejects_no_checkpoint(has_trouble):
     world.checkpoints.commit(600)
     world.sagemaker.fail("gpt", NODE_LOST)
     assert relaunched(world) == "600"
-
-
-def test_a_newer_rollback_replaces_the_one_before_it():
-    """The first named a wrong step, which rejects nothing once it is corrected."""
-    world = World().with_saves()
-    agent = Agent(world)
-    agent.hello()
-    roll_back(world, 0)
-    world.clock.pass_by(timedelta(seconds=1))
-    roll_back(world, 400, id="c2")
-    agent.acknowledges()
-    agent.commits(505)
-    assert relaunched(world) == "400"
 
 
 def test_a_rollback_during_a_stop_sets_the_resume_step():

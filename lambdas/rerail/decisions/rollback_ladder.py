@@ -94,18 +94,9 @@ def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: dat
     """Return the run whose current attempt carries out a rung, with the rung recorded."""
     rung, skip, rate = planned.rung.value, planned.skip_samples, planned.rate
     attempt = replace(run.current, skip_samples=skip, rate=rate, rung=rung)
-    taken = RungTaken(
-        rung,
-        attempt.number,
-        onset_step,
-        planned.resume_step,
-        skip,
-        rate,
-        at,
-        former_skip_samples=run.current.skip_samples,
-        former_rate=run.current.rate,
-        former_rung=run.current.rung,
-    )
+    taken = RungTaken(rung, attempt.number, onset_step, planned.resume_step, skip, rate, at)
+    former = run.current
+    taken = replace(taken, former_skip_samples=former.skip_samples, former_rate=former.rate, former_rung=former.rung)
     attempts = (*run.attempts[:-1], attempt)
     return replace(run, attempts=attempts, rungs_taken=(*run.rungs_taken, taken)[-MAX_RUNGS_TAKEN:])
 
