@@ -219,6 +219,9 @@ KILLED = (
 )
 FRAMED = 'Traceback (most recent call last):\n  File "a.py", line 2, in x\n    y()\nRuntimeError: the step has failed'
 
+# What loggers and launchers put before each line.
+PREFIXES = ("2026-01-31 02:04:51,549 - train.main - ERROR - ", "[2026-01-31 02:04:51][ERROR] ", "(worker_7) : ")
+
 
 def as_objects(text: str, **more: str) -> str:
     return "\n".join(json.dumps({"level": "ERROR", "message": line} | more) for line in text.splitlines())
@@ -229,6 +232,7 @@ def as_objects(text: str, **more: str) -> str:
     [
         *(partial(indent, prefix=f"{esc}[36m(WorkerDict pid=87687){esc}[0m ") for esc in ("\x1b", "")),
         lambda text: "\n".join(f"\x1b[1;31m{line}\x1b[0m\x1b[K" for line in text.splitlines()),
+        *(lambda text, prefix=prefix: text if "INFO:" in text else indent(text, prefix, bool) for prefix in PREFIXES),
         as_objects,
         lambda text: indent(as_objects(text, log="x", stream="stderr"), "2026-01-31T02:04:51.549Z "),
         lambda text: json.dumps({"levelname": "ERROR", "message": "Training failed", "exc_info": text}),

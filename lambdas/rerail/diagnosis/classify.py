@@ -83,8 +83,10 @@ _BOILERPLATE = LazyPattern(
     # A hint at what may be the reason is no proof of it.
     r"|\b(?:It(?: is|'s) possible that|(?:Possible|Potential) (?:root )?(?:causes?|reasons?)\b"
     r"|This (?:(?:might|may|could) be (?:caused by|due to)|can happen (?:if|when))) ?[^.]{0,200}\.?"
-    r"|Worker unexpectedly exits with a connection error code \d+\. End of file\.?"
-    r"|There are some potential root causes\. .{0,400}?unexpected errors\.?|\bSolution: 1\. .{0,600}"
+    r"|Worker unexpectedly exits with a connection\b(?: error code \d+\. End of file\.?)?"
+    r"|(?:There are some potential root causes\.|Some common causes include:) .{0,400}?unexpected errors?\.?"
+    r"|\(1\) the process (?:is|was) killed by .{0,20}OOM killer due to high memory usage"
+    r"|\(3\) the worker (?:is )?crashed unexpectedly due to SIGSEGV or \w+ unexpected errors?|\bSolution: 1\. .{0,600}"
     # A counter of what did not happen, and the name of a logger: "number of nan iterations: 0", "INFO:uvicorn.error:".
     r"|(?-i:(?<![A-Za-z])(?:[Nn]a[Nn]s?|inf|OOMs?|ooms?|[Ee]rrors?|[Ff]ail(?:ed|ures?)|[Ss]kipped|[Cc]orrupt(?:ed)?"
     r"|[Hh]angs?|[Tt]imeouts?|ECC|crashes|retries|overflows?)(?:[ _-](?:nans?|inf|(?:iteration|step|count|error|sample"

@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from rerail.model.lazy_pattern import LazyPattern
 
 MAX_MESSAGE_LINES = 12
+MAX_LOGGERS = 8
 
 # Colors and movements of a terminal's cursor; some logs lose the first character of a color.
 _CONTROL = LazyPattern(r"\x1b\[[\d;?]{0,20}[A-Za-z]|\ufffd?\[\d{1,2}(?:;\d{1,3}){0,4}m(?![\]\d])")
@@ -25,6 +26,7 @@ _SOURCE = LazyPattern(
     r"\s{0,8}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
     r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
     r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\||\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
+    r"|\((?:rank|worker|node|trainer|task)[ _-]?\d+\) ?:|(?:worker|node|trainer)[-_]\d+: "
     r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})|\d{1,4}: ) ?"
 )
 _STAMP = LazyPattern(
@@ -33,6 +35,9 @@ _STAMP = LazyPattern(
     # TensorFlow reports the errors of its threads as information.
     r"|INFO:tensorflow:(?=Error (?:reported|recorded) )) ?"
 )
+# A frame after what a logger puts before each line, and the rank at the end of that.
+_LOGGED_FRAME = LazyPattern(r"\s{2}File \"[^\"]{1,300}\", line \d+, in ")
+_LOGGED_RANK = LazyPattern(r"\[(?:rank|default|local_rank|node|worker)[ _:-]?\d+\]:? ?$")
 _GROUP = LazyPattern(r"\s{0,20}(?:\+[+-]{2,}[-\s\d]*$|\+ (?=Exception Group)|\|(?: |$))")
 
 _START = LazyPattern(r"Traceback \(most recent call last\):?|\(most recent call first\):?")
@@ -409,10 +414,26 @@ def find_failure_lines(text: str, *logs: str) -> FailureLines:
 def _split_sources(text: str) -> dict[str, list[str]]:
     """Return the lines of each rank or host, without the prefixes; one-line tracebacks are split into lines."""
     sources: dict[str, list[str]] = {}
-    for line in re.split(r"\r\n|[\r\n]|\\n", text):
-        source, body = _strip_prefixes(line)
+    lines = [_strip_prefixes(line) for line in re.split(r"\r\n|[\r\n]|\\n", text)]
+    logged = _find_logger([body for _, body in lines])
+    for source, body in lines:
+        if logged and (prefix := logged.match(body)):
+            inner, body = _strip_prefixes(body[prefix.end() :])
+            source += inner
         sources.setdefault(source, []).extend(_unfold(_DOUBLED.sub(r"\1: ", body)))
     return sources
+
+
+def _find_logger(lines: list[str]) -> "re.Pattern[str] | None":
+    """Return a pattern for what loggers put before each line of a traceback: "- train - ERROR - "."""
+    found: dict[str, str] = {}
+    for line, following in pairwise(lines):
+        start = _START.search(line) or _LOGGED_FRAME.search(line)
+        before = _LOGGED_RANK.sub("", line[: start.start()]) if start else ""
+        key = re.sub(r"\d+", "#", before)
+        if 1 < len(before) <= 120 and re.sub(r"\d+", "#", following).startswith(key) and len(found) < MAX_LOGGERS:
+            found[key] = re.escape(key).replace(r"\#", r"\d+")
+    return re.compile("|".join(found.values())) if found else None
 
 
 def _strip_prefixes(line: str) -> tuple[str, str]:

@@ -32,7 +32,8 @@ class SymptomRule:
 def _near(thing: str) -> tuple[str, str]:
     """Return patterns for a thing close to a word for a problem, in either order."""
     thing += r"\b(?!\.\w|->|::)"  # not the object of an expression of a program: "&resources.deviceHandle"
-    return rf"\b{thing}.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}"
+    thing = rf"(?<!/)\b{thing}"  # not a folder: "/builds/worker/"
+    return rf"{thing}.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}{thing}"
 
 
 def _list_not_finite(name: str) -> tuple[str, str]:
@@ -105,6 +106,10 @@ _SHARED = (
     r"|(?<![-\w/])(?:FSx|Lustre|NFS|EFS|GPFS)\b(?!-))"
 )
 
+# What names a file of settings, and what a reader says of one.
+_SETTINGS_FILE = r"\b(?:\w*config\w*|settings|hparams|ds_\w+)(?:\.(?:json|ya?ml|toml|ini)|(?: files?)?)\b"
+_PARSED = r"(?:\b(?:Could not|Cannot|Failed to|Unable to|Error) (?:pars|decod)\w+|\b\w*DecodeError\b)"
+
 DAMAGED_CHECKPOINT, DEVICE_MEMORY, IMPORT = "damaged-checkpoint", "device-memory", "missing-import"
 
 RULES: tuple[SymptomRule, ...] = (
@@ -128,6 +133,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
         r"Unable to determine the device handle for GPU|\bHW Exception by GPU\b",
         r"reboot the system to recover this GPU|\bGPU (?:requires|needs) (?:a )?reset|GPU recovery action changed",
+        # AMD's driver: a queue of the GPU is stuck, and the driver resets it or the GPU.
+        r"\bamdgpu\b.{0,80}(?:\bring \S{1,40} timeout|\bGPU reset begin|device wedged|Waiting for fences timed out)",
         r"RmInitAdapter failed|GSP (?:RPC|firmware).{0,20}(?:timeout|timed out|error|fail)|Timeout.{0,30}GSP",
         # The kernel's driver complains about the device itself, whatever words it chooses; an Xid is read below.
         r"NVRM: (?!Xid|loading|API mismatch|No NVIDIA)[^:]{0,60}.{0,120}?(?:fail|error|fatal|cannot|time(?:d )?-?out|"
@@ -216,6 +223,7 @@ RULES: tuple[SymptomRule, ...] = (
     ),
     # The file is sound: PyTorch refuses to load a type that it holds.
     _rule("refused-type", Cause.USER_CODE, r"Weights only load failed\. This file can still|not an allowed global"),
+    _rule("unreadable-settings-file", Cause.USER_CODE, rf"{_PARSED}.{{0,80}}{_SETTINGS_FILE}"),
     _rule("port-in-use", Cause.USER_CODE, r"address (?:is )?already in use|EADDRINUSE|server socket has failed"),
     _rule(
         "network-settings",
@@ -558,7 +566,8 @@ RULES: tuple[SymptomRule, ...] = (
         "program-fault-on-device",
         Cause.USER_CODE,
         r"device-side assert triggered|an? illegal (?:memory access|instruction)|misaligned address",
-        r"unspecified launch failure|Memory access fault by GPU|HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL|MEMORY)\w*",
+        r"unspecified launch failure|fail(?:ed)? to launch kernel",
+        r"Memory access fault by GPU|HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL|MEMORY)\w*",
         r"double free|\b(?:[cm]alloc|realloc|free|munmap_chunk|malloc_consolidate)\(\): |free invalid pointer",
         r"corrupted (?:size|double-linked|unsorted)|heap corruption|stack smashing",
         r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
@@ -615,7 +624,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Failed to import|must import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|"
         r"required|not allowed|unknown|missing|must)",
         r"InvalidArgumentError|InvalidConfig|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue",
-        r"Could not override|ValidationError|yaml\.\w+\.\w*Error|OmegaConf|hydra\.errors|Config(?:uration)?Error",
+        r"Could not override|\bis not in struct\b|ValidationError|yaml\.\w+\.\w*Error|OmegaConf",
+        r"hydra\.errors|Config(?:uration)?Error",
         r"ParameterError|batch[_ ]size .{0,80}(?:not (?:equal|divisible)|must be)|(?:not|must be) divisible by",
         r"world[_ ]size .{0,60}(?:not|must|divis)",
         r"AccessDenied|Access Denied|Forbidden|403 Client Error|Unauthorized|401 Client Error",
@@ -648,6 +658,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"detected by watchdog|heartbeat of its watchdog|stuck notify|synchronize timeout|task timeout|Wait ?timeout",
         r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Timeout at NCCL work",
         r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|wait\w*\(\w*\) time ?out",
+        r"\bNPU .{0,80}error code is (?:107020|50704[68])\b",  # ACL: timeout of a task, or of the wait for it
         r"Watchdog caught|watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected|hang\b)|Barrier time",
         r"WorkNCCL\((?!.{0,250}raised the following async exception: NCCL error)",
         r"Work(?:Gloo|HCCL|XCCL)\(.{0,200}time|ncclUniqueId from (?!.{0,200}Connection)|\bTimeout(?:Expired|Error)\b",
@@ -776,8 +787,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"shut ?down|off-?line|fail(?:ure|ed|s)|issue|problem|drained|replaced?|swap\w*|excluded|removed)\b",
         r"\b(?:replac\w+|remov\w+|exclud\w+|swap\w*|drain\w*|cordon\w*|bad|faulty|broken|flaky|problematic) "
         rf"(?:\S+ ){{0,2}}(?:{_NODE}|{_HOST})\b",
-        r"\b(?:network|NCCL|infiniband|interconnect|slurm|storage|cluster|filesystem|ssh|cloud|"
-        r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
+        r"\b(?:network(?! (?:train|architect|weight|output))|NCCL|infiniband|interconnect|slurm|storage|"
+        r"cluster|filesystem|ssh|cloud|infra\w*)\b.{0,40}"
+        r"\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
         r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s)|\bmaintenance\b|\bNCCL error",
     ),
     _vague_rule(
