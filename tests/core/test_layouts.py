@@ -464,6 +464,10 @@ def test_what_lacks_the_optimizer_is_not_complete(folder, files):
     assert whole(find_checkpoints(stored)) == []
 
 
+# XPixelGroup/BasicSR:basicsr/models/base_model.py: it resumes from the state, which names the networks by its step.
+BASICSR = (("models/net_g_", ".pth"), ("models/net_d_", ".pth"), ("training_states/", ".state"))
+
+
 def test_an_actor_is_complete_only_with_its_critic():
     """OpenRLHF/OpenRLHF:openrlhf/trainer/ray: both save the same step, one after the other."""
     names = [f"{role}/global_step{step}/{name}" for role in ("_actor", "_critic") for step in (10, 20) for name in ZERO]
@@ -471,6 +475,11 @@ def test_an_actor_is_complete_only_with_its_critic():
     assert whole(find_checkpoints(list_objects(*names, *newest))) == [20, 20, 10, 10]
     parts = [f"{rank}/gpt-step={step}.ckpt" for rank in ("mp_rank_00", "mp_rank_01") for step in (100, 200)]
     assert whole(find_checkpoints(list_objects(*parts, "mp_rank_00/gpt-step=300.ckpt"))) == [200, 200, 100, 100]
+    parts = [f"{name}{step}{end}" for step in (100, 200, 300) for name, end in BASICSR]
+    assert whole(find_checkpoints(list_objects(*parts))) == [300, 300, 200, 200, 100, 100]
+    for lost in parts[-3:]:
+        left = find_checkpoints(list_objects(*(part for part in parts if part != lost)))
+        assert whole(left) == [200, 200, 100, 100], lost
 
 
 def test_what_is_written_under_another_name_first_is_not_read():

@@ -159,6 +159,7 @@ LAYOUTS = (
     KnownLayout(
         "Stable-Baselines3", rf".*_{_N}_steps\.(?:zip|pkl)", needs=(("the model", r".*\.zip"),), is_proven=True
     ),
+    KnownLayout("BasicSR", rf"(?:net_[a-z]+_(?=\d+\.pth)|(?=\d+\.state)){_N}\.(?:pth|state)"),
     KnownLayout("VITS", rf"[GD]_(?!23{{5,}}\.){_N}\.pth", needs=_GAN, is_proven=True),
     KnownLayout(
         "file with a step",
@@ -225,10 +226,10 @@ _OF_EACH_RANK = re.compile(r"(?:.*/)?(?:rng_state|random_states?)_#\.\w+")
 # Ranks are numbered from 0.
 _RANK = re.compile(r"(?:rank_?|__)(\d+)", re.ASCII)
 # The folders of parts that are saved beside each other, each with its own checkpoints.
-_PEERS = re.compile(r"_(?:actor|critic)|(?:mp|tp)_rank_\d+\w*", re.ASCII)
+_PEERS = re.compile(r"_(?:actor|critic)|models|training_states|(?:mp|tp)_rank_\d+\w*", re.ASCII)
 # Binary state keeps its size within a run, other state about, so a smaller file is truncated. Text may vary.
 _STATE_SUFFIXES = (".pt", ".pth", ".tar", ".bin", ".safetensors", ".ckpt", ".distcp", ".pdparams", ".pdopt")
-_OTHER_STATE_SUFFIXES = (".h5", ".keras", ".npz", ".msgpack", ".pkl", ".index")
+_OTHER_STATE_SUFFIXES = (".h5", ".keras", ".npz", ".msgpack", ".pkl", ".index", ".state")
 _BINARY = re.compile(rf".*(?:{'|'.join(map(re.escape, _STATE_SUFFIXES))}|\.data-\d+-of-\d+)", re.ASCII)
 _SIZED = re.compile(rf"{_BINARY.pattern}|.*(?:{'|'.join(map(re.escape, _OTHER_STATE_SUFFIXES))}|\.zip)", re.ASCII)
 _GROWS = re.compile(r"buffer|replay|history")
@@ -964,7 +965,8 @@ def _with_peers(checkpoints: Sequence[LayoutCheckpoint]) -> Iterator[LayoutCheck
                 complete[above, checkpoint.step].add(name)
     for checkpoint in checkpoints:
         above = _parent(checkpoint.parent)
-        others = peers[above] if _PEERS.fullmatch(checkpoint.parent[len(above) : -1]) else set()
+        name = checkpoint.parent[len(above) : -1]
+        others = peers[above] - {name} if _PEERS.fullmatch(name) else set()
         if lacking := others - complete.get((above, checkpoint.step), set()):
             whose = (f"its peer in {name}/" for name in sorted(lacking))
             checkpoint = replace(checkpoint, missing=(*checkpoint.missing, *whose))
