@@ -90,7 +90,7 @@ def metrics(subject: Subject) -> Check:
         said = f"neither {wanted.step or 'a step'} nor {wanted.loss or 'a loss'} is among its MetricDefinitions"
         if subject.has_agent:
             return ok(f"{said}; its agent reports both")
-        return warn(f"{said}: its loss and its pace are not watched", "add what `rerail metrics` prints")
+        return warn(f"{said}: its loss and its pace are not watched", "name both: see `rerail metrics --log FILE`")
     for metric in filter(None, (found.loss, found.grad_norm)):
         if flaw := find_flaw_in_time(definitions[metric]):
             text = f"the expression of {metric} {flaw.text}"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from rerail.requests.identity import SCRIPT_SETTING
 
 ENTRY = "rerail_entry.py"
 # Runs in place of the script where hyperparameters cannot say what its command line says.
@@ -89,9 +88,7 @@ def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str,
         )
     text = (SHELL_ENTRY_TEXT if is_shell else ENTRY_TEXT).format(command=[source.entry, *arguments])
     files = {**source.files, ENTRY: (text.encode(), False)}
-    # The name for a command that continues the run; AWS's toolkit passes no such setting on to the script.
-    named = {SCRIPT_SETTING: json.dumps(source.entry)}
-    return Source(ENTRY, files), named | {name: encode(value) for name, value in given.items()}
+    return Source(ENTRY, files), {name: encode(value) for name, value in given.items()}
 
 
 def make_command_line(entry: str, arguments: Sequence[str], given: Mapping[str, str]) -> str:

@@ -90,18 +90,19 @@ class PreviousJob:
                 "give them again after --",
             ) from error
 
-    def read_command(self) -> str:
-        """Return the shell command that the job was started with; "" if it runs a script."""
+    def read_program(self) -> dict[str, str]:
+        """Return the `entry` that the job was started with, or its shell `command`."""
         if self._program not in (ENTRY, COMMAND_SCRIPT):
-            return ""
+            return {"entry": self._program}
         try:
-            if self._program == ENTRY and _read_entry(self._read_packed(ENTRY))[0] != COMMAND_SCRIPT:
-                return ""
-            return self._read_packed(COMMAND_SCRIPT).removesuffix("\n")
+            entry = _read_entry(self._read_packed(ENTRY))[0] if self._program == ENTRY else COMMAND_SCRIPT
+            if entry != COMMAND_SCRIPT:
+                return {"entry": entry}
+            return {"command": self._read_packed(COMMAND_SCRIPT).removesuffix("\n")}
         except UNREADABLE as error:
             raise Problem(
                 f"--continue {self.run}: cannot read the command of its job in {self.code}: {error}",
-                "give it again with --command",
+                "give --command again, or --entry",
             ) from error
 
     @property
@@ -126,6 +127,8 @@ class Continuation:
     arguments: Sequence[str] | None = None
     # Settings by their keys; the image is the one that was found for them.
     given: Mapping[str, Any] = field(default_factory=dict)
+    # The setting that says how the code was given.
+    submitted: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_previous_job(where: Place, run: str) -> PreviousJob:
@@ -159,6 +162,7 @@ def make_change(
         arguments, named = previous.read_arguments()
     source, hyperparameters = with_arguments(wanted.source, arguments, named)
     settings = {name: value for name, value in previous.settings.items() if name != SCRIPT_SETTING}
+    settings |= wanted.submitted
     settings["sagemaker_program"] = json.dumps(source.entry)
     settings["sagemaker_submit_directory"] = json.dumps(make_code_uri(previous, source))
     if "torchrun" in given:

@@ -1,5 +1,6 @@
 """The stages of a submission: its settings, the packed code, the job with its request, and the call that starts it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,7 +22,7 @@ from cli.submit.settings import SubmitSettings, join, read_defaults, read_file
 from cli.submit.start import START_CHANNEL, find_start
 from cli.submit.training_role import PREFIX, PlannedRole, create_role, plan_role
 from rerail.model.run import make_run_id
-from rerail.requests.identity import COMMAND_SCRIPT
+from rerail.requests.identity import COMMAND_SCRIPT, SCRIPT_SETTING
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 
 SCRIPT_MODE = Path(__file__).with_name("script_mode.py")
@@ -134,6 +135,12 @@ def pack_source(script: Path, settings: SubmitSettings) -> Source:
     return pack(script, **{key: getattr(settings, key) for key in PACKING})
 
 
+def name_submitted(script: Path, settings: SubmitSettings) -> dict[str, str]:
+    """Return the setting that says how the code was given, for a command that continues the run."""
+    entry = f" --entry {settings.entry}" if settings.entry and script.expanduser().is_dir() else ""
+    return {SCRIPT_SETTING: json.dumps(f"{script}{' --command COMMAND' if settings.command else entry}")}
+
+
 def plan_job(
     submission: Submission, settings: SubmitSettings, packed: Source, account: SubmissionAccount, screen: SubmitScreen
 ) -> PlannedJob:
@@ -155,7 +162,7 @@ def plan_job(
         name=submission.name or options.make_name(submission.script, packed, settings.project),
         role=role.arn,
         image=name_image(recipe, account.find_number(), account.region) if recipe else "",
-        hyperparameters=hyperparameters,
+        hyperparameters={**hyperparameters, **name_submitted(submission.script, settings)},
         metrics=options.find_metrics(source, options.check_metrics(settings.metrics, screen), screen),
     )
     return PlannedJob(
@@ -215,14 +222,17 @@ def continue_run(submission: Submission, screen: SubmitScreen) -> dict[str, Any]
     previous = continuation.find_previous_job(where, run)
     settings = SubmitSettings(**join({key: usual[key] for key in PACKING if key in usual}, given))
     if submission.script.expanduser().is_dir() and not (settings.command or settings.entry):
-        settings = replace(settings, command=previous.read_command())
+        before = previous.read_program()
+        if (submission.script.expanduser() / before.get("entry", "")).exists():
+            settings = replace(settings, **before)
     if given.keys() & set(IMAGE):
         machine = previous.description["ResourceConfig"].get("InstanceType", settings.instance_type)
         placed = replace(settings, instance_type=given.get("instance_type", machine))
         given = {**given, "image": options.find_image(account, placed)}
     options.check_inputs(settings.inputs)
     options.check_metrics(settings.metrics, screen)
-    wanted = continuation.Continuation(pack_source(submission.script, settings), submission.arguments, given)
+    submitted = name_submitted(submission.script, settings)
+    wanted = continuation.Continuation(pack_source(submission.script, settings), submission.arguments, given, submitted)
     source, change, arguments, named = continuation.make_change(previous, wanted)
     text = continuation.check_change(previous, change)
     packed, _ = wanted.source.files.get(COMMAND_SCRIPT, (b"", False))

@@ -114,13 +114,14 @@ def test_a_new_job_has_empty_fields():
         "x.py; true",
         "$(true)",
         "[1",
-        "a" * 101,
+        "a" * 201,
         '"rerail_command.sh"',
     )
     scripts = [read_job({**table, "HyperParameters": {"sagemaker_program": program}}).script for program in programs]
     assert scripts == ["src/fit.py", "entraînement.py", *[""] * 6, "FOLDER --command COMMAND"]
-    wrapped = {"sagemaker_program": '"rerail_entry.py"', "sagemaker_rerail_script": '"fit.py"'}
-    assert read_job({**table, "HyperParameters": wrapped}).script == "fit.py"
+    for given in ("fit.py", "../mnist --entry main.py", "/code/mnist --command COMMAND"):
+        wrapped = {"sagemaker_program": '"rerail_entry.py"', "sagemaker_rerail_script": json.dumps(given)}
+        assert read_job({**table, "HyperParameters": wrapped}).script == given
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacit
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
 PAGE_SIZE = 100
 # "You can't override the metric definitions for Amazon SageMaker algorithms."
-SCRIPT = re.compile(r"(?!rerail_)\w[\w./-]{0,99}")
 # The usual names of the number of steps in all, without group and hyphens: those of Transformers, Lightning, diffusers,
 # Megatron and others.
 TOTAL_STEPS = ("maxsteps", "totalsteps", "trainsteps", "numtrainsteps", "maxtrainsteps", "trainiters", "maxiters")
+SUBMITTED = re.compile(r"(?!rerail_)[\w./][\w./-]{0,199}(?: --entry \w[\w./-]{0,99}| --command COMMAND)?")
 OWN_METRICS = "override the metric definitions"
 
 
@@ -190,7 +190,7 @@ def read_job(description: Mapping[str, Any]) -> Job:
 
 
 def _read_script(hyperparameters: Mapping[str, str]) -> str:
-    """Return the script that the job runs, for `rerail submit`; "" for Rerail's own, and for names that need quotes."""
+    """Return what was given to `rerail submit`, or the job's script; "" for Rerail's own, and for what needs quotes."""
     program = hyperparameters.get(SCRIPT_SETTING) or hyperparameters.get("sagemaker_program", "")
     try:
         name = str(json.loads(program))
@@ -198,7 +198,7 @@ def _read_script(hyperparameters: Mapping[str, str]) -> str:
         name = program
     if name == COMMAND_SCRIPT:  # the command itself would need quotes
         return "FOLDER --command COMMAND"
-    return name if SCRIPT.fullmatch(name) else ""
+    return name if SUBMITTED.fullmatch(name) else ""
 
 
 def _read_planned_steps(hyperparameters: Mapping[str, str]) -> int | None:

@@ -13,9 +13,9 @@ from rerail.model.signatures import VARIABLE
 from rerail.requests.states import EXECUTION_VARIABLE
 from rerail.requests.supervised import CHANNEL
 
-# The hyperparameter with the script that Rerail's own entry script starts.
+# The hyperparameter with what was given to `rerail submit`: a script, or a folder with its option.
 SCRIPT_SETTING = "sagemaker_rerail_script"
-# That script, where a shell command of `rerail submit FOLDER --command` runs instead.
+# The script that is packed, where a shell command of `rerail submit FOLDER --command` runs instead.
 COMMAND_SCRIPT = "rerail_command.sh"
 # Hyperparameters with the job's name or place, or what its code says too.
 JOBS_OWN = (

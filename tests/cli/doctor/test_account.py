@@ -158,6 +158,13 @@ def test_what_is_broken_is_named_with_its_remedy(name, changes):
     assert find_worst(list(answers.values())) is CheckStatus.BROKEN
 
 
+def test_the_local_aws_warns_of_nothing_that_its_user_could_not_change():
+    """It sends no mails, whatever cdk.json says."""
+    cloud = Cloud({**SOUND, "sns.list_subscriptions_by_topic": {"Subscriptions": []}})
+    answers = list(ask("account", account.QUESTIONS, Deployment(Deployed(cloud, is_local=True))))
+    assert [check.name for check in answers if check.verdict is not CheckStatus.OK] == []
+
+
 def test_messages_that_are_worked_on_are_no_dead_letters():
     """A queue that gives its messages up to another one may hold some at any moment."""
     attributes = {"ApproximateNumberOfMessages": "3", "RedrivePolicy": "{}"}

@@ -20,6 +20,8 @@ from cli.submit import delivery
 from cli.submit.following import News
 from cli.submit.settings import KINDS, read_defaults
 from rerail.aws.clients import client
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.decisions.remedies import format_continue
 from rerail.requests.relaunch import POLICY_TAG
 from tests.aws.places import REGION
 
@@ -70,6 +72,25 @@ def test_a_script_becomes_a_job_with_its_code_in_s3(account):
     tags = client("sagemaker").list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
     assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", POLICY_TAG: "default"}
     assert (printed["run"], printed["job"]) == ("first", "first") and printed["request"]["RoleArn"] == ROLE
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("code", "--entry", "fit.py"), "code --entry fit.py"),
+        (("code",), "code"),
+        (("code/train.py", "--", "x"), "code/train.py"),
+        (("code", "--command", "python fit.py"), "code --command COMMAND"),
+    ],
+)
+def test_advice_names_what_was_submitted(account, monkeypatch, words, named):
+    """The job's program alone says neither the folder nor that a folder was given."""
+    (account / "fit.py").write_text(QUIET)
+    monkeypatch.chdir(account.parent)
+    result = rerail("submit", "--name", "first", "--role", ROLE, *words)
+    assert result.exit_code == 0, result.output
+    run = SimpleNamespace(id="first", script=SageMakerJobs().describe("first")[0].script)
+    assert format_continue(run) == f"rerail submit {named} --continue first"  # type: ignore[arg-type]
 
 
 def test_code_that_was_uploaded_once_is_not_uploaded_again(account):

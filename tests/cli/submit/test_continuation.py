@@ -7,10 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from cli.submit import continuation, stages
 from cli.submit.arguments import with_arguments
 from cli.submit.continuation import Continuation, PreviousJob, make_change, upload
 from cli.submit.packing import pack
 from cli.submit.problem import Problem
+from cli.submit.stages import Submission, SubmitMode
+from rerail.requests.identity import SCRIPT_SETTING
 
 CODE = "s3://bucket/rerail/gpt/code/abc/sourcedir.tar.gz"
 
@@ -40,7 +43,7 @@ def test_a_command_stays_as_it_was(folder):
     """The folder alone names no command: without it the script would run with no arguments."""
     command = 'cd /opt/ml/checkpoints && python main.py --lr 3 --name "a b"'
     previous = job_of(folder, command=command)
-    assert previous.read_command() == command
+    assert previous.read_program() == {"command": command}
     source, _, arguments, named = make_change(previous, Continuation(pack(folder, command=command)))
     assert (source.files["rerail_command.sh"][0].decode(), arguments, named) == (f"{command}\n", [], {})
 
@@ -48,15 +51,29 @@ def test_a_command_stays_as_it_was(folder):
 @pytest.mark.parametrize("arguments", [[], ["--lr", "3"], ["positional", "-x"]])
 def test_a_script_has_no_command_and_keeps_its_arguments(folder, arguments):
     previous = job_of(folder, arguments)
-    assert previous.read_command() == ""
+    assert previous.read_program() == {"entry": "main.py"}
     assert previous.read_arguments() == (arguments, {}) or previous.read_arguments() == ([], {"lr": "3"})
+
+
+def test_a_folder_keeps_the_script_that_it_was_submitted_with(folder, monkeypatch):
+    """The folder alone names no script, and its usual one would be another."""
+    (folder / "fit.py").write_text("print(2)")
+    previous, changes = job_of(folder, ["--fast"], entry="fit.py"), []
+    where = SimpleNamespace(is_local=True)
+    monkeypatch.setattr(stages, "read_settings", lambda submission: (where, {}, {}))
+    monkeypatch.setattr(continuation, "find_previous_job", lambda where, run: previous)
+    monkeypatch.setattr(continuation, "check_change", lambda previous, change: changes.append(change))
+    submission = Submission(script=folder, continued="gpt", mode=SubmitMode.DRY_RUN)
+    screen = SimpleNamespace(say=changes.append)
+    assert stages.continue_run(submission, screen)["HyperParameters"][SCRIPT_SETTING] == f'"{folder} --entry fit.py"'
+    assert changes[1] == "the script's command line: fit.py --fast"
 
 
 @pytest.mark.parametrize("left", [0, 60])
 def test_a_command_that_cannot_be_read_is_asked_for(folder, left):
     """Its code is gone, or was cut off."""
     with pytest.raises(Problem, match="cannot read the command of its job"):
-        job_of(folder, command="python main.py", left=left).read_command()
+        job_of(folder, command="python main.py", left=left).read_program()
 
 
 def test_new_data_lies_apart_from_the_old(folder, tmp_path):
