@@ -7,7 +7,7 @@ from observability import logger, metrics, traced
 from rerail.model.errors import NotSigned
 from rerail.model.notice import Notice
 from rerail.notices.notice import read_detail
-from rerail.notices.notifiers.links import NoticeOrigin, make_links
+from rerail.notices.notifiers.links import NoticeOrigin, complete_commands, make_links
 from wiring import clients
 from wiring.notify import make_answer_url, make_notifier, notify_settings, report_links
 
@@ -25,7 +25,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
         all_runs=report_links().of_all_runs(notice, origin),
         answer=_find_answer_url(notice),
     )
-    make_notifier().send(notice, links)
+    make_notifier().send(complete_commands(notice, origin), links)
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
 

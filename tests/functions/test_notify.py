@@ -1,6 +1,7 @@
 """The voice: each notice in every way that is set up, and an error where it could not be told."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -50,14 +51,17 @@ def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
     assert json.loads(card["Message"])["metadata"]["threadId"] == detail["run"]
 
 
-def test_commands_of_the_local_aws_have_its_option(account):
+def test_commands_of_the_local_aws_have_its_option_in_every_channel(account, receivers):
     event = sample("notice_page")
     event["account"] = "000000000000"
     event["detail"]["todo"] = "Make the batch smaller: `rerail submit train.py`\nThen: rerail release gpt"
     notify.handler(event, Context("notify"))
-    (message,) = account.received("page")
-    assert "`rerail submit train.py --local`\n  - Then: rerail release gpt --local\n" in message["Message"]
-    assert message["Message"].endswith(f"  Terminal: rerail show {event['detail']['run']} --local")
+    (mail,), (chat,) = account.received("page"), account.received("chat-page")
+    texts = [mail["Message"], chat["Message"], *map(json.dumps, account.received(receivers))]
+    assert len(texts) == 2 + len(NOTIFIERS)
+    for text in texts:
+        commands = re.findall(r"rerail (?:submit|release|show)[\w .-]*", text)
+        assert len(commands) == 3 and all(command.endswith(" --local") for command in commands)
 
 
 def test_the_links_lead_to_report_runbook_and_console(account):

@@ -1,6 +1,5 @@
 """Format a notice as an e-mail: the subject is the title; the text starts with what happened and ends with links."""
 
-from rerail.model.formatting import add_local_option
 from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
@@ -41,5 +40,4 @@ def format_text(notice: Notice, links: Links) -> str:
     fact_lines = "\n".join(f"{name}: {value}" for name, value in facts if value)
     link_lines = "\n".join(f"  {name}: {link}" for name, link in [*links.named, ("Terminal", links.show)] if link)
     happened = indent(notice.body) or clean_text(notice.title)
-    text = "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))
-    return add_local_option(text) if links.is_local else text
+    return "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))

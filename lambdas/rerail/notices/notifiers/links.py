@@ -1,9 +1,10 @@
 """Links of a notice: the report, the runbook, the console, and a command for the terminal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from rerail.messages.messages import JOB_NAME
+from rerail.model.formatting import add_local_option
 from rerail.model.notice import Notice
 
 # Console host of each AWS partition.
@@ -23,6 +24,11 @@ class NoticeOrigin:
     account: str
     region: str
     docs_url: str = ""  # where the documentation is served; "" if it is not
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the account is that of a local AWS."""
+        return self.account == LOCAL_ACCOUNT
 
     @property
     def partition(self) -> str:
@@ -46,7 +52,6 @@ class Links:
     console: str = ""  # URL of the job in the SageMaker console
     show: str = ""  # command for the terminal
     job_arn: str = ""
-    is_local: bool = False  # the account is that of a local AWS
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
@@ -73,16 +78,24 @@ def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", all_run
     job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
     console = f"{place.console}/sagemaker/home?region={place.region}#/jobs/{job}" if job else ""
     arn = f"arn:{place.partition}:sagemaker:{place.region}:{place.account}:training-job/{notice.job}"
+    show = f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status"
     return Links(
         answer=answer,
         report=report,
         all_runs=all_runs,
         runbook=find_runbook_page(notice.runbook.value, place.docs_url),
         console=console,
-        show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
+        show=add_local_option(show) if place.is_local else show,
         job_arn=arn if job else "",
-        is_local=place.account == LOCAL_ACCOUNT,
     )
+
+
+def complete_commands(notice: Notice, place: NoticeOrigin) -> Notice:
+    """Return the notice with each `rerail` command as it must be typed to reach the notice's origin."""
+    if not place.is_local:
+        return notice
+    fields = ("title", "body", "did", "todo")
+    return replace(notice, **{field: add_local_option(getattr(notice, field)) for field in fields})
 
 
 def find_runbook_page(name: str, docs_url: str) -> str:
