@@ -261,3 +261,18 @@ def test_a_spent_budget_is_held_and_not_proposed(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     assert (world.run().state, world.run().proposal) == (RunState.HELD, None)
+
+
+def test_a_stop_without_a_relaunch_is_named_so_when_asked_and_when_approved(world):
+    """A run that has cost its limit is held after the stop; nobody should expect a next job."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, limits=Limits(run_dollars=200))
+    world.minutes(200)
+    report_finding(world)
+    spent = "stop the job, without a relaunch: its next job would not be created: the run has cost $"
+    assert spent in pages(world)[-1].title
+    send_command(world, OperatorVerb.APPROVE)
+    answer = last_reason(world)
+    assert "stopping the job, without a relaunch" in answer and "relaunch it" not in answer
+    assert "raise the limit in policy 'default'" in answer
+    world.minutes(20)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])

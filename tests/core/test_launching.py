@@ -11,12 +11,12 @@ import rerail
 from rerail.accounting.costs import sum_run_dollars
 from rerail.decisions.launch import choose_resume_step_again
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
-from rerail.messages.messages import FindingsReceived, JobStateChanged, RunDue
+from rerail.messages.messages import AlarmStateChanged, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime
+from rerail.model.policy import Limits, MaxRuntime, Mode, OnAlarm, OnMaxRuntime
 from rerail.model.rate_limit import LaunchRequest
 from rerail.model.run import JobStatus, LaunchCheck, RunState
 from rerail.model.runbooks import Runbook
@@ -201,6 +201,16 @@ def test_an_operator_stops_no_job_whose_successor_would_be_held(world, verb):
     world.send_command(verb, "late", step=100)
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_an_alarm_stops_no_job_whose_successor_would_be_held(world):
+    """The run has cost its limit: a stop would end its training for an alarm that others may have set."""
+    under(world, on_alarm=OnAlarm.RESTART, limits=Limits(run_dollars=200))
+    world.minutes(200)
+    world.supervisor().handle(AlarmStateChanged("gpt", "gpu-idle", "ALARM", "below 10", "/aws/sagemaker/TrainingJobs"))
+    world.minutes(5)
+    assert (world.sagemaker.live(), world.run().state) == (["gpt"], RunState.WATCHING)
+    assert "no restart: its next job would not be created: the run has cost" in world.bus.notices[-1].body
 
 
 def test_an_incident_may_cost_only_so_much(world):

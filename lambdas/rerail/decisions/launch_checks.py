@@ -125,7 +125,13 @@ CHECKS: tuple[Check, ...] = (is_not_paused, *LIMITS, is_approved)
 
 
 def find_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
-    """Return why no job would follow the live one if an operator had it moved, and the remedy; "" if one would.
+    """Return why an operator's command that moves the live job is refused, and the remedy; "" if it is not."""
+    spent = format_spent_limit(run, at, policy)
+    return f"nothing is stopped, because {spent}, then repeat the command" if spent else ""
+
+
+def format_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
+    """Return why no job would follow the live one if it were stopped, and the remedy; "" if one would.
 
     A release does not help, because the time and cost of the live job still count after it.
     """
@@ -133,8 +139,7 @@ def find_spent_limit(run: Run, at: datetime, policy: Policy) -> str:
     if obstacle is None or run.state is RunState.STOPPING:
         return ""
     remedy = "set max_runtime = 'per_attempt'" if obstacle.check is LaunchCheck.RUN_TIME else "raise the limit"
-    what = f"nothing is stopped, because its next job would not be created: {obstacle.why}"
-    return f"{what}; {remedy} in policy '{policy.name}', then repeat the command"
+    return f"its next job would not be created: {obstacle.why}; {remedy} in policy '{policy.name}'"
 
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:

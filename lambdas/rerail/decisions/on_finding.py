@@ -37,6 +37,7 @@ from rerail.decisions.in_place_restart import (
     with_approval,
 )
 from rerail.decisions.launch import is_untried_elsewhere
+from rerail.decisions.launch_checks import format_spent_limit
 from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_remedy
@@ -262,6 +263,8 @@ class Intervention:
     what: str
     # In-place restarts have not helped: a new job is tried on other machines.
     is_elsewhere: bool
+    # Why no job would follow a stopped one, in words; "" if one would.
+    spent: str
 
     @property
     def onset_step(self) -> int | None:
@@ -278,6 +281,8 @@ class Intervention:
         """Return what is to be done, in words."""
         if isinstance(self.verdict, Hold):
             return f"held: {self.verdict.why}"
+        if self.spent:
+            return f"stopping the job, without a relaunch: {self.spent}"
         return f"stopping the job, to relaunch {format_start(self.run, self.failure.resume_step)} ({self.verdict.why})"
 
 
@@ -314,7 +319,8 @@ def _plan_intervention(run: Run, finding: Finding, observed: FindingsObserved, p
     elif rung and isinstance(verdict, Relaunch):
         failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
     assert not isinstance(rung, Hold)
-    return Intervention(run, charged, finding, failure, verdict, rung, what, is_elsewhere)
+    spent = format_spent_limit(run, observed.at, policy)
+    return Intervention(run, charged, finding, failure, verdict, rung, what, is_elsewhere, spent)
 
 
 def _inform_of_alarm(intervention: Intervention, policy: Policy) -> Decision | None:
@@ -332,6 +338,8 @@ def _inform_of_alarm(intervention: Intervention, policy: Policy) -> Decision | N
         why = f"{len(recent)} restarts for alarms of at most {limit} are spent"
     elif isinstance(intervention.verdict, Hold):
         why = intervention.verdict.why
+    elif intervention.spent:
+        why = intervention.spent
     else:
         return None
     warning = replace(finding, level=Level.WARN, evidence=f"{finding.evidence}; no restart: {why}")
@@ -386,6 +394,8 @@ def _propose(intervention: Intervention, policy: Policy) -> Decision | None:
         return None
     run, finding, failure = _with_stall_left(intervention), intervention.finding, intervention.failure
     plan = f"stop the job and relaunch it {format_start(run, failure.resume_step)}"
+    if intervention.spent and (intervention.is_elsewhere or not can_restart(intervention.run)):
+        plan = f"stop the job, without a relaunch: {intervention.spent}"
     return propose_stop(run, finding, intervention.what, plan, at=failure.at, policy=policy)
 
 
@@ -404,7 +414,8 @@ def _restart_in_place(intervention: Intervention, policy: Policy) -> Decision | 
 def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision | None:
     """Stop the job to relaunch it: at once after a hang, otherwise after an emergency checkpoint."""
     finding, failure, onset_step = intervention.finding, intervention.failure, intervention.onset_step
-    actions, reason = ("stop", "relaunch"), f"{intervention.what}; {intervention.plan_text}"
+    actions = ("stop",) if intervention.spent else ("stop", "relaunch")
+    reason = f"{intervention.what}; {intervention.plan_text}"
     run = with_incident(
         _with_labels(intervention),
         failure,
@@ -425,7 +436,7 @@ def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision |
         before_step=onset_step,
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
-    title, key = f"{finding.kind}: relaunching", run.make_warning_key(finding)
+    title, key = f"{finding.kind}: {'stopping' if intervention.spent else 'relaunching'}", run.make_warning_key(finding)
     notice = make_notice(
         run, Severity.INFORM, title, intervention.what, key=key, did=intervention.plan_text, since=intervention.began
     )
