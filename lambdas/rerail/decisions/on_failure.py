@@ -165,7 +165,7 @@ def _find_proven_step(run: Run, failure: Failure) -> int | None:
 
     An unsigned manifest proves no step beyond those that the run reported, if it reported any: others may write one.
     A file that is overwritten in place changes in each attempt, even if that repeats the same work. It only proves the
-    step that the attempt resumed from.
+    step that the attempt resumed from, and so does an attempt with an agent that has saved nothing.
     """
     if failure.resume_step is not None:
         chosen = (checkpoint for checkpoint in failure.checkpoints if checkpoint.step == failure.resume_step)
@@ -174,7 +174,7 @@ def _find_proven_step(run: Run, failure: Failure) -> int | None:
         reported = [attempt.last_step for attempt in run.attempts if attempt.last_step is not None]
         return min(failure.resume_step, max(reported, default=failure.resume_step))
     is_single_file = any(checkpoint.layout == Layout.FILE for checkpoint in failure.checkpoints)
-    return run.find_start(run.current) if is_single_file else failure.last_step
+    return run.find_start(run.current) if is_single_file or has_agent(run) else failure.last_step
 
 
 def _apply_verdict(
