@@ -20,7 +20,7 @@ from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from tests.core.failures import KILLED, NO_MACHINES, NODE_LOST
-from tests.fakes import KEY, World
+from tests.fakes import KEY, Agent, World
 
 BUG = (
     'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
@@ -196,6 +196,23 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
     assert world.run().state is RunState.HELD
     assert world.run().current.number == 6
     assert all(attempt.resumed_from_step is None for attempt in world.run().attempts)
+
+
+def test_steps_of_an_agent_that_has_saved_nothing_prove_no_progress(world):
+    """Each attempt dies at a later step, and begins at step 0 again: the budgets hold it, and no retry is refunded."""
+    adopt_run(world)
+    for number, step in enumerate((100, 200, 300, 400, 500), start=1):
+        if world.run().state is RunState.HELD:
+            break
+        job = world.run().current.job_name
+        agent = Agent(world, attempt=number, job=job)
+        agent.hello()
+        agent.beats(1)
+        world.minutes(2)
+        world.sagemaker.fail(job, KILLED, metrics={"step": step})
+        world.minutes(20)
+    assert (world.run().state, world.run().current.number) == (RunState.HELD, 3)
+    assert not any("progress to step" in entry for entry in world.run().ledger.entries)
 
 
 def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
