@@ -4,6 +4,7 @@ from datetime import datetime
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase
+from rerail.model.metrics import GAP_FACTOR, REGULAR_LOSSES, Cursor, MetricNames, find_resolution
 from rerail.model.thresholds import Thresholds
 
 
@@ -18,3 +19,18 @@ def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds, *, wh
         return None
     text = f"no {what} for {(now - last_received).total_seconds():.0f} s while the job is training"
     return Finding(Kind.BLIND, Level.WARN, liveness.step, liveness.step, text, now, last_received)
+
+
+def find_missing_loss(cursor: Cursor, names: MetricNames, detection: Thresholds, *, at: datetime) -> Finding | None:
+    """Return a warning if steps arrive without a loss, and too few losses came to expect one in each minute.
+
+    A job may log its loss seldom; so this stops no job.
+    """
+    silence, period = cursor.silence, find_resolution(names.period)
+    missing = silence.minutes * period
+    is_known = silence.loss_minutes >= REGULAR_LOSSES or silence.minutes <= GAP_FACTOR * silence.longest
+    if is_known or missing <= detection.blind_after:
+        return None
+    seconds = f"{missing.total_seconds():.0f} s"
+    text = f"no {names.loss} for {seconds} while steps are made; it may be NaN, which CloudWatch does not store"
+    return Finding(Kind.BLIND, Level.WARN, cursor.seen_step, silence.loss_step, text, at, at - missing)

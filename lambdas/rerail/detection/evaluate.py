@@ -229,6 +229,8 @@ def evaluate_run(
     excuse = with_silence_excused(liveness, memory.doubt)
     overdue = find_overdue(replace(watch, liveness=excuse), find_known_to(policy.metrics, now=at), policy.detection)
     findings += (_with_confirmation(_with_reliable_onset(finding, memory), excuse, run) for finding in overdue)
+    if (silent := blind.find_missing_loss(cursor, names, policy.detection, at=at)) and not overdue:
+        findings.append(silent)
     findings += _find_missing_checkpoint(monitored, excuse, at)
     findings += find_resolved(monitored, findings, at)
     return Evaluation(memory, tuple(findings), find_first_step(answers, cursor.job, names))

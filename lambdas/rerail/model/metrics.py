@@ -198,7 +198,8 @@ class LossSilence:
         is_regular = (self.longest - 1) * self.loss_minutes <= self.gap_minutes
         is_expected = self.loss_minutes >= (REGULAR_LOSSES if is_regular else IRREGULAR_LOSSES)
         factor = GAP_FACTOR if is_regular or self.gap_minutes <= self.loss_minutes else RARE_GAP_FACTOR
-        return is_expected and self.minutes >= max(MIN_SILENT_MINUTES, factor * self.longest + 1)
+        is_long = self.minutes >= max(MIN_SILENT_MINUTES, factor * self.longest + 1)
+        return self.loss_received and is_expected and is_long
 
     def without_loss(self, *, begins_again: bool) -> "LossSilence":
         """Return the state after a minute without a loss.
@@ -207,7 +208,7 @@ class LossSilence:
         """
         if begins_again and self.minutes <= self.longest:
             return replace(self, loss_received=False, minutes=0)
-        return replace(self, minutes=self.minutes + 1) if self.loss_received else self
+        return replace(self, minutes=self.minutes + 1)
 
     def with_loss(self, *, complete_to: int | None = None, loss_step: int | None = None) -> "LossSilence":
         """Return the state after a minute with a loss."""
