@@ -115,6 +115,13 @@ def test_what_people_would_have_taken_longer_is_saved():
     assert (account.saved_s / 60, account.saved_dollars) == (on_call_times.CRASH.median - 5, 0)
 
 
+@pytest.mark.parametrize("created", [None, 70])
+def test_steps_are_lost_before_the_next_job_trains(created):
+    """The decision names the step that it resumes from, before the job exists or has machines."""
+    waiting = an_attempt(2, created, None, None, resumed_from_step=400)
+    assert minutes(make_account(a_run(DIED[0], waiting), at(72), PRICED))["LOST"] == 20
+
+
 @pytest.mark.parametrize("closed", [None, 200])
 def test_nothing_is_saved_before_it_is_proven(closed):
     account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)

@@ -115,11 +115,15 @@ class _Accounting:
         return seconds
 
     def begin(self, attempt: int, first: int | None, last: int | None) -> None:
-        """Start a new stretch after the training processes resumed from `first`; of an unknown step nothing is lost."""
-        if first is not None:
-            for stretch in self.stretches:
-                stretch.rewind(first)
+        """Start a new stretch after the training processes resumed from `first`."""
+        self.rewind(first)
         self.stretches.append(_Stretch(attempt, first, last))
+
+    def rewind(self, step: int | None) -> None:
+        """Count what was trained after this step as lost; of an unknown step nothing is lost."""
+        if step is not None:
+            for stretch in self.stretches:
+                stretch.rewind(step)
 
     def move(self, attempt: int, seconds: float, kind: Badput) -> None:
         """Move so many seconds of an attempt from training to this kind of badput; SageMaker bills no REPAIR."""
@@ -159,6 +163,7 @@ def _count_wait(accounting: _Accounting, run: Run, before: Attempt | None, attem
 def _count_job(accounting: _Accounting, run: Run, attempt: Attempt) -> None:
     """Count the time of one job: until it has its machines, and what these did."""
     begun, ended = attempt.training_started_at, attempt.ended_at
+    accounting.rewind(run.find_start(attempt))
     if attempt.created_at is None:
         return
     accounting.book(Badput.MACHINES, begun or ended)
