@@ -90,7 +90,7 @@ class PreviousJob:
                 "give them again after --",
             ) from error
 
-    def read_program(self) -> dict[str, str]:
+    def read_program(self) -> dict[str, Any]:
         """Return the `entry` that the job was started with, or its shell `command`."""
         if self._program not in (ENTRY, COMMAND_SCRIPT):
             return {"entry": self._program}

@@ -336,11 +336,7 @@ def _inform_of_alarm(intervention: Intervention, policy: Policy) -> Decision | N
     recent = [attempt for attempt in earlier if not window or at - (attempt.ended_at or at) < window]
     if len(recent) >= limit:
         why = f"{len(recent)} restarts for alarms of at most {limit} are spent"
-    elif isinstance(intervention.verdict, Hold):
-        why = intervention.verdict.why
-    elif intervention.spent:
-        why = intervention.spent
-    else:
+    elif not (why := intervention.verdict.why if isinstance(intervention.verdict, Hold) else intervention.spent):
         return None
     warning = replace(finding, level=Level.WARN, evidence=f"{finding.evidence}; no restart: {why}")
     # A later alarm of this attempt is decided on again.

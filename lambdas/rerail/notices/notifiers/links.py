@@ -94,8 +94,8 @@ def complete_commands(notice: Notice, place: NoticeOrigin) -> Notice:
     """Return the notice with each `rerail` command as it must be typed to reach the notice's origin."""
     if not place.is_local:
         return notice
-    fields = ("title", "body", "did", "todo")
-    return replace(notice, **{field: add_local_option(getattr(notice, field)) for field in fields})
+    body, did, todo = (add_local_option(text) for text in (notice.body, notice.did, notice.todo))
+    return replace(notice, body=body, did=did, todo=todo)
 
 
 def find_runbook_page(name: str, docs_url: str) -> str:
