@@ -201,15 +201,11 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
 def test_steps_of_an_agent_that_has_saved_nothing_prove_no_progress(world):
     """Each attempt dies at a later step, and begins at step 0 again: the budgets hold it, and no retry is refunded."""
     adopt_run(world)
-    for number, step in enumerate((100, 200, 300, 400, 500), start=1):
-        if world.run().state is RunState.HELD:
-            break
+    for number in (1, 2, 3):
         job = world.run().current.job_name
-        agent = Agent(world, attempt=number, job=job)
-        agent.hello()
-        agent.beats(1)
+        Agent(world, attempt=number, job=job).hello()
         world.minutes(2)
-        world.sagemaker.fail(job, KILLED, metrics={"step": step})
+        world.sagemaker.fail(job, KILLED, metrics={"step": 100 * number})
         world.minutes(20)
     assert (world.run().state, world.run().current.number) == (RunState.HELD, 3)
     assert not any("progress to step" in entry for entry in world.run().ledger.entries)

@@ -58,15 +58,14 @@ def test_a_script_has_no_command_and_keeps_its_arguments(folder, arguments):
 def test_a_folder_keeps_the_script_that_it_was_submitted_with(folder, monkeypatch):
     """The folder alone names no script, and its usual one would be another."""
     (folder / "fit.py").write_text("print(2)")
-    previous, changes = job_of(folder, ["--fast"], entry="fit.py"), []
-    where = SimpleNamespace(is_local=True)
-    monkeypatch.setattr(stages, "read_settings", lambda submission: (where, {}, {}))
+    previous, said = job_of(folder, ["--fast"], entry="fit.py"), []
+    monkeypatch.setattr(stages, "read_settings", lambda submission: (SimpleNamespace(is_local=True), {}, {}))
     monkeypatch.setattr(continuation, "find_previous_job", lambda where, run: previous)
-    monkeypatch.setattr(continuation, "check_change", lambda previous, change: changes.append(change))
+    monkeypatch.setattr(continuation, "check_change", lambda previous, change: b"")
     submission = Submission(script=folder, continued="gpt", mode=SubmitMode.DRY_RUN)
-    screen = SimpleNamespace(say=changes.append)
-    assert stages.continue_run(submission, screen)["HyperParameters"][SCRIPT_SETTING] == f'"{folder} --entry fit.py"'
-    assert changes[1] == "the script's command line: fit.py --fast"
+    change = stages.continue_run(submission, SimpleNamespace(say=said.append))
+    assert change["HyperParameters"][SCRIPT_SETTING] == f'"{folder} --entry fit.py"'
+    assert said == ["the script's command line: fit.py --fast"]
 
 
 @pytest.mark.parametrize("left", [0, 60])

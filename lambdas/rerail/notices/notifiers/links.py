@@ -26,11 +26,6 @@ class NoticeOrigin:
     docs_url: str = ""  # where the documentation is served; "" if it is not
 
     @property
-    def is_local(self) -> bool:
-        """Return whether the account is that of a local AWS."""
-        return self.account == LOCAL_ACCOUNT
-
-    @property
     def partition(self) -> str:
         """Return the AWS partition of the region."""
         return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(self.region.rpartition("-")[0].rpartition("-")[0], "aws")
@@ -85,14 +80,14 @@ def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "", all_run
         all_runs=all_runs,
         runbook=find_runbook_page(notice.runbook.value, place.docs_url),
         console=console,
-        show=add_local_option(show) if place.is_local else show,
+        show=add_local_option(show) if place.account == LOCAL_ACCOUNT else show,
         job_arn=arn if job else "",
     )
 
 
 def complete_commands(notice: Notice, place: NoticeOrigin) -> Notice:
     """Return the notice with each `rerail` command as it must be typed to reach the notice's origin."""
-    if not place.is_local:
+    if place.account != LOCAL_ACCOUNT:
         return notice
     body, did, todo = (add_local_option(text) for text in (notice.body, notice.did, notice.todo))
     return replace(notice, body=body, did=did, todo=todo)
