@@ -33,11 +33,11 @@ THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "
 CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
 PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
 PAGE_SIZE = 100
-# "You can't override the metric definitions for Amazon SageMaker algorithms."
 # The usual names of the number of steps in all, without group and hyphens: those of Transformers, Lightning, diffusers,
 # Megatron and others.
 TOTAL_STEPS = ("maxsteps", "totalsteps", "trainsteps", "numtrainsteps", "maxtrainsteps", "trainiters", "maxiters")
 SUBMITTED = re.compile(r"(?!rerail_)[\w./][\w./-]{0,199}(?: --entry \w[\w./-]{0,99}| --command COMMAND)?")
+# "You can't override the metric definitions for Amazon SageMaker algorithms."
 OWN_METRICS = "override the metric definitions"
 
 

@@ -30,6 +30,7 @@ from rerail.model.runbooks import Runbook
 def propose_stop(run: Run, finding: Finding, why: str, plan: str, *, at: datetime, policy: Policy) -> Decision:
     """Propose to stop a running job; a newer proposal replaces the one before it."""
     awaits = LaunchCheck.PAUSE if policy.mode is Mode.PAUSE else LaunchCheck.APPROVAL
+    finding = replace(finding, at=finding.at or at)
     run, notice = _with_proposal(
         run, ProposedAction.STOP, plan, why, at=at, policy=policy, awaits=awaits, finding=finding
     )

@@ -517,7 +517,10 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     if proposal.awaits is LaunchCheck.PAUSE:
         return _on_resumed(run, proposal, seen, policy, "the pause was lifted")
     if seen.at < proposal.expires_at:
-        may_act_now = policy.mode is Mode.ACT and may_act(run, policy)
+        found_at = proposal.finding.at if proposal.finding else None
+        # What was found before a long pause is proposed in every mode.
+        is_recent = found_at is not None and seen.at - found_at < policy.approval.wait
+        may_act_now = is_recent and policy.mode is Mode.ACT and may_act(run, policy)
         return _on_resumed(run, proposal, seen, policy, "no approval is needed now") if may_act_now else None
     if policy.approval.on_expiry is OnExpiry.HOLD or not may_act(run, policy):
         assert proposal.finding is not None
