@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from typer._click.exceptions import NoSuchOption
 from typer._coercion import RuntimeParam, TypeDescriptor, build_runtime_param
 from typer.core import TyperCommand, TyperGroup
 
@@ -32,6 +33,15 @@ class LeanCommand(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, --help among them."""
         return _leaned(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; an unknown option may be one of the script that the command starts."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            if any(parameter.name == "arguments" for parameter in self.params):
+                error.message += f" (if it is the script's own, it comes after --: `SCRIPT -- {error.option_name}`)"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; with --local, the commands that it prints have that option too."""

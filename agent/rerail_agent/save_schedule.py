@@ -16,6 +16,8 @@ from rerail_agent.progress import Progress
 
 # Stalls and times until a checkpoint is durable that are remembered: the newest, because states and disks change.
 REMEMBERED = 5
+# The first save measures what one costs: until then all is lost, and an assumed cost may mean an hour.
+FIRST_SAVE_S = 300.0
 
 
 def expect_mtbf_s(ranks: int) -> float:
@@ -96,9 +98,9 @@ class SaveSchedule:
         self.interval_s = None
 
     def _choose(self, ranks: int) -> float:
-        return choose_interval(
-            self._bounds,
-            mtbf_s=expect_mtbf_s(ranks) if self._mtbf_s is None else self._mtbf_s,
-            stall_s=median(self._stalls) if self._stalls else None,
-            durable_s=max(self._durables, default=0.0),
-        )
+        mtbf_s = expect_mtbf_s(ranks) if self._mtbf_s is None else self._mtbf_s
+        if not self._stalls:
+            earliest = max(FIRST_SAVE_S, self._bounds.shortest.total_seconds())
+            return min(earliest, choose_interval(self._bounds, mtbf_s=mtbf_s))
+        durable_s = max(self._durables, default=0.0)
+        return choose_interval(self._bounds, mtbf_s=mtbf_s, stall_s=median(self._stalls), durable_s=durable_s)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from rerail.model.checkpoint_intervals import ASSUMED_STALL_S, SaveInterval, choose_interval
+from rerail.model.checkpoint_intervals import SaveInterval, choose_interval
 from rerail.model.liveness import Phase
 from rerail_agent import manifests
 from rerail_agent.hf import AUTOMATIC_KEPT, RerailCallback
 from rerail_agent.progress import Progress
-from rerail_agent.save_schedule import SaveSchedule, expect_mtbf_s
+from rerail_agent.save_schedule import FIRST_SAVE_S, SaveSchedule, expect_mtbf_s
 from rerail_agent.settings import CAPACITY_VARIABLE
 from tests.agent import loops
 from tests.agent.fake_s3 import Bucket
@@ -67,15 +67,27 @@ class Clock:
 
 @pytest.mark.parametrize("in_phase", [True, False], ids=["in a phase", "outside of one"])
 def test_the_interval_follows_from_the_measured_stall(monkeypatch, in_phase):
-    """The first one is that of an assumed stall; from the first save on it is the recommended one."""
+    """The first save, after five minutes, measures it; from then on the interval is the recommended one."""
     bounds, mtbf_s = SaveInterval(shortest=timedelta(), longest=timedelta(days=1)), 11_124.0
     clock = Clock(monkeypatch, bounds, mtbf_s=mtbf_s)
     clock.train(6 * 3600, step_s=6.0, stall_s=5.0, in_phase=in_phase)
-    assert clock.saves[0] - 1006 == pytest.approx(
-        choose_interval(bounds, mtbf_s=mtbf_s, stall_s=ASSUMED_STALL_S), abs=6
-    )
+    assert clock.saves[0] - 1006 == FIRST_SAVE_S
     expected = choose_interval(bounds, mtbf_s=mtbf_s, stall_s=5.0)
     assert clock.gaps[-1] == pytest.approx(expected, abs=12)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "mtbf_s", "first_s"),
+    [
+        (SaveInterval(), 264 * DAY_S, 300),  # of one machine, for which an assumed stall of a minute means an hour
+        (SaveInterval(shortest=timedelta(minutes=20)), 264 * DAY_S, 1200),
+        (SaveInterval(longest=timedelta(seconds=90), most_share=0.5), 264 * DAY_S, 90),
+    ],
+)
+def test_the_first_save_keeps_the_bounds(monkeypatch, bounds, mtbf_s, first_s):
+    clock = Clock(monkeypatch, bounds, mtbf_s=mtbf_s)
+    clock.train(1800, step_s=6.0, stall_s=5.0, in_phase=True)
+    assert clock.saves[0] - 1006 == first_s
 
 
 @settings(max_examples=count_examples(30), deadline=None)
@@ -111,18 +123,18 @@ def test_other_bounds_apply_from_the_next_step_on(monkeypatch):
     bounds = SaveInterval(shortest=timedelta(), longest=timedelta(days=1))
     clock = Clock(monkeypatch, bounds, mtbf_s=1e6)
     clock.train(600, step_s=6.0, stall_s=5.0, in_phase=True)
-    assert clock.saves == []
+    assert len(clock.saves) == 1
     clock.schedule.set_bounds(replace(bounds, longest=timedelta(minutes=2)), mtbf_s=1e6)
     clock.train(3600, step_s=6.0, stall_s=5.0, in_phase=True)
     asked = len(clock.saves)
-    assert asked >= 10 and clock.gaps == pytest.approx([120] * (asked - 1), abs=12)
+    assert asked >= 10 and clock.gaps[1:] == pytest.approx([120] * (asked - 2), abs=12)
     clock.schedule.set_bounds(replace(bounds, automatic=False), mtbf_s=1e6)
     clock.train(3600, step_s=6.0, stall_s=5.0, in_phase=True)
     assert len(clock.saves) == asked
 
 
 def test_a_new_process_continues_with_the_measured_stall(new_guard, bucket):
-    """It is part of the guard's state, so that the first interval is not that of an assumed stall."""
+    """It is part of the guard's state, so that the next save does not have to measure it again."""
     guard = new_guard(bucket)
     guard._schedule._stalls.append(0.5)
     guard._schedule._durables.append(2.0)

@@ -22,7 +22,7 @@ FAULTS = {
     "blind": ("blind", None),
 }
 # Rows are seconds, of ten steps at most. A loss can be judged after 56 of them, a spike after 34, the rest far sooner.
-# The usual load is known after 20 minutes of the scaled clock, of five of the steps of the job that idles.
+# The usual load is known after 20 minutes of the scaled clock; the job that idles makes five steps in each.
 FAULT_STEPS = {"spike": 600, "heal": 380, "idle": 150}
 SOON = 80
 # The silence that is judged, at reference speed; only the runs that fall silent have such a policy.

@@ -216,6 +216,12 @@ def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, r
     assert problem in error and remedy in to_do
 
 
+def test_an_option_of_the_script_that_is_given_to_rerail_has_a_hint(account):
+    result = rerail("submit", "train.py", "--epochs", "3")
+    assert result.exit_code == 2 and "it comes after --: `SCRIPT -- --epochs`" in result.stderr
+    assert "comes after" not in rerail("status", "--epochs", "3").stderr
+
+
 def test_a_policy_that_is_not_deployed_is_refused(account, monkeypatch):
     """Its run would only be observed, and nobody would know until the night it fails."""
     monkeypatch.setattr(delivery, "find_deployment", lambda screen: Place("here", {"PolicyPrefix": "/rerail/policies"}))
