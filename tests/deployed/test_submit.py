@@ -62,7 +62,7 @@ def test_a_held_run_is_continued_with_other_arguments(account: Account, environm
         run = account.runs.load("nano")
         return run if run and run.state is RunState.HELD else None
 
-    assert "rerail submit train.py --continue nano" in account.wait("the hold", held).hold_advice
+    assert "rerail submit tests/deployed/nano --continue nano" in account.wait("the hold", held).hold_advice
 
     again = ["submit", "tests/deployed/nano", "--local", "--continue", "nano"]
     live = rerail(environment, *again, "--name", "other")
