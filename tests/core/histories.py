@@ -203,7 +203,7 @@ class History:
         self.last_said = self.world.clock()
         self.newest_command = 0  # the number of the turn that began with it
         self.grounds: set[str] = set()
-        self.failures: Counter[Cause] = Counter()
+        self.failures: Counter[tuple[Cause, int]] = Counter()  # by cause, and GiB of a GPU
         self.fruitless = 0
         self.highest = self.sound = 0  # the newest step that was saved, and that of a sound checkpoint
         self.tainted: list[tuple[int, int]] = []
@@ -373,7 +373,8 @@ class History:
             facts = {"training_started_at": None} if reason == NO_MACHINES else {}
             self._end(job, JobStatus.FAILED, reason, metrics={"step": float(self.sound)}, **facts)
             if is_quiet and not run.state.is_end:
-                self.failures[FAILURES[reason]] += 1
+                (kind,) = self.world.sagemaker.jobs[job].cluster.instance_types
+                self.failures[FAILURES[reason], TYPES[kind].gpu_gib] += 1
                 self.fruitless += reason != NO_MACHINES
         elif choice < 0.7 and not is_stopping:
             self._note(f"a person stops {job}")
@@ -613,7 +614,12 @@ class History:
         who, job = run.current.approved_by, run.current.job_name
         for why, since in self.bans.items():
             self._require(turn.read_at <= since, f"create {job}, though {why}")
-        for cause, count in self.failures.items():
+        gib = TYPES[request["ResourceConfig"]["InstanceType"]].gpu_gib
+        counts = Counter[Cause]()
+        for (cause, had), number in self.failures.items():
+            # Larger machines may have enough memory.
+            counts[cause] += number if cause is not Cause.OOM or had >= gib else 0
+        for cause, count in counts.items():
             budget = self.policy.retries.of(cause)
             self._require(budget is None or count <= budget, f"create {job} after {count} failures: {cause}")
         self._require(self.fruitless < self.policy.limits.attempts_without_progress, f"create {job} without progress")
