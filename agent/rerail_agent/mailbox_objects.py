@@ -93,11 +93,11 @@ class MailboxBucket:
         params["headers"].update(self._headers)
 
     def _failed(self, error: Exception) -> Unreachable:
-        """Return the failure; without credentials, forget the client, which never looks for them again.
+        """Return the failure; where S3 gave no answer, forget the client, which keeps the environment that it met.
 
-        A library may clear the environment for a moment in another thread, as Hugging Face's accelerate does: what
-        seems to lack credentials then has them a second later."""
-        if "Credentials" in type(error).__name__:
+        A library may clear the environment for a moment in another thread, as Hugging Face's accelerate does. A client
+        that was made then lacks credentials, proxy and endpoint; the next one has them."""
+        if not read_error_code(error):
             self._client = None
         return _unreachable(error)
 
