@@ -368,7 +368,7 @@ def test_a_missing_permission_is_named(s3, monkeypatch):
 @pytest.mark.threat("T39")
 @pytest.mark.parametrize("name", ["optimizer.pt/part", "x" * 300])
 def test_a_name_that_cannot_be_written_here_is_one_clear_error(s3, tmp_path, name):
-    """Whoever may write into the folder chooses the names."""
+    """Names in S3 come from everyone who may write into the folder."""
     put(s3, *(f"checkpoint-100/{file}" for file in ("model.safetensors", "optimizer.pt", "trainer_state.json", name)))
     answer = rerail("gpt", "--download", str(tmp_path / "here"), "--step", "100")
     assert answer.exit_code == 2 and "--download: cannot write what s3://bucket/runs/gpt/ has" in answer.stderr

@@ -90,7 +90,7 @@ def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
 
 @pytest.mark.threat("T39")
 def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_end(tmp_path, monkeypatch):
-    """What was left out is said; the files of the newest attempt are there."""
+    """Say what was left out, and download the files of the newest attempt."""
     monkeypatch.setattr(events, "MOST_PAGES", 1)
     with mock_aws():
         s3 = client("s3")

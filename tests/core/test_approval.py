@@ -264,7 +264,7 @@ def test_a_spent_budget_is_held_and_not_proposed(world):
 
 
 def test_a_stop_without_a_relaunch_is_named_so_when_asked_and_when_approved(world):
-    """A run that has cost its limit is held after the stop; nobody should expect a next job."""
+    """A run that has cost its limit is held after the stop, as the proposal says."""
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, limits=Limits(run_dollars=200))
     world.minutes(200)
     report_finding(world)

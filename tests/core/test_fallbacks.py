@@ -216,7 +216,7 @@ HOST_FULL = "AlgorithmError: RuntimeError: DefaultCPUAllocator: can't allocate m
 
 
 def test_a_run_out_of_gpu_memory_goes_to_the_listed_machines_with_more_of_it(world):
-    """Where that runs out there too, no larger machines are left, and the run is held."""
+    """Hold the run once memory has run out on the largest of them too."""
     adopt_run(world, "subnet-9", P4DE)
     world.sagemaker.fail("gpt", GPU_FULL)
     world.minutes(3)
@@ -273,13 +273,6 @@ def test_the_retries_of_the_policy_come_before_larger_machines(world):
         world.minutes(3)
         types.append(world.sagemaker.requests[world.run().current.job_name]["ResourceConfig"]["InstanceType"])
     assert types == [P4D, P4DE]
-
-
-def test_a_policy_without_fall_backs_holds_a_run_that_is_out_of_memory(world):
-    adopt_run(world)
-    world.sagemaker.fail("gpt", GPU_FULL)
-    world.minutes(3)
-    assert world.run().state is RunState.HELD
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):

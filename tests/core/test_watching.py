@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):
 
 @pytest.mark.parametrize("sound", [0, 1, 2])
 def test_a_loss_that_is_missing_almost_from_the_start_is_reported_while_the_job_trains(world, sound):
-    """Too few losses came to expect one in each minute, so the job goes on; the notice ends with the next loss."""
+    """Too few losses arrived to expect one in each minute, so the job goes on; the notice ends with the next loss."""
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], defined_metrics=("step", "loss"))
     for minute in range(30):
         loss = {"loss": 2.0} if minute < sound or minute == 25 else {}

@@ -11,6 +11,20 @@ from tests.deployed.jobs import Account, rerail
 pytestmark = pytest.mark.slow
 
 
+def wait_for_page(account: Account, key: str, text: str) -> str:
+    """Return the page of this key, once it has the text."""
+    s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
+
+    def read() -> str | None:
+        try:
+            page: str = s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode()
+        except s3.exceptions.NoSuchKey:
+            return None
+        return page if text in page else None
+
+    return account.wait(f"{text} on the page {key}", read)
+
+
 def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     account: Account, environment: dict[str, str], tmp_path: Path
 ):
@@ -19,15 +33,7 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     run = account.run_in(name, "completed")
     resumed = run.attempts[1].resumed_from_step
     s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
-
-    def drawn() -> str | None:
-        try:
-            page: str = s3.get_object(Bucket=bucket, Key=make_page_key(name))["Body"].read().decode()
-        except s3.exceptions.NoSuchKey:
-            return None
-        return page if "Completed after 1 incident" in page else None
-
-    page = account.wait(f"the page of {name}", drawn)
+    page = wait_for_page(account, make_page_key(name), "Completed after 1 incident")
     head = s3.head_object(Bucket=bucket, Key=make_page_key(name))
     assert head["ContentType"] == "text/html; charset=utf-8"
     assert f"attempt 2 from step {resumed}" in page
@@ -50,13 +56,4 @@ def test_a_run_that_waits_for_a_person_is_on_the_page_of_all_runs(account: Accou
     """It stays there until it is released; of ended runs only the newest are listed."""
     name = account.submit("to-be-listed", script=Path(__file__).parent / "bare_script.py", DIES_OF="oom")
     account.run_in(name, "held")
-    s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
-
-    def is_listed() -> bool:
-        try:
-            page: str = s3.get_object(Bucket=bucket, Key=FLEET_KEY)["Body"].read().decode()
-        except s3.exceptions.NoSuchKey:
-            return False
-        return name in page
-
-    account.wait(f"{name} on the page of all runs", is_listed)
+    wait_for_page(account, FLEET_KEY, name)

@@ -121,7 +121,8 @@ def with_rollback_labels(run: Run, finding: Finding) -> Run:
 def with_rollback_withdrawn(run: Run) -> Run:
     """Return the run without the marks of a rollback that is not carried out: its checkpoints are suspect again.
 
-    An operator's rollback leaves none. A rung whose restart in place is not known to have succeeded is given up.
+    The marks of an operator's rollback are removed too. A rung whose restart in place is not known to have succeeded
+    is given up.
     """
     kind, run = run.current.fingerprint, without_operator_rollback(run)
     undone = [label for label in _list_open_trouble(run) if (label.health, label.source) == (Health.QUARANTINED, kind)]
@@ -131,12 +132,9 @@ def with_rollback_withdrawn(run: Run) -> Run:
     if order and taken and not order.restarted_at and (taken.attempt, taken.at) == (current.number, order.asked_at):
         skip, rate, rung = taken.former_skip_samples, taken.former_rate, taken.former_rung
         current, rungs = replace(current, skip_samples=skip, rate=rate, rung=rung), rungs[:-1]
-    incidents = tuple(
-        replace(incident, onset_step=None)
-        if incident is run.incidents[-1] and (incident.attempt, incident.restart) == (current.number, current.restart)
-        else incident
-        for incident in run.incidents
-    )
+    incidents = run.incidents
+    if incidents and (incidents[-1].attempt, incidents[-1].restart) == (current.number, current.restart):
+        incidents = (*incidents[:-1], replace(incidents[-1], onset_step=None))
     labels = tuple(label for label in run.labels if label not in undone)
     return replace(run, attempts=(*run.attempts[:-1], current), incidents=incidents, labels=labels, rungs_taken=rungs)
 

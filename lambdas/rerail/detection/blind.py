@@ -22,7 +22,7 @@ def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds, *, wh
 
 
 def find_missing_loss(cursor: Cursor, names: MetricNames, detection: Thresholds, *, at: datetime) -> Finding | None:
-    """Return a warning if steps arrive without a loss, and too few losses came to expect one in each minute.
+    """Return a warning if steps arrive without a loss, and too few losses arrived to expect one in each minute.
 
     A job may log its loss seldom; so this stops no job.
     """

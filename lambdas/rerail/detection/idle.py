@@ -43,7 +43,7 @@ class HostHistory(NamedTuple):
 def is_load_due(run_id: str, at: datetime, period: timedelta) -> bool:
     """Return whether the load of the run's machines is read now; runs are spread evenly over the periods.
 
-    A look each minute may fall in the same one of so many short periods each time: their turn is drawn anew each round.
+    A run's turn among short periods changes with each round: a look each minute could always fall in the same one.
     """
     resolution = find_resolution(period)
     draw = f" {int(at.timestamp() / (READ_EVERY * resolution).total_seconds())}" if resolution < MINUTE else ""

@@ -167,10 +167,13 @@ def has_more_memory(cluster: Cluster, machines: Machines, *, on_gpu: bool) -> bo
     False where the hardware is unknown. A machine without GPUs has the memory of its host only.
     """
     before, after = ([TYPES.get(name) for name in names] for names in (cluster.instance_types, machines.instance_types))
-    known = [[m.gpu_gib if on_gpu and m.gpus else m.gib for m in found if m] for found in (before, after)]
-    if not after or not before or None in (*before, *after):
+    if not before or not after or None in (*before, *after):
         return False
-    return min(known[1]) > max(known[0])
+    had, has = (
+        [machine.gpu_gib if on_gpu and machine.gpus else machine.gib for machine in found if machine]
+        for found in (before, after)
+    )
+    return min(has) > max(had)
 
 
 def format_instance_types(machines: Machines) -> str:
