@@ -16,7 +16,8 @@ from rerail.model.run import Run, RunState, make_run_id
 # A shell that waits for a completion seems to hang.
 COMPLETED_WITHIN_S = 2.0
 MOST = 100
-ATTEMPT = re.compile(r"-a\d{3,}$")
+# The end of a relaunch's name; the digest in the name of a chain's run has more digits.
+ATTEMPT = re.compile(r"-a\d{3,6}$")
 
 
 def complete_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ from cli.chains.fingerprints import (
     make_run_name,
     read_facts,
 )
+from cli.names import ATTEMPT
 from rerail.model.run import make_run_id
 
 FACTS = TaskFacts(
@@ -75,6 +76,7 @@ def test_arguments_that_differ_are_named(before, now, reason):
 def test_a_run_name_leaves_room_for_its_attempts():
     name = make_run_name("c" * 19 + "-" + "x" * 20, "t" * 40, "f" * 64)
     assert make_run_id(name) == name and "--" not in name
+    assert not ATTEMPT.search(make_run_name("c", "t", "a" + "1" * 63))
 
 
 def test_what_does_not_change_a_result_is_not_among_the_options():

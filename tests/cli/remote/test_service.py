@@ -119,6 +119,12 @@ def test_what_submission_refuses_names_the_option(account, options, match):
     assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
 
 
+def test_no_call_has_the_name_of_a_relaunch(account, monkeypatch):
+    """Submission refuses such names, and the end of a name is drawn."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "a248" * (size // 2))
+    assert double.submit(4).run.endswith("-g248")
+
+
 def test_a_job_of_another_kind_cannot_be_attached_to(account):
     submitted = double.submit(4)
     request = {key: describe(submitted.run)[key] for key in ("AlgorithmSpecification", "OutputDataConfig")}

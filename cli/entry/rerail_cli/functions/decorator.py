@@ -138,7 +138,9 @@ class RemoteFunction:
 
     def _make_run_name(self) -> str:
         words = "-".join(re.findall("[a-zA-Z0-9]+", self.options.name or self.name)) or "function"
-        return f"{words[:LONGEST_NAME].strip('-')}-{time.strftime('%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+        # Not an "a" before digits, as in the names of relaunches.
+        unique = secrets.token_hex(2).replace("a", "g")
+        return f"{words[:LONGEST_NAME].strip('-')}-{time.strftime('%m%d-%H%M%S', time.gmtime())}-{unique}"
 
 
 def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
