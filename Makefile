@@ -92,6 +92,7 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 proof: $(VENV)/test.ready ## roles, a million bad inputs, scale, speed, the soak and the Airflow package (over an hour)
 	$(BIN)/python -m pytest tests/deployed -m rehearsal -s
 	$(BIN)/python -m pytest tests/demo -m "load and rehearsal"
+	$(BIN)/python -m pytest tests/container -m rehearsal
 	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed

@@ -67,6 +67,7 @@ def test_a_layout_trains_as_one_process_does(trained: Results, ranks: int, name:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
+@pytest.mark.time_limit(600, reason="the whole matrix trains every pair of layouts")
 @pytest.mark.parametrize("pairs", ["ring", pytest.param("matrix", marks=pytest.mark.rehearsal)])
 def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path, pairs: str) -> None:
     """With another number of ranks too: losses, norms and weights are those of one process, before and after."""
