@@ -7,9 +7,10 @@ The watching thread cannot run while an extension holds the interpreter's lock.
 """
 
 import math
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,8 @@ from rerail_agent.stalled_ranks import Culprits, StallExchange
 CHECK_SPAN_S = 10.0
 PAUSED_S = 5.0
 KINDS = {Phase.STARTUP: Kind.STARTUP_STALL, Phase.SAVE: Kind.CHECKPOINT_STALL}
+# The devices through which libfabric uses AWS's Elastic Fabric Adapter.
+EFA_DEVICES = Path("/dev/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,22 @@ class Watchdog:
             f"{'' if stands else ' (a save or an evaluation outside guard.phase?)'}"
         )
         stack_dump.dump_stacks(self._file, text)
-        text = f"{text}; {culprits.text}" if culprits.text else text
+        network = describe_unused_efa(os.environ, EFA_DEVICES) if phase is Phase.STARTUP else ""
+        text = "; ".join(filter(None, (text, culprits.text, network)))
         step = self._progress.step
         finding = Finding(KINDS.get(phase, Kind.STALL), level, step, step, text, at, at - timedelta(seconds=still_s))
         self._on_hang(finding, stack_dump.format_stacks())
+
+
+def describe_unused_efa(environment: Mapping[str, str], devices: Path) -> str:
+    """Return that ranks of several machines may not use the EFA that this machine has; "" if they do, or need none.
+
+    AWS's toolkit sets FI_PROVIDER only for the instance types that it knows.
+    """
+    ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    is_spread = all(count.isdigit() for count in ranks) and int(ranks[0]) > int(ranks[1])
+    provider = environment.get("FI_PROVIDER", "")
+    if not is_spread or provider == "efa" or not any(devices.glob("uverbs*")):
+        return ""
+    state = f"is {provider!r:.40}" if provider else "is not set"
+    return f"the machine has EFA, which may not be in use: FI_PROVIDER {state}; set it to efa in the job's environment"

@@ -119,6 +119,7 @@ class Watched:
         )
 
     def found(self, finding: Finding, evidence: str) -> None:
+        self.reason = finding.evidence
         self.levels.append(finding.level)
         self.kinds.append((finding.kind, finding.step))
 
@@ -198,6 +199,44 @@ def test_a_start_that_takes_too_long_is_reported_as_a_startup_stall(monkeypatch)
     watched = Watched(monkeypatch, unknown_s=0.2)
     watched.wait(0.6)
     assert watched.kinds == [("startup_stall", None)]
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "expected"),
+    [
+        ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, "FI_PROVIDER is not set"),
+        ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "FI_PROVIDER": "tcp"}, "FI_PROVIDER is 'tcp'"),
+        ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "FI_PROVIDER": "efa"}, ""),
+        ("uverbs0", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, ""),
+        ("uverbs0", {"WORLD_SIZE": "many"}, ""),
+        ("rdma_cm", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, ""),
+    ],
+)
+def test_an_efa_that_may_not_be_in_use_is_named_where_no_step_was_made(
+    monkeypatch, tmp_path, device, environment, expected
+):
+    (tmp_path / device).touch()
+    monkeypatch.setattr("rerail_agent.hang.EFA_DEVICES", tmp_path)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "FI_PROVIDER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    watched = Watched(monkeypatch, unknown_s=0.2)
+    watched.wait(0.6)
+    assert ("EFA" in watched.reason) is bool(expected)
+    assert expected in watched.reason
+
+
+def test_a_stall_after_the_first_step_is_not_put_down_to_the_network(monkeypatch, tmp_path):
+    (tmp_path / "uverbs0").touch()
+    monkeypatch.setattr("rerail_agent.hang.EFA_DEVICES", tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    watched = Watched(monkeypatch)
+    watched.progress.on_step(1)
+    watched.wait(0.6)
+    assert watched.kinds == [("stall", 1)]
+    assert "EFA" not in watched.reason
 
 
 def test_a_process_that_was_stopped_is_not_taken_for_a_hung_one(monkeypatch):
