@@ -62,17 +62,22 @@ KNOWN: dict[str, str] = {
 
 
 def scan(root: Path = ROOT) -> Iterator[str]:
-    """Yield each match that is not known, once: its first path and line, its kind and its digest."""
-    seen, texts = set[str](), set[int]()
+    """Yield each match that is not known, once: its first path and line, its kind and its digest.
+
+    The versions of a file share most lines, so each line is searched once, in programs and in other files.
+    """
+    found, seen = set[str](), set[int]()
     for path, text in chain(read_tree(root), read_history(root)):
-        if hash(text) in texts:
-            continue
-        texts.add(hash(text))
-        for kind, start, value in find_secrets(path, text):
+        lines = text.split("\n")
+        keys = [hash((line, path.endswith(PROGRAMS))) for line in lines]
+        new = [number for number, key in enumerate(keys) if key not in seen]
+        seen.update(keys)
+        unread = "\n".join(lines[number] for number in new)
+        for kind, start, value in find_secrets(path, unread):
             digest = sha1(value.encode(), usedforsecurity=False).hexdigest()
-            if digest not in seen and digest not in KNOWN:
-                seen.add(digest)
-                yield f"{path}:{text.count(chr(10), 0, start) + 1}: {kind} ({digest})"
+            if digest not in found and digest not in KNOWN:
+                found.add(digest)
+                yield f"{path}:{new[unread.count(chr(10), 0, start)] + 1}: {kind} ({digest})"
 
 
 def find_secrets(path: str, text: str) -> Iterator[tuple[str, int, str]]:
