@@ -24,8 +24,7 @@ def up(
 ) -> None:
     """Start it, deploy the template, and leave it running."""
     from cli.operators import say
-    from local.emulator import ACCOUNT, REGION
-    from local.stack import LocalAws, LocalAwsError
+    from local.stack import ACCOUNT, REGION, LocalAws, LocalAwsError
 
     try:
         policies = None if IS_CHECKOUT else find_policies()

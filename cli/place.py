@@ -108,7 +108,7 @@ def find(*, local: bool) -> Place:
 
 def use_local(endpoint_url: str) -> None:
     """From now on every AWS client of this process talks to the local AWS, and nothing of the user's is read."""
-    from local.emulator import ACCOUNT, REGION
+    from local.stack import ACCOUNT, REGION
 
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint_url,

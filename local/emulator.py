@@ -22,12 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from local import processes
+from local.stack import ACCOUNT, KEPT_VARIABLES, REGION
 
 MINISTACK_VERSION = "1.5.33"
-ACCOUNT = "000000000000"
-REGION = "us-east-1"
-# Credentials, profiles and proxies of the person at the keyboard must not reach functions and training scripts.
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT")
 FORCED_EXIT_AFTER_S = 2.5
 # Enough that a slow call holds up no other, on a machine with two cores.
 WORKERS = 3

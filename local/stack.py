@@ -19,6 +19,10 @@ from local import processes
 if TYPE_CHECKING:
     import boto3
 
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+# Credentials, profiles and proxies of the person at the keyboard must not reach functions and training scripts.
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT")
 ROOT = Path(__file__).resolve().parent.parent
 # Deadlines end what hangs; a busy machine takes its time.
 READY_WITHIN_S = 600.0
@@ -113,8 +117,6 @@ class LocalAws:
         return self
 
     def _launch(self, detached: bool) -> None:
-        from local.emulator import KEPT_VARIABLES
-
         home = self.state_dir / "emulator"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
@@ -167,8 +169,6 @@ class LocalAws:
     def _session(self) -> "boto3.Session":
         import boto3
         import botocore.session
-
-        from local.emulator import ACCOUNT, REGION
 
         nothing_of_the_user: dict[str, tuple[Any, ...]] = {
             "profile": (None, [], None, None),

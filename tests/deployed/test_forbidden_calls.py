@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from local import deploy
-from local.emulator import ACCOUNT, REGION
 from local.pace import Pace
+from local.stack import ACCOUNT, REGION
 from rerail.model import mailbox
 from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import ROOT, Account, apart, refusals

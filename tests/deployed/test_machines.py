@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from local.emulator import ACCOUNT, REGION
+from local.stack import ACCOUNT, REGION
 from tests.deployed.jobs import Account
 
 pytestmark = pytest.mark.slow

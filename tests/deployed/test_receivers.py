@@ -12,9 +12,8 @@ import pytest
 import requests
 
 from local import deploy
-from local.emulator import ACCOUNT, REGION
 from local.pace import Pace
-from local.stack import ROOT, LocalAws
+from local.stack import ACCOUNT, REGION, ROOT, LocalAws
 from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 from local import deploy
-from local.emulator import ACCOUNT, REGION
 from local.pace import measure_pace
-from local.stack import ROOT
+from local.stack import ACCOUNT, REGION, ROOT
 from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import Account, apart
 
