@@ -22,6 +22,7 @@ OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "Delete
 OF_TAGS = ("AddTags", "DeleteTags")
 OF_TABLE = ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query", "Scan")
 OF_STEP = ("SendPipelineExecutionStepSuccess", "SendPipelineExecutionStepFailure")
+OF_EXECUTION = ("DescribePipelineExecution", "ListPipelineExecutionSteps")
 OF_TABLES = ("BatchGetItem", "BatchWriteItem")
 
 
@@ -159,6 +160,8 @@ def _of_sagemaker(call: AwsCall, place: CallPlace) -> Iterator[Need]:
         yield Need(f"sagemaker:{call.operation}", job, tags)
     elif call.operation in OF_STEP:
         yield Need(f"sagemaker:{call.operation}", place.arn("sagemaker", "pipeline/of-the-token"))
+    elif call.operation in OF_EXECUTION:
+        yield Need(f"sagemaker:{call.operation}", str(call.asked["PipelineExecutionArn"]))
     elif call.operation == "CreateTrainingJob":
         given = {tag["Key"]: tag["Value"] for tag in call.asked.get("Tags", [])}
         keys: Keys = tuple((f"aws:requesttag/{name}".lower(), value) for name, value in sorted(given.items()))

@@ -1,4 +1,7 @@
-"""The callback steps of SageMaker Pipelines: what they were answered. There are no pipelines in this fake."""
+"""The callback steps of SageMaker Pipelines: what they were answered, and which executions were stopped.
+
+There are no pipelines in this fake.
+"""
 
 from typing import Any
 
@@ -18,6 +21,17 @@ class CallbackSteps:
     def __init__(self, arn: str) -> None:
         self._arn = arn
         self._steps: dict[str, dict[str, Any]] = {}
+        self._stopped: set[str] = set()
+
+    async def stop(self, request: Request) -> dict[str, Any]:
+        """Record that an execution is being stopped; the message to its queue is the caller's."""
+        self._stopped.add(request["PipelineExecutionArn"])
+        return {"PipelineExecutionArn": request["PipelineExecutionArn"]}
+
+    async def describe(self, request: Request) -> dict[str, Any]:
+        arn = request["PipelineExecutionArn"]
+        status = "Stopping" if arn in self._stopped else "Executing"
+        return {"PipelineExecutionArn": arn, "PipelineExecutionStatus": status}
 
     async def succeed(self, request: Request) -> dict[str, Any]:
         outputs = request.get("OutputParameters", [])

@@ -26,6 +26,7 @@ OPERATIONS = (
     "CreateTrainingJob",
     "DeleteTags",
     "DeleteTrainingJob",
+    "DescribePipelineExecution",
     "DescribeTrainingJob",
     "DescribeTrainingPlan",
     "ListPipelineExecutionSteps",
@@ -34,6 +35,7 @@ OPERATIONS = (
     "Search",
     "SendPipelineExecutionStepFailure",
     "SendPipelineExecutionStepSuccess",
+    "StopPipelineExecution",
     "StopTrainingJob",
     "UpdateTrainingJob",
 )

@@ -76,6 +76,8 @@ class TrainingService:
             "SendPipelineExecutionStepSuccess": callbacks.succeed,
             "SendPipelineExecutionStepFailure": callbacks.fail,
             "ListPipelineExecutionSteps": callbacks.list_steps,
+            "StopPipelineExecution": callbacks.stop,
+            "DescribePipelineExecution": callbacks.describe,
             "Search": self._search,
         }
         assert set(self._operations) == set(OPERATIONS)

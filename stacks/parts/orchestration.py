@@ -109,4 +109,6 @@ def _answer_tokens(role: iam.Role) -> None:
     allow(role, "states:DescribeExecution", on=executions, because=ANY_TOKEN)
     pipelines = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:pipeline/*"
     steps = ("sagemaker:SendPipelineExecutionStepSuccess", "sagemaker:SendPipelineExecutionStepFailure")
-    allow(role, *steps, on=pipelines, because=ANY_TOKEN)
+    # Messages may be forged: before a run is stopped, or room is made, SageMaker is asked.
+    reads = ("sagemaker:DescribePipelineExecution", "sagemaker:ListPipelineExecutionSteps")
+    allow(role, *steps, *reads, on=pipelines, because=ANY_TOKEN)

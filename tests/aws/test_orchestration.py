@@ -16,6 +16,7 @@ from rerail.orchestration.waits import Caller, CallerState, KeyWithdrawn, RunWai
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ARN = "arn:aws:states:eu-west-1:123456789012:execution:TrainSupervised:gpt"
+PIPELINE = "arn:aws:sagemaker:eu-west-1:123456789012:pipeline/nightly/execution/abc123"
 TASK = RunWait("t" * 700, Caller.STEP_FUNCTIONS, "gpt", NOON, ARN)
 STEP = RunWait("AbCdE12345", Caller.PIPELINE, "gpt", NOON)
 OUTPUT = {"job": "gpt-a002", "attempts": 2, "dollars": None, "artifacts": ""}
@@ -83,6 +84,42 @@ def test_a_callback_step_gets_texts_within_sagemakers_limits(sagemaker):
     callers.fail(STEP, "Rerail.RunHeld", "x" * 300)
     callers.send_heartbeat(STEP)
     assert callers.find_state(STEP) is CallerState.WAITS
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ({"Metadata": {"Callback": {"CallbackToken": STEP.token}}}, True),
+        ({"Metadata": {"Callback": {"CallbackToken": STEP.token}}, "EndTime": NOON}, False),
+        ({"Metadata": {"Callback": {"CallbackToken": "AnotherOne"}}}, False),
+    ],
+)
+def test_a_step_is_listed_while_it_waits(sagemaker, step, expected):
+    wait, asked = replace(STEP, execution=PIPELINE), {"PipelineExecutionArn": PIPELINE}
+    page = {"PipelineExecutionSteps": [{"StepName": "Start"}], "NextToken": "more"}
+    sagemaker.add_response("list_pipeline_execution_steps", page, asked)
+    more = {"PipelineExecutionSteps": [step]}
+    sagemaker.add_response("list_pipeline_execution_steps", more, {**asked, "NextToken": "more"})
+    assert AwsCallers().is_listed(wait) is expected
+
+
+@pytest.mark.parametrize("status", ["Executing", "Stopping", "Stopped", "Failed", "Succeeded"])
+def test_only_a_pipeline_that_sagemaker_stops_is_stopped(sagemaker, status):
+    described = {"PipelineExecutionArn": PIPELINE, "PipelineExecutionStatus": status}
+    sagemaker.add_response("describe_pipeline_execution", described, {"PipelineExecutionArn": PIPELINE})
+    assert AwsCallers().is_stopped(replace(STEP, execution=PIPELINE)) is (status in ("Stopping", "Stopped"))
+
+
+@pytest.mark.parametrize("code", ["ResourceNotFound", "ValidationException", "AccessDeniedException"])
+def test_an_execution_that_a_message_has_invented_is_no_error(sagemaker, code):
+    """It would fail the function each minute."""
+    callers, wait = AwsCallers(), replace(STEP, execution=PIPELINE)
+    for call, asked in (("list_pipeline_execution_steps", "is_listed"), ("describe_pipeline_execution", "is_stopped")):
+        sagemaker.add_client_error(call, code)
+        assert not getattr(callers, asked)(wait)
+        sagemaker.add_client_error(call, "ThrottlingException")
+        with pytest.raises(ClientError):
+            getattr(callers, asked)(wait)
 
 
 @pytest.mark.parametrize("code", ["TaskDoesNotExist", "TaskTimedOut", "InvalidToken"])

@@ -44,12 +44,23 @@ class FakeWaits:
 
 @dataclass
 class FakeCallers:
-    """Executions that take one answer each; `broken` are tokens with which every call fails, "keyless" in its way."""
+    """Executions that take one answer each; `broken` are tokens with which every call fails, "keyless" in its way.
+
+    `listed` are the tokens that SageMaker lists for pipelines, `stopped` the pipelines that it says are being stopped.
+    """
 
     answers: dict[str, Any] = field(default_factory=dict)
     heartbeats: list[str] = field(default_factory=list)
     states: dict[str, CallerState] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    listed: set[str] = field(default_factory=set)
+    stopped: set[str] = field(default_factory=set)
+
+    def is_listed(self, wait: RunWait) -> bool:
+        return wait.token in self.listed
+
+    def is_stopped(self, wait: RunWait) -> bool:
+        return wait.execution in self.stopped
 
     def find_state(self, wait: RunWait) -> CallerState:
         if wait.token in self.broken:
@@ -132,7 +143,37 @@ def test_waits_are_bounded():
     waiting.orchestrator.begin(replace(WAIT, token="new", job="new"))
     assert "new" not in waiting.waits.kept and waiting.callers.answers["new"][0] == "Rerail.TooManyWaits"
     waiting.orchestrator.begin(replace(WAIT, token="step", caller=Caller.PIPELINE))
-    assert "step" in waiting.waits.kept, "pipelines' tokens cannot be verified, so they have room of their own"
+    assert "step" in waiting.waits.kept, "pipelines have room of their own"
+
+
+@pytest.mark.threat("T36")
+@pytest.mark.parametrize("full", [MOST_OF_A_JOB, MOST_WAITS], ids=["of_the_job", "of_all"])
+def test_invented_tokens_take_no_room_from_a_pipeline(full):
+    """Who may write to the callback queue invents tokens; the step that SageMaker lists is waited for all the same."""
+    waiting = Waiting()
+    for number in range(full):
+        job = "gpt" if full == MOST_OF_A_JOB else f"other-{number}"
+        waiting.waits.keep(replace(WAIT, token=f"invented{number}", caller=Caller.PIPELINE, job=job))
+    waiting.callers.listed.add("real")
+    for token in ("real", "invented"):
+        message = {"token": token, "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt"}}
+        waiting.orchestrator.on_callback(read_message(json.dumps(message), at=MIDNIGHT))
+    assert "real" in waiting.waits.kept and "invented" not in waiting.waits.kept
+    assert waiting.callers.answers["invented"][0] == "Rerail.TooManyWaits"
+
+
+@pytest.mark.threat("T35")
+def test_a_message_stops_no_run_whose_pipeline_goes_on():
+    """The ARN of an execution is no secret: a message that names it is only a reason to ask SageMaker."""
+    waiting = Waiting(execution="arn:pipeline")
+    message = {"token": "forged", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt"}}
+    for status in ("Executing", "Stopping"):
+        waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": status}), at=MIDNIGHT))
+    waiting.orchestrator.check_all()
+    assert not waiting.commands
+    waiting.callers.stopped.add("arn:pipeline")
+    waiting.orchestrator.check_all()
+    assert [command["verb"] for command in waiting.commands] == ["stop"], "a message may come before the state"
 
 
 def test_a_wait_that_cannot_be_read_stops_no_other(monkeypatch):
@@ -303,6 +344,7 @@ def test_slow_calls_let_a_thousand_waits_be_checked_in_turns(call_s, monkeypatch
 @pytest.mark.parametrize("adopted", [True, False], ids=["a_run", "not_a_run_yet"])
 def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone(adopted):
     waiting = Waiting(execution="arn:pipeline", adopted=adopted)
+    waiting.callers.stopped.add("arn:pipeline")
     message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
     executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)
     waiting.orchestrator.on_callback(executing)

@@ -152,6 +152,7 @@ def test_a_callback_step_is_answered_with_the_model_and_stopped_with_its_pipelin
     send("KlMnO13579", "Executing", "no_job")
     account.run_in(other, "watching")
     account.wait("both waits", lambda: len(list_waits(account)) == 2 or find_step("AbCdE12345"))
+    account.sagemaker.stop_pipeline_execution(PipelineExecutionArn=execution, ClientRequestToken="x" * 32)
     send("FgHiJ67890", "Stopping", other)
     roll_back(account, first, 2, to=HALT_AT - 10)
 

@@ -29,6 +29,9 @@ NO_KEY = ("KmsAccessDeniedException", "KmsInvalidStateException")
 # SageMaker also answers with this for outputs that it does not like: then the step fails, and its owner sees why.
 REFUSED = "ValidationException"
 CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
+# What SageMaker answers about an execution that a message may have invented, such as one of another account.
+UNKNOWN = (REFUSED, *NO_STEP, "AccessDeniedException")
+STOPPED = ("Stopping", "Stopped")
 
 
 class DynamoWaits:
@@ -74,6 +77,21 @@ class AwsCallers:
             return CallerState.CANCELLED
         return CallerState.WAITS if status in RUNNING else CallerState.OVER
 
+    def is_listed(self, wait: RunWait) -> bool:
+        paginator = client("sagemaker").get_paginator("list_pipeline_execution_steps")
+        with _asking_about_pipeline(), validate("ListPipelineExecutionSteps"):
+            for page in paginator.paginate(PipelineExecutionArn=wait.execution):
+                waiting = [step.get("Metadata", {}) for step in page["PipelineExecutionSteps"] if "EndTime" not in step]
+                if wait.token in [metadata.get("Callback", {}).get("CallbackToken") for metadata in waiting]:
+                    return True
+        return False
+
+    def is_stopped(self, wait: RunWait) -> bool:
+        with _asking_about_pipeline(), validate("DescribePipelineExecution"):
+            described = client("sagemaker").describe_pipeline_execution(PipelineExecutionArn=wait.execution)
+            return described["PipelineExecutionStatus"] in STOPPED
+        return False
+
     def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
         try:
             with _answering(wait):
@@ -105,6 +123,16 @@ class AwsCallers:
         if wait.caller is Caller.STEP_FUNCTIONS:
             with _answering(wait):
                 client("stepfunctions").send_task_heartbeat(taskToken=wait.token)
+
+
+@contextmanager
+def _asking_about_pipeline() -> Iterator[None]:
+    """End the block early if SageMaker or its SDK knows no such execution of this account."""
+    try:
+        yield
+    except (ClientError, ParamValidationError) as error:
+        if find_code(error) not in ("", *UNKNOWN):
+            raise
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rerail.notices.answering import CommandSender
 from rerail.notices.notice import find_cost
 from rerail.orchestration.waits import (
     CallbackReceived,
+    Caller,
     Callers,
     CallerState,
     KeyWithdrawn,
@@ -62,9 +63,10 @@ class Orchestrator:
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
             return
         known = (one for one in self.waits.list_waits() if not isinstance(one, BadRecord))
-        # A pipeline's token cannot be verified: invented ones do not count against state machines.
+        # Pipelines' tokens may be invented: they take no room from state machines, or from steps that SageMaker lists.
         others = [one for one in known if one.token != wait.token and one.caller is wait.caller]
-        if len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB:
+        is_full = len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB
+        if is_full and not (wait.caller is Caller.PIPELINE and self.callers.is_listed(wait)):
             cause = (
                 f"{MOST_OF_A_JOB} executions wait for one job, or {MOST_WAITS} for all: let some end, then try again"
             )
@@ -78,7 +80,7 @@ class Orchestrator:
             raise
 
     def on_callback(self, received: CallbackReceived) -> None:
-        """Begin the wait of a callback step, or stop the run whose pipeline was stopped.
+        """Begin the wait of a callback step, or stop the run whose pipeline SageMaker says is being stopped.
 
         A pipeline that stops waits for the answer of its step: it gets it when the run has stopped.
         """
@@ -124,11 +126,11 @@ class Orchestrator:
                 # A job that is no run yet becomes one within minutes.
                 if run is None and not self._is_too_late(wait):
                     return
-                self._stop_run(wait)
+                self._stop_run(wait, run)
                 self.waits.forget(wait)
                 return
-        if run is not None and wait.is_stopping:
-            self._stop_run(wait)
+        if wait.is_stopping and _has_started(wait, run) and self.callers.is_stopped(wait):
+            self._stop_run(wait, run)
             wait = replace(wait, is_stopping=False)
             self.waits.keep(wait)
         if run is not None and wait.expects and (difference := self._find_difference(wait, run)):
@@ -181,13 +183,9 @@ class Orchestrator:
         except WaitIsOver:
             self.waits.forget(wait)
 
-    def _stop_run(self, wait: RunWait) -> None:
-        """Command the supervisor to stop the run; one that has ended ignores it.
-
-        Who may wait for a run may name any job and any execution: only the execution that has started the job stops it.
-        """
-        run = self._load(wait.job)
-        if run is None or not wait.execution or run.execution != wait.execution:
+    def _stop_run(self, wait: RunWait, run: Run | None) -> None:
+        """Command the supervisor to stop the run; one that has ended ignores it."""
+        if run is None or not _has_started(wait, run):
             return
         why = f"its execution was stopped: {wait.execution}"
         command = {"run": run.id, "verb": OperatorVerb.STOP.value, "who": wait.caller.value, "why": why[:400]}
@@ -211,6 +209,11 @@ class Orchestrator:
             return self.policies.get(run.policy)
         except PolicyError:
             return run.last_policy or Policy()
+
+
+def _has_started(wait: RunWait, run: Run | None) -> bool:
+    """Return whether the execution has started the run; no other stops it, though it may name any job."""
+    return run is not None and bool(wait.execution) and run.execution == wait.execution
 
 
 def _describe_failure(run: Run) -> tuple[str, str]:

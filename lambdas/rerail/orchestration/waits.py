@@ -53,7 +53,7 @@ class RunWait(Record):
     # What the run's first job must have asked for: a digest of its request, and the addresses of its channels.
     expects: str = ""
     places: Mapping[str, str] = field(default_factory=dict)
-    # Its pipeline was stopped, and the run was not there to be stopped yet.
+    # A message says that its pipeline is being stopped, and its run has not been stopped for that yet.
     is_stopping: bool = False
 
 
@@ -83,6 +83,12 @@ class Callers(Protocol):
 
     def find_state(self, wait: RunWait) -> CallerState:
         """Return what the execution is doing, if its system has an API for that."""
+
+    def is_listed(self, wait: RunWait) -> bool:
+        """Return whether SageMaker lists a step of the wait's pipeline execution that waits with its token."""
+
+    def is_stopped(self, wait: RunWait) -> bool:
+        """Return whether SageMaker says that the wait's pipeline execution is being stopped, or was."""
 
     def succeed(self, wait: RunWait, output: Mapping[str, Any]) -> None:
         """Let the execution go on with this output."""
