@@ -1,6 +1,7 @@
 """Read the state of a remote call's run, its stored result, and the facts to attach to it again."""
 
 from pathlib import Path
+from shutil import copyfileobj
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -21,18 +22,22 @@ RESULT_LIMIT = 1024**3
 ADOPTED_WITHIN_S = 120.0
 
 
-def observe(where: Place | None, run: str, folder: str, into: str) -> dict[str, Any]:
-    """Return state, newest job and reason of the run, and whether the job's result was written to the file `into`."""
+def observe(where: Place | None, run: str, folder: str, into: str, known: str) -> dict[str, Any]:
+    """Return state, newest job and reason of the run, and whether the job's result was written to the file `into`.
+
+    While the run goes on, a result with the ETag `known` is not downloaded again.
+    """
     record = where.runs.load(run) if where else None
     job = next((a.job_name for a in reversed(record.attempts) if a.exists or a.number == 1), run) if record else run
     state, why = _read_state(record) if record else _read_job_state(job, has_supervisor=where is not None)
-    problem = _fetch(f"{folder}{RESULTS}{job}", Path(into))
+    tag, problem = _fetch(f"{folder}{RESULTS}{job}", Path(into), known if state == RUNNING else "")
     return {
         "state": state,
         "job": job,
         "why": why,
         "attempts": len(record.attempts) if record else 1,
         "stored": not problem,
+        "tag": tag,
         "unreadable": problem,
     }
 
@@ -75,15 +80,22 @@ def _read_job_state(job: str, *, has_supervisor: bool) -> tuple[str, str]:
     return status.value.lower(), str(description.get("FailureReason", ""))
 
 
-def _fetch(uri: str, file: Path) -> str:
-    """Write the object to the file and return ""; return why there is none, or that it may not be read."""
+def _fetch(uri: str, file: Path, known: str) -> tuple[str, str]:
+    """Write the object to the file and return its ETag and ""; return `known` and why it was not written.
+
+    One request tells its size and reads it: others may replace it between two.
+    """
     bucket, key = split(uri)
     try:
-        s3 = client("s3")
-        size = s3.head_object(Bucket=bucket, Key=key)["ContentLength"]
-        if size > RESULT_LIMIT:
-            return f"the stored result has {size:,} bytes, more than {RESULT_LIMIT:,}: write large results to a file"
-        s3.download_file(bucket, key, str(file))
+        found = client("s3").get_object(Bucket=bucket, Key=key, **({"IfNoneMatch": known} if known else {}))
     except ClientError as error:
-        return "nothing is stored" if get_code(error) in ("404", "NoSuchKey", "NotFound") else explain(error).what
-    return ""
+        is_missing = get_code(error) in ("404", "NoSuchKey", "NotFound", "304")
+        return known, "nothing is stored" if is_missing else explain(error).what
+    with found["Body"] as content:
+        size = found["ContentLength"]
+        if size > RESULT_LIMIT:
+            problem = f"the stored result has {size:,} bytes, more than {RESULT_LIMIT:,}: write large results to a file"
+            return known, problem
+        with file.open("wb") as stored:
+            copyfileobj(content, stored)
+    return found["ETag"], ""

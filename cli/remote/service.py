@@ -76,7 +76,9 @@ def _submit(request: Request) -> dict[str, Any]:
 
 def _look(request: Request) -> dict[str, Any]:
     try:
-        seen = observe(_find_place(request["local"]), request["run"], request["folder"], request["into"])
+        seen = observe(
+            _find_place(request["local"]), request["run"], request["folder"], request["into"], request["known"]
+        )
         return {**seen, "lines": _read_lines(request["run"], seen["job"]) if request["logs"] else []}
     except (ConnectionError, HTTPClientError) as error:  # of botocore: the caller waits for the network
         return {"unreachable": str(error)}

@@ -117,7 +117,7 @@ def follow_run(
         command = format_next_command(follower.run) if follower.run else f"rerail release {run}"
         screen.say(f"to do: fix the cause, then {command}")
     if folder:
-        outcome["downloaded"] = [str(path) for path in _fetched(follower, folder)]
+        outcome["downloaded"] = [str(path) for path in _fetched(follower, folder, screen)]
         screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")
     return outcome
 
@@ -163,10 +163,10 @@ def _left(run: str, account: SubmissionAccount, screen: SubmitScreen) -> NoRetur
     raise typer.Exit(130)
 
 
-def _fetched(follower: Follower, folder: Path) -> list[Path]:
+def _fetched(follower: Follower, folder: Path, screen: SubmitScreen) -> list[Path]:
     try:
         job = client("sagemaker").describe_training_job(TrainingJobName=follower.last_job)
-        return results.download(client("s3"), job, folder)
+        return results.download(client("s3"), job, folder, screen.say)
     except (ClientError, BotoCoreError, OSError, RuntimeError, ValueError) as error:
         raise Problem(
             f"--download: cannot fetch what the run has left: {error}", "fetch it from its S3 folder"

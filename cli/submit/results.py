@@ -3,6 +3,7 @@
 import os
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -18,15 +19,18 @@ LONGEST_PATH = 1_000
 AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
-def download(s3: Any, job: dict[str, Any], folder: Path) -> list[Path]:
-    """Download the job's model and output into `model/` and `output/` below the folder; return the files."""
+def download(s3: Any, job: dict[str, Any], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Download the job's model and output into `model/` and `output/` below the folder; return the files.
+
+    Say which objects are left out because their names lead elsewhere.
+    """
     uris = {"output": f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/output"}
     if model := job.get("ModelArtifacts", {}).get("S3ModelArtifacts"):
         uris["model"] = model.removesuffix(".tar.gz").rstrip("/")
-    return sorted(path for name, uri in uris.items() for path in _fetched(s3, uri, folder / name))
+    return sorted(path for name, uri in uris.items() for path in _fetched(s3, uri, folder / name, say))
 
 
-def _fetched(s3: Any, uri: str, folder: Path) -> list[Path]:
+def _fetched(s3: Any, uri: str, folder: Path, say: Callable[[str], None]) -> list[Path]:
     bucket, key = split(uri)
     with TemporaryFile() as packed:
         try:
@@ -34,7 +38,7 @@ def _fetched(s3: Any, uri: str, folder: Path) -> list[Path]:
         except ClientError as error:
             if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
                 raise
-            return _plain_files(s3, bucket, f"{key}/", folder)
+            return _plain_files(s3, bucket, f"{key}/", folder, say)
         packed.seek(0)
         return _unpacked(packed, f"{uri}.tar.gz", folder)
 
@@ -65,13 +69,16 @@ def _stays_within(folder: Path, member: tarfile.TarInfo) -> bool:
     return inside and (member.isfile() or member.isdir() or is_plain_link)
 
 
-def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path) -> list[Path]:
+def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path, say: Callable[[str], None]) -> list[Path]:
     """What a job with uncompressed output has stored; nothing where it has stored nothing."""
     found = []
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", []):
             path = (folder / item["Key"].removeprefix(prefix)).resolve()
-            if not path.is_relative_to(folder.resolve()) or item["Key"].endswith("/"):
+            if item["Key"].endswith("/"):
+                continue
+            if not path.is_relative_to(folder.resolve()):
+                say(f"not downloaded, because it leads out of {folder}: {item['Key']!r} of {bucket}")
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, item["Key"], str(path))

@@ -14,7 +14,7 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
-from rerail_cli import CallRefused, RemoteError, RunHeld, RunStopped, attach, remote
+from rerail_cli import CallRefused, RemoteError, ResultRefused, RunHeld, RunStopped, attach, remote
 from rerail_cli.functions import decorator, future, job
 from rerail_cli.functions.envelope import KEY_VARIABLE, make_name, sign
 from rerail_cli.functions.service_client import ServiceClient
@@ -198,6 +198,43 @@ def test_a_result_without_end_fills_no_disk(account, place_of, monkeypatch, tmp_
     place_of(make_run(submitted.run, RunState.COMPLETED))
     with pytest.raises(RemoteError, match=r"the stored result has 1,001 bytes, more than 1,000: write large results"):
         submitted.result()
+
+
+@pytest.mark.threat("T31")
+def test_a_result_that_grows_while_it_is_read_fills_no_disk(account, monkeypatch, tmp_path):
+    """Another writer of the bucket replaces the object between two requests for it."""
+    monkeypatch.setattr(observation, "RESULT_LIMIT", 1000)
+    s3, writer = client("s3"), boto3.client("s3", region_name=REGION)
+    writer.put_object(Bucket=BUCKET, Key="result", Body=b"x")
+    event, unique = "before-call.s3.GetObject", "grow"
+    s3.meta.events.register(
+        event, lambda **_: writer.put_object(Bucket=BUCKET, Key="result", Body=b"x" * 5000) and None, unique
+    )
+    try:
+        _, problem = observation._fetch(f"s3://{BUCKET}/result", tmp_path / "result", "")
+    finally:
+        s3.meta.events.unregister(event, unique_id=unique)
+    assert "the stored result has 5,000 bytes" in problem and not (tmp_path / "result").exists()
+
+
+@pytest.mark.threat("T31")
+def test_what_others_store_while_a_call_runs_does_not_end_it(account, place_of):
+    """The job stores its result over it; until then it is downloaded once."""
+    submitted, s3 = double.submit(4), client("s3")
+    place = {"Bucket": BUCKET, "Key": f"rerail/{submitted.run}/results/{submitted.run}"}
+    s3.put_object(**place, Body=b"of another")
+    place_of(make_run(submitted.run))
+    read: list[Any] = []
+    s3.meta.events.register("after-call.s3.GetObject", lambda http_response, **_: read.append(http_response), "read")
+    assert [submitted.done(), submitted.done()] == [False, False]
+    s3.meta.events.unregister("after-call.s3.GetObject", unique_id="read")
+    assert [answer.status_code for answer in read] == [200, 304]
+    place_of(make_run(submitted.run, RunState.COMPLETED))
+    with pytest.raises(ResultRefused, match="Another writer has changed"):
+        attach(submitted.run).result()
+    name = make_name("result", submitted.run, submitted._call, submitted.run)
+    s3.put_object(**place, Body=sign({"kind": "value", "final": True}, pickle.dumps(8), name, submitted._key))
+    assert submitted.result() == 8
 
 
 def test_a_job_stores_its_result_in_a_bucket_of_its_account_alone(account, monkeypatch):

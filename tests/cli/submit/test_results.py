@@ -48,7 +48,7 @@ def test_the_model_and_the_outputs_are_unpacked(s3, tmp_path):
         Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=packed(**{"code/a.py": "x", "model.pt": "weights"})
     )
     s3.put_object(Bucket="bucket", Key=f"{STORED}/output.tar.gz", Body=packed(**{"result.json": "{}"}))
-    found = download(s3, JOB, tmp_path)
+    found = download(s3, JOB, tmp_path, print)
     assert names(found, tmp_path) == ["model/code/a.py", "model/model.pt", "output/result.json"]
     assert (tmp_path / "model" / "model.pt").read_text() == "weights"
 
@@ -56,13 +56,19 @@ def test_the_model_and_the_outputs_are_unpacked(s3, tmp_path):
 def test_uncompressed_output_is_downloaded_as_files(s3, tmp_path):
     """CompressionType NONE stores the files themselves."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model/deep/model.pt", Body=b"weights")
+    s3.put_object(Bucket="bucket", Key=f"{STORED}/model/../../stolen", Body=b"x")
     plain = {**JOB, "ModelArtifacts": {"S3ModelArtifacts": f"s3://bucket/{STORED}/model/"}}
-    assert names(download(s3, plain, tmp_path), tmp_path.resolve()) == ["model/deep/model.pt"]
+    said: list[str] = []
+    found = download(s3, plain, tmp_path / "kept", said.append)
+    assert names(found, (tmp_path / "kept").resolve()) == ["model/deep/model.pt"]
+    out = f"because it leads out of {tmp_path}/kept/model: '{STORED}/model/../../stolen' of bucket"
+    assert said == [f"not downloaded, {out}"]
+    assert not (tmp_path / "stolen").exists()
 
 
 def test_a_job_that_has_left_nothing_gives_nothing(s3, tmp_path):
     """A failed one has no model, and one that wrote no outputs has none."""
-    assert download(s3, {**JOB, "ModelArtifacts": {}}, tmp_path) == []
+    assert download(s3, {**JOB, "ModelArtifacts": {}}, tmp_path, print) == []
 
 
 LETTERS = "abcdefghijklmnop"
@@ -102,7 +108,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(s3, tmp_path, monkeypatc
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=buffer.getvalue())
     (tmp_path / "a" / "stolen").mkdir(parents=True)
     with pytest.raises(Problem, match=r"would write outside|cannot be unpacked"):
-        download(s3, JOB, tmp_path / "a")
+        download(s3, JOB, tmp_path / "a", print)
     assert not (tmp_path / "a" / "model" / "out").is_symlink()
     assert not any((tmp_path / "a" / "stolen").iterdir())
 
@@ -116,4 +122,4 @@ def test_a_torn_archive_is_reported(s3, tmp_path, body):
     """One clear sentence, no traceback."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=body)
     with pytest.raises(Problem, match=r"model\.tar\.gz cannot be unpacked"):
-        download(s3, JOB, tmp_path)
+        download(s3, JOB, tmp_path, print)

@@ -38,6 +38,7 @@ class RemoteFuture:
         self._outcome: CallOutcome | None = None
         self._silent_since: float | None = None
         self._job = run
+        self._known = ""  # the ETag of the newest result that did not end the call
 
     def __repr__(self) -> str:
         return f"<RemoteFuture of run {self.run}>"
@@ -96,9 +97,13 @@ class RemoteFuture:
         outcome, is_final = self._open(envelope, seen["job"]) if envelope is not None else (None, False)
         if not is_final:
             if seen["state"] not in ENDED:
+                self._known = seen["tag"]
                 return None
-            problem = self._make_ending(seen)
-            problem.__cause__ = outcome.exception if outcome else None
+            cause = outcome.exception if outcome else None
+            problem: RemoteError = self._make_ending(seen)
+            problem.__cause__ = cause
+            if isinstance(cause, ResultRefused) and seen["state"] == "completed":
+                problem = cause
             outcome = CallOutcome(exception=problem)
         if outcome is not None and not isinstance(outcome.exception, RunHeld):
             self._outcome = outcome
@@ -107,7 +112,9 @@ class RemoteFuture:
     def _ask_state(self, file: Path, *, logs: bool) -> dict[str, Any] | None:
         """Return how far the run is, None while AWS cannot be reached; the newest result is written to the file."""
         try:
-            seen = find_service(self._local).ask("look", run=self.run, folder=self._folder, into=str(file), logs=logs)
+            seen = find_service(self._local).ask(
+                "look", run=self.run, folder=self._folder, into=str(file), known=self._known, logs=logs
+            )
         except CallRefused as error:
             raise RemoteError(f"run {self.run} cannot be observed: {error}. It goes on: {self._way_back}") from error
         if "unreachable" not in seen:
@@ -123,13 +130,13 @@ class RemoteFuture:
         return None
 
     def _open(self, envelope: bytes, job: str) -> tuple[CallOutcome, bool]:
-        """Return the outcome in a stored result, and whether it ends the call."""
+        """Return the outcome in a stored result, and whether it ends the call: what others store there does not."""
         try:
             header, content = verify(envelope, make_name("result", self.run, self._call, job), self._key)
         except BadEnvelope as error:
             text = f"the result of run {self.run} was refused and not unpickled: {error}. Another writer has changed "
             text += f"{self._folder}results/{job}: find out who may write there, then call the function again."
-            return CallOutcome(exception=ResultRefused(text)), True
+            return CallOutcome(exception=ResultRefused(text)), False
         if header["kind"] == ERROR:
             text = f"{header['text']} (run {self.run})"
             return CallOutcome(exception=_with_traceback(RemoteError(text), header, self.run, job)), header["final"]
