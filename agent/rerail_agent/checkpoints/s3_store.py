@@ -139,7 +139,7 @@ class S3Store:
         self._delete(self._key(step, ""))
 
     def quarantine(self, step: int, attempt: int | str) -> str | None:
-        """Copy, compare sizes and only then delete; a repetition after a kill continues where it was.
+        """Copy, compare sizes and only then delete. A repetition after a kill copies all again: others can write there.
 
         Return None for a folder without manifest, which a killed save or a killed deletion has left.
         """
@@ -150,8 +150,7 @@ class S3Store:
         target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{make_folder_name(step)}", text)
         sizes = self._sizes(source)
         for name in sorted(sizes, key=lambda name: name == MANIFEST):  # the manifest last: it makes the copy count
-            if self._sizes(target).get(name) != sizes[name] or name == MANIFEST:
-                self._copy(source + name, target + name, sizes[name])
+            self._copy(source + name, target + name, sizes[name])
         if {name: size for name, size in self._sizes(target).items() if name in sizes} != sizes:
             raise OSError(f"{target} is not a whole copy of {source}; nothing was deleted")
         self._delete(source)

@@ -139,6 +139,24 @@ def test_pruning_in_s3(s3: Any, bucket: str) -> None:
     saver.close()
 
 
+@pytest.mark.threat("T18")
+def test_what_others_put_in_quarantine_is_not_taken_for_a_copy(s3: Any, bucket: str) -> None:
+    """Objects of the same sizes, without a manifest, look like a copy that was begun; the originals are deleted."""
+    saver, moved = Saver(open_store(f"s3://{bucket}/a")), "a/quarantine/a1-step-000000020/"
+    save(saver, 20)
+    before = {}
+    for key in keys(s3, bucket):
+        name = key.rpartition("/")[2]
+        before[name] = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        if name != "manifest.json":
+            s3.put_object(Bucket=bucket, Key=moved + name, Body=bytes(len(before[name])))
+    saver.quarantine(after=10, tainted=lambda found: True)
+    saver.close()
+    assert {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys(s3, bucket)} == {
+        moved + name: content for name, content in before.items()
+    }
+
+
 def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of its requests and begun again, it ends with one whole copy, and no original that counts."""
     saver = Saver(open_store(f"s3://{bucket}/a"))

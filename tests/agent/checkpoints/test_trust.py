@@ -116,6 +116,11 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path, where: str) -> None:
         (store := dist.HashStore()).set("spread-0", zlib.compress(pickle.dumps([Payload(mark), print, UnfitState(3)])))
         evil, function, own = RankExchange(rank=1, world_size=2, store=store).broadcast(None)
         assert isinstance(evil, RuntimeError) and function is RuntimeError and isinstance(own, UnfitState)
+        # The name of a class that our module reaches, but does not define: its constructor opens a file.
+        path = b"rerail_agent.checkpoints.file_format", b"torch.distributed.elastic.multiprocessing.ProcessFailure"
+        texts = b"".join(b"X" + len(text).to_bytes(4, "little") + text for text in path)
+        store.set("reached", zlib.compress(b"\x80\x04" + texts + b"\x93."))
+        assert RankExchange(rank=1, world_size=2, store=store).read("reached") is RuntimeError
     else:
         save(root, 10)
         save(root, 20)
