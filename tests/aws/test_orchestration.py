@@ -86,28 +86,17 @@ def test_a_callback_step_gets_texts_within_sagemakers_limits(sagemaker):
     assert callers.find_state(STEP) is CallerState.WAITS
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        ({"Metadata": {"Callback": {"CallbackToken": STEP.token}}}, True),
-        ({"Metadata": {"Callback": {"CallbackToken": STEP.token}}, "EndTime": NOON}, False),
-        ({"Metadata": {"Callback": {"CallbackToken": "AnotherOne"}}}, False),
-    ],
-)
-def test_a_step_is_listed_while_it_waits(sagemaker, step, expected):
+def test_a_step_is_listed_while_it_waits(sagemaker):
     wait, asked = replace(STEP, execution=PIPELINE), {"PipelineExecutionArn": PIPELINE}
-    page = {"PipelineExecutionSteps": [{"StepName": "Start"}], "NextToken": "more"}
-    sagemaker.add_response("list_pipeline_execution_steps", page, asked)
-    more = {"PipelineExecutionSteps": [step]}
-    sagemaker.add_response("list_pipeline_execution_steps", more, {**asked, "NextToken": "more"})
-    assert AwsCallers().is_listed(wait) is expected
-
-
-@pytest.mark.parametrize("status", ["Executing", "Stopping", "Stopped", "Failed", "Succeeded"])
-def test_only_a_pipeline_that_sagemaker_stops_is_stopped(sagemaker, status):
-    described = {"PipelineExecutionArn": PIPELINE, "PipelineExecutionStatus": status}
-    sagemaker.add_response("describe_pipeline_execution", described, {"PipelineExecutionArn": PIPELINE})
-    assert AwsCallers().is_stopped(replace(STEP, execution=PIPELINE)) is (status in ("Stopping", "Stopped"))
+    step = {"Metadata": {"Callback": {"CallbackToken": STEP.token}}}
+    for listed, expected in ([{"StepName": "Start"}, step], True), ([{**step, "EndTime": NOON}], False):
+        sagemaker.add_response("list_pipeline_execution_steps", {"PipelineExecutionSteps": [], "NextToken": "2"}, asked)
+        page = {"PipelineExecutionSteps": listed}
+        sagemaker.add_response("list_pipeline_execution_steps", page, {**asked, "NextToken": "2"})
+        assert AwsCallers().is_listed(wait) is expected
+    for status in ("Executing", "Stopping", "Stopped", "Failed"):
+        sagemaker.add_response("describe_pipeline_execution", {"PipelineExecutionStatus": status}, asked)
+        assert AwsCallers().is_stopped(wait) is (status in ("Stopping", "Stopped"))
 
 
 @pytest.mark.parametrize("code", ["ResourceNotFound", "ValidationException", "AccessDeniedException"])

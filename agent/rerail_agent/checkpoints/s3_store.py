@@ -116,7 +116,7 @@ class S3Store:
         try:
             text = self._content(self._key(step, MANIFEST))
         except OSError as error:
-            if any(words in str(error) for words in REFUSED):
+            if _is_refused(error):
                 raise DamagedCheckpoint(UNREADABLE) from error
             raise
         return None if text is None else parse(text, folder=make_folder_name(step))
@@ -136,25 +136,34 @@ class S3Store:
             raise DamagedCheckpoint(f"{name} does not match its checksum")
 
     def drop(self, step: int) -> None:
-        self._delete(self._key(step, ""))
+        source = self._key(step, "")
+        self._delete(source, self._sizes(source))
 
     def quarantine(self, step: int, attempt: int | str) -> str | None:
         """Copy, compare sizes and only then delete. A repetition after a kill copies all again: others can write there.
 
-        Return None for a folder without manifest, which a killed save or a killed deletion has left.
+        An object that S3 refuses to copy, since its writer has archived or encrypted it, stays. Return None for a
+        folder without manifest, which a killed save or a killed deletion has left.
         """
         source = self._key(step, "")
         text = self._content(source + MANIFEST)
         if text is None:
             return None
         target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{make_folder_name(step)}", text)
-        sizes = self._sizes(source)
+        sizes, refused = self._sizes(source), 0
         for name in sorted(sizes, key=lambda name: name == MANIFEST):  # the manifest last: it makes the copy count
-            self._copy(source + name, target + name, sizes[name])
+            try:
+                self._copy(source + name, target + name, sizes[name])
+            except OSError as error:
+                if not _is_refused(error):
+                    raise
+                refused += 1
+                del sizes[name]
         if {name: size for name, size in self._sizes(target).items() if name in sizes} != sizes:
             raise OSError(f"{target} is not a whole copy of {source}; nothing was deleted")
-        self._delete(source)
-        return target.removeprefix(self.prefix).rstrip("/")
+        self._delete(source, sizes)
+        moved = target.removeprefix(self.prefix).rstrip("/")
+        return f"{moved}, except {refused} objects that S3 does not copy" if refused else moved
 
     def read_note(self, step: int, name: str) -> bytes | None:
         return self._content(self._key(step, name))
@@ -197,8 +206,8 @@ class S3Store:
             pages = list(self._client().list_objects(self.bucket, prefix, "", 1000))
         return {item.key.removeprefix(prefix): item.size for page in pages for item in page.object_info}
 
-    def _delete(self, prefix: str) -> None:
-        for name in sorted(self._sizes(prefix), key=lambda name: name != MANIFEST):
+    def _delete(self, prefix: str, names: Iterable[str]) -> None:
+        for name in sorted(names, key=lambda name: name != MANIFEST):
             with _translate_errors():
                 self._client().delete_object(self.bucket, prefix + name)
 
@@ -268,6 +277,10 @@ def _translate_errors() -> Iterator[None]:
     except S3Exception as error:
         kind = FileNotFoundError if any(words in str(error) for words in NOT_FOUND) else OSError
         raise kind(f"S3: {error}") from error
+
+
+def _is_refused(error: OSError) -> bool:
+    return any(words in str(error) for words in REFUSED)
 
 
 @lru_cache(maxsize=8)

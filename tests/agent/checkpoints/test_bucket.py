@@ -157,6 +157,33 @@ def test_what_others_put_in_quarantine_is_not_taken_for_a_copy(s3: Any, bucket: 
     }
 
 
+@pytest.mark.threat("T26")
+def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer has archived it, or encrypted it with another key: it stays, and the checkpoint does not count."""
+    copy = S3Store._copy
+
+    def refuse(place: S3Store, source: str, target: str, size: int) -> None:
+        if source.endswith("of-another"):  # as S3 does; the local AWS copies it
+            raise OSError("S3: Client error: The operation is not valid for the object's storage class")
+        copy(place, source, target, size)
+
+    monkeypatch.setattr(S3Store, "_copy", refuse)
+    log: list[str] = []
+    saver = Saver(open_store(f"s3://{bucket}/a"), log=log.append)
+    for step in (10, 20):
+        save(saver, step)
+    s3.put_object(Bucket=bucket, Key="a/step-000000020/of-another", Body=b"x")
+    saver.quarantine(after=10, tainted=lambda found: True)
+    assert saver.newest() == 10
+    assert [key for key in keys(s3, bucket) if "a/step-000000020" in key] == ["a/step-000000020/of-another"]
+    assert "a/quarantine/a1-step-000000020/manifest.json" in keys(s3, bucket)
+    assert log[-1].endswith("moved to quarantine/a1-step-000000020, except 1 objects that S3 does not copy")
+    assert save(saver, 20).error is None
+    saver.close()
+
+
 def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of its requests and begun again, it ends with one whole copy, and no original that counts."""
     saver = Saver(open_store(f"s3://{bucket}/a"))

@@ -21,11 +21,3 @@ def test_an_output_that_the_step_does_not_declare_is_refused():
     answer(steps, "job", "artifacts", "report")
     (step,) = asyncio.run(steps.list_steps({}))["PipelineExecutionSteps"]
     assert step["StepStatus"] == "Succeeded"
-
-
-def test_an_execution_is_stopping_once_it_was_stopped():
-    steps, execution = CallbackSteps("arn"), {"PipelineExecutionArn": "arn:execution"}
-    states = [asyncio.run(steps.describe(execution))["PipelineExecutionStatus"]]
-    asyncio.run(steps.stop(execution))
-    states.append(asyncio.run(steps.describe(execution))["PipelineExecutionStatus"])
-    assert states == ["Executing", "Stopping"]
