@@ -59,7 +59,7 @@ class S3Store:
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-        _check_owner(bucket, _region(), _account())
+        _check_owner(bucket, _region(), _read_arn(4))
         return cls(bucket, prefix, _region(), endpoint)
 
     @property
@@ -305,12 +305,12 @@ def _check_owner(bucket: str, region: str, account: str) -> None:
         ) from error
 
 
-def _account() -> str:
-    arn = os.environ.get("TRAINING_JOB_ARN", "").split(":")
-    return arn[4] if len(arn) > 5 else ""
-
-
 def _region() -> str:
-    arn = os.environ.get("TRAINING_JOB_ARN", "").split(":")
     named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return named or (arn[3] if len(arn) > 3 else "us-east-1")
+    return named or _read_arn(3) or "us-east-1"
+
+
+def _read_arn(part: int) -> str:
+    """Return a part of the job's ARN; "" outside of SageMaker."""
+    arn = os.environ.get("TRAINING_JOB_ARN", "").split(":")
+    return arn[part] if len(arn) > 5 else ""
