@@ -162,20 +162,6 @@ def test_invented_tokens_take_no_room_from_a_pipeline(full):
     assert waiting.callers.answers["invented"][0] == "Rerail.TooManyWaits"
 
 
-@pytest.mark.threat("T35")
-def test_a_message_stops_no_run_whose_pipeline_goes_on():
-    """The ARN of an execution is no secret: a message that names it is only a reason to ask SageMaker."""
-    waiting = Waiting(execution="arn:pipeline")
-    message = {"token": "forged", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt"}}
-    for status in ("Executing", "Stopping"):
-        waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": status}), at=MIDNIGHT))
-    waiting.orchestrator.check_all()
-    assert not waiting.commands
-    waiting.callers.stopped.add("arn:pipeline")
-    waiting.orchestrator.check_all()
-    assert [command["verb"] for command in waiting.commands] == ["stop"], "a message may come before the state"
-
-
 def test_a_wait_that_cannot_be_read_stops_no_other(monkeypatch):
     """It is raised once all others were checked."""
     waiting = Waiting()
@@ -341,10 +327,11 @@ def test_slow_calls_let_a_thousand_waits_be_checked_in_turns(call_s, monkeypatch
         assert clock() - min(last.values()) < timedelta(minutes=HEARTBEAT.to_minutes())
 
 
+@pytest.mark.threat("T35")
 @pytest.mark.parametrize("adopted", [True, False], ids=["a_run", "not_a_run_yet"])
 def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone(adopted):
+    """The ARN of an execution is no secret: a message that names it is only a reason to ask SageMaker."""
     waiting = Waiting(execution="arn:pipeline", adopted=adopted)
-    waiting.callers.stopped.add("arn:pipeline")
     message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
     executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)
     waiting.orchestrator.on_callback(executing)
@@ -356,6 +343,9 @@ def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone(adopted
     waiting.orchestrator.on_callback(read_message(json.dumps({**message, "status": "Stopping"}), at=MIDNIGHT))
     if not adopted:
         waiting.world.supervisor().handle(JobStateChanged("gpt"))
+    waiting.orchestrator.check_all()
+    assert not waiting.commands, "SageMaker does not say that it is being stopped"
+    waiting.callers.stopped.add("arn:pipeline")
     waiting.orchestrator.check_all()
     waiting.orchestrator.check_all()
     assert [command["verb"] for command in waiting.commands] == ["stop"] and "t1" in waiting.waits.kept
