@@ -35,9 +35,9 @@ class _Unpickler(pickle.Unpickler):
         is_ours = module.startswith("rerail_agent.checkpoints.")
         found = super().find_class(module, name) if is_ours or module == "builtins" else None
         # By a name with dots, or an imported one, a module reaches classes of others.
-        is_defined = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
-        is_made = is_defined and (issubclass(found, Exception) or (is_ours and is_dataclass(found)))
-        return found if is_made else RuntimeError
+        if not isinstance(found, type) or (found.__module__, found.__qualname__) != (module, name):
+            return RuntimeError
+        return found if issubclass(found, Exception) or (is_ours and is_dataclass(found)) else RuntimeError
 
 
 class RankExchange:
