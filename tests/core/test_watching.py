@@ -89,6 +89,17 @@ def test_a_loss_that_is_missing_almost_from_the_start_is_reported_while_the_job_
     assert (world.sagemaker.live(), world.run().state) == (["gpt"], RunState.WATCHING)
 
 
+@pytest.mark.parametrize("first", [0, 14])
+def test_a_loss_that_is_logged_every_quarter_of_an_hour_is_reported_missing_once(world, first):
+    """The wait for the first loss tells how seldom it is logged, as the gaps between losses do."""
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], defined_metrics=("step", "loss"))
+    for minute in range(65):
+        loss = {"loss": 2.0} if minute % 15 == first else {}
+        world.series.print("gpt", world.clock(), step=10.0 * minute + 10, count=10.0, **loss)
+        world.minutes(1)
+    assert world.notice_titles(Severity.INFORM) == ["gpt: blind (warning)", "gpt: blind (over)"]
+
+
 @pytest.mark.parametrize("first_nan", [951, 952, 956, 960, 961])
 def test_a_silence_is_dated_to_before_the_last_loss(world, first_nan):
     """A script that prints no flag: CloudWatch drops what is no number, so that the minute in which it began has a loss

@@ -28,7 +28,7 @@ def find_missing_loss(cursor: Cursor, names: MetricNames, detection: Thresholds,
     """
     silence, period = cursor.silence, find_resolution(names.period)
     missing = silence.minutes * period
-    is_known = silence.loss_minutes >= REGULAR_LOSSES or silence.minutes <= GAP_FACTOR * silence.longest
+    is_known = silence.loss_minutes >= REGULAR_LOSSES or silence.minutes <= GAP_FACTOR * silence.longest_wait
     if is_known or missing <= detection.blind_after:
         return None
     seconds = f"{missing.total_seconds():.0f} s"

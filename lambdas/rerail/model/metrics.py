@@ -182,6 +182,8 @@ class LossSilence:
     minutes: int = 0
     # The longest gap in minutes after which the loss came back.
     longest: int = 0
+    # The longest time in minutes until a loss came, also before the first one.
+    longest_wait: int = field(default=0, compare=False)
     # Minutes with a loss, and minutes in all gaps, of all attempts.
     loss_minutes: int = field(default=0, compare=False)
     gap_minutes: int = field(default=0, compare=False)
@@ -218,6 +220,7 @@ class LossSilence:
             loss_received=True,
             minutes=0,
             longest=max(self.longest, gap),
+            longest_wait=max(self.longest_wait, self.minutes),
             loss_minutes=self.loss_minutes + 1,
             gap_minutes=self.gap_minutes + gap,
             complete_to=complete_to,
