@@ -24,6 +24,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         *("loss", "train_loss", "training_loss", "loss_train", "train_loss_step", "loss_step", "lm_loss"),
         "train_lm_loss",
         *("batch_loss", "train_batch_loss", "total_loss", "train_total_loss", "loss_total", "nll_loss", "ce_loss"),
+        "rmse_trn",  # DeePMD-kit
     ),
     "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "train_grad_norm", "total_norm", "grad_norm_total", "norm"),
     "step_time_s": (
@@ -51,6 +52,7 @@ _OF_TRAINING, _OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|
 # Names with the word loss that are not a loss.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
+    r"|_py$"  # a file in a traceback or a warning: `/src/losses.py:12: UserWarning`
     r"|_(?:mon|tue|wed|thu|fri|sat|sun)_[a-z]{3}$"  # a heading with a date: `Training Loss (Sat Jun  6 16:47:21 2020)`
 )
 

@@ -2,7 +2,8 @@
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -29,12 +30,13 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with open_text(file) as lines:
-            delimiter = _find_delimiter(_read_header(lines, file))
-            lines.seek(0)
-            # With semicolons, spreadsheets of many countries write a comma in numbers.
-            has_commas = delimiter == ";"
-            text = (line.replace(",", ".") if has_commas and at else line for at, line in enumerate(lines))
-            table = csv.DictReader(text, delimiter=delimiter)
+            header, text = _read_header(lines, file), iter(lines)
+            delimiter = _find_delimiter(header)
+            if delimiter == ";":  # spreadsheets of many countries write a comma in numbers
+                text = (line.replace(",", ".") for line in lines)
+            elif delimiter == " ":
+                header, text = _tidy(header.lstrip("#")), map(_tidy, lines)
+            table = csv.DictReader(chain([header], text), delimiter=delimiter)
             if not table.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
             names = [name for name in table.fieldnames if name]
@@ -47,12 +49,16 @@ def is_table(file: Path) -> bool:
     """Return whether a file begins with a header and a row of numbers, whatever its name."""
     try:
         with open_text(file) as lines:
-            header, row = lines.readline(LINE_LIMIT), lines.readline(LINE_LIMIT)
+            header, rows = lines.readline(LINE_LIMIT), iter(partial(lines.readline, LINE_LIMIT), "")
+            row = next((line for line in rows if not line.startswith("#")), "")
     except OSError:
         return False
     delimiter = _find_delimiter(header)
+    if delimiter == " ":
+        header, row = _tidy(header.lstrip("#")), _tidy(row)
     names, values = header.split(delimiter), row.split(delimiter)
-    is_header = 1 < len(names) == len(values) and "loss" in header.lower() and ":" not in header
+    is_header = 1 < len(names) == len(values) and ":" not in header
+    is_header = is_header and (delimiter == " " or "loss" in header.lower())
     return is_header and all(not value.strip() or parse(value) is not None for value in values)
 
 
@@ -64,7 +70,13 @@ def _read_header(lines: TextIO, file: Path) -> str:
 
 
 def _find_delimiter(header: str) -> str:
-    return max(",", "\t", ";", key=header.count)
+    most = max(",", "\t", ";", key=header.count)
+    return " " if header.startswith("#") and most not in header else most
+
+
+def _tidy(line: str) -> str:
+    """Return a line of a table in columns of spaces with one space between each two; "" for a comment."""
+    return "" if line.startswith("#") else " ".join(line.split())
 
 
 def read_rows(

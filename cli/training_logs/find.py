@@ -16,6 +16,8 @@ from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPE
 
 # What decides is read in so many stretches of so many lines, spread over the log.
 _STRETCHES, _STRETCH = 20, 200
+# Where fewer lines than one in so many have the word epoch, so many lines around some of them are read too.
+_SELDOM, _AROUND, _MOST_EPOCHS = 20, 12, 100
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
 _NAMED_BAR = re.compile(r"[A-Za-z]: +[0-9]+%\|")
@@ -23,10 +25,11 @@ _NAMED_BAR = re.compile(r"[A-Za-z]: +[0-9]+%\|")
 # minutes.
 _FIELD = re.compile(
     r"(?<![A-Za-z_])(?<![A-Za-z_][\w/.@-])(?P<name>[A-Za-z_][\w/.@-]{0,120}(?: \(?[A-Za-z][\w/.)-]{0,120}){0,4}?)"
-    r"[\"']?(?: {0,40}[:=] {0,8}| {0,40}\| {1,8}| {1,40}| ?[:=]?\t|(?=\[))[\[(\"']? {0,8}"
+    r"[\"']?(?: {0,40}[:=] {0,8}| {0,40}\| {1,8}| {1,40}| ?[:=]?\t|(?=\[))[\[(\"'#]? {0,8}"
     + WRAPPED
     + r"(?P<number>[-+]?(?:[0-9](?:[0-9.,]*[0-9])?(?:[eE][-+]?[0-9]+)?|\.[0-9]+|(?i:nan|inf(?:inity)?)))"
     + READ_END
+    + "(?!:[0-9]{2})"  # a time, as in `45it [00:45, 1.01s/it]`
 )
 # A name in other letters, which no expression is proposed for.
 _FOREIGN = re.compile(r"([^\W\d_a-zA-Z]{1,40})[:：= ] {0,8}[-+]?[0-9]")
@@ -39,6 +42,7 @@ _PREFIX = re.compile(
 _VALIDATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
 )
+_QUOTED = re.compile(r"([\"'])[^\"'{}]{1,80}\1 ?: ?(?=[-+.0-9]|(?i:nan|inf))")
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 # The start of a line, a number or a sign: another word before the name may say that it is of something else.
 _ALONE = r"(?:^|[^A-Za-z_/. \t-][ \t]+|[^A-Za-z0-9_/. \t-])"
@@ -49,7 +53,11 @@ _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
 _MAIN_SHAPE = 2 / 3
 # A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
-_COUNTERS = (rf"\[[ \t]*{INTEGER}/[0-9]+\]", rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)")
+_COUNTERS = (
+    rf"\[[ \t]*{INTEGER}/[0-9]+\]",
+    rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)",
+    rf"(?:^|[ \t|,]){INTEGER}it \[",  # a progress bar without a total
+)
 _EPOCH_NAMES = NAMES["epoch"]
 # An epoch that so many lines with a loss print is not taken as the step: more than several ranks would print it.
 # A loss is passed over if another one is printed so many times as often.
@@ -95,24 +103,30 @@ def find_metrics(lines: Sequence[str], *, where: str, loss: str = "", coloured: 
     """
     looked_at = list(_choose_lines(lines))
     known = None if loss else _find_format(looked_at)
-    if known and (known.expressions.get("step") or not _prints_steps(looked_at)):
+    if known and known.expressions.get("step"):
         return known
     rows = [(line, list(_find_fields(line))) for line in looked_at]
     try:
-        return _find_by_name(rows, where=where, loss=loss, coloured=coloured)
+        found = _find_by_name(rows, where=where, loss=loss, coloured=coloured)
     except BadInput:
         if known:
             return known
         raise
+    return known if known and "step" not in found.expressions else found
 
 
 def _choose_lines(lines: Sequence[str]) -> Iterator[str]:
     if len(lines) <= _STRETCHES * _STRETCH:
         yield from lines
         return
-    for number in range(_STRETCHES):
-        start = number * (len(lines) - _STRETCH) // (_STRETCHES - 1)
-        yield from lines[start : start + _STRETCH]
+    starts = [number * (len(lines) - _STRETCH) // (_STRETCHES - 1) for number in range(_STRETCHES)]
+    stretches = [range(start, start + _STRETCH) for start in starts]
+    epochs = [number for number, line in enumerate(lines) if "epoch" in line[-LONGEST:].lower()]
+    if _SELDOM * len(epochs) < len(lines):
+        chosen = epochs[:: 1 + len(epochs) // _MOST_EPOCHS]
+        stretches += [range(max(0, number - _AROUND), min(len(lines), number + _AROUND)) for number in chosen]
+    for number in sorted({number for stretch in stretches for number in stretch}):
+        yield lines[number]
 
 
 @cache
@@ -162,10 +176,6 @@ def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:
     return FoundMetrics(log_format.name, found, (log_format.note,) if log_format.note else ())
 
 
-def _prints_steps(lines: Sequence[str]) -> bool:
-    return any(field.name in _STEP_NAMES for line in lines for field in _find_fields(line))
-
-
 class _Field(NamedTuple):
     """A number with its name in a line that is not of a validation, and where name and number begin."""
 
@@ -179,7 +189,8 @@ _Rows = Sequence[tuple[str, Sequence[_Field]]]
 
 
 def _find_fields(line: str) -> Iterator[_Field]:
-    validation = _VALIDATION.search(line)
+    # A name in quotes is that of its own number alone: `"test_acc": 0.9, "loss": 0.1`.
+    validation = _VALIDATION.search(_QUOTED.sub(lambda quoted: " " * len(quoted[0]), line))
     for match in _FIELD.finditer(line):
         start = match.start("name")
         if validation and validation.start() < start:
@@ -247,7 +258,9 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
         choices = listed or "the names that it prints"
         raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
     usual = [name for name in NAMES["loss"] if name in losses]
-    # One that is printed seldom is of an epoch.
+    # One that is printed seldom is of an epoch, and one that repeats few values is looked up in a table.
+    varied = {name: len({field.number for _, found in rows for field in found if field.name == name}) for name in usual}
+    usual = [name for name in usual if _PRINTED_OFTEN * varied[name] > max(varied.values())]
     regular = [name for name in usual if 2 * names[name] >= max(names[other] for other in usual)]
     for choice in (regular[:1], find_losses(losses), losses):
         if len(choice) == 1:
@@ -354,7 +367,8 @@ def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) ->
 def _find_launches(main: str, shapes: Sequence[str], rows: _Rows, name: str) -> set[str]:
     """Return the main shape of line with those of other launches: printed often, but never between its lines.
 
-    Such a line has another name of the main one: a final evaluation may print the loss too.
+    Such a line has another name of the main one: a final evaluation may print the loss too. A line that is the main one
+    behind a mark, such as `[NEW BEST]`, is of the same launch.
     """
     first, last = shapes.index(main), len(shapes) - 1 - shapes[::-1].index(main)
     apart = set(shapes) - set(shapes[first : last + 1]) - {""}
@@ -362,7 +376,8 @@ def _find_launches(main: str, shapes: Sequence[str], rows: _Rows, name: str) -> 
     counts = Counter(
         shape for shape, names in zip(shapes, beside, strict=True) if shape in apart and names & beside[first]
     )
-    return {main, *(shape for shape, count in counts.items() if count >= _PRINTED_OFTEN)}
+    marked = {shape for shape in shapes if shape.endswith(main) and not shape.removesuffix(main)[-1:].isalnum()}
+    return {main, *marked, *(shape for shape, count in counts.items() if count >= _PRINTED_OFTEN)}
 
 
 def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None, bool]]) -> tuple[int, int, int]:
@@ -390,6 +405,7 @@ def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:
     for end in list(reversed(ends))[:_MOST_CONTEXT]:
         yield f"[0-9]{_escape(before[end:])}"
     yield f"^{_escape(before)}"
+    yield f"{anchor}{_escape(before)}"  # behind a mark
     for word in dict.fromkeys(_WORD.findall(before[: field.start])):
         yield f"{anchor}{word}[^A-Za-z].*{anchor}{name}"
 

@@ -210,6 +210,9 @@ def _not_installed(name: str) -> None:
         ("mark.csv", "\ufeffstep,loss\n8,2.5\n9,2.25\n", [8, 9]),
         ("mark.log", '\ufeff{"step": 8, "loss": 2.5}\n{"step": 9, "loss": 2.25}\n', [8, 9]),
         ("mark.json", '\ufeff{"log_history": [{"step": 8, "loss": 2.5}, {"step": 9, "loss": 2.25}]}', [8, 9]),
+        # The learning curve of DeePMD-kit.
+        ("lcurve.out", "#  step  rmse_val  rmse_trn\n# no data: nan\n  8  9.0  2.5 \n  9  9.0  2.25\n", [8, 9]),
+        ("marked.csv", "#step,loss\n8,2.5\n9,2.25\n", [8, 9]),
         # A launch appended its header too.
         ("appended.csv", "step,loss\n8,2.5\n9,2.5\nstep,loss\n8,2.25\n", [8, 9, 8]),
     ],

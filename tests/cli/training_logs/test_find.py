@@ -67,6 +67,7 @@ def test_what_is_not_finite_is_read_from_a_log_and_never_by_a_definition(text):
 
 
 ROWS = range(8, 13)
+TABLE = [f"{name} train: [loss = {loss}]" for name, loss in (("c10", 1.2), ("c100", 3.5), ("i16", 3.6))]
 OWN_FORMS = {
     "two spaces": ([f"epoch:  0 step:  {n} loss:  {n / 16}" for n in ROWS], ROWS),
     "Stable-Baselines3": ([x for n in ROWS for x in (f"|  steps   | {n}  |", f"|  loss    | {n / 16} |")], ROWS),
@@ -99,6 +100,7 @@ OWN_FORMS = {
         ["==== Training Loss (Sat Jun  6 16:47:21 2020) ====", *(f"epoch {n} loss_G: {n / 16}" for n in ROWS)],
         ROWS,
     ),
+    "a warning of a file": (["/src/losses.py:12: UserWarning", *(f"step {n} gen_loss: {n / 16}" for n in ROWS)], ROWS),
     "another launch with another logger": (
         [
             *(f"step {n} loss: {n / 16} lr: 0.1" for n in range(8, 48)),
@@ -115,6 +117,24 @@ OWN_FORMS = {
     "the mean of an epoch too": (
         [line for n in ROWS for line in (f"iter {n} loss_train: {n / 16}", *(["loss= 9.5"] if n % 3 == 0 else []))],
         ROWS,
+    ),
+    "a mark before the best epochs": (
+        [
+            line
+            for n in range(8, 48)
+            for line in (
+                f"{'[NEW BEST] ' * (n % 5 == 0)}Epoch #{n}: train_loss={n / 16}, val_loss=9.5",
+                *([f"Epoch {n}/90: train_loss={n / 16}"] if n % 10 == 0 else []),
+            )
+        ],
+        range(8, 48),
+    ),
+    "a bar without a total": ([f"Train: {n}it [00:{n:02}, 1.01s/it, loss={n / 16}, v_num=3]" for n in ROWS], ROWS),
+    "a bar with a name of its own": ([f"Learn: 8%|# | {n}/90 [00:12<01:10, 1s/it, loss={n / 16}]" for n in ROWS], ROWS),
+    "a test in the same mapping": ([f'INFO {{"epoch": {n}, "test_acc": 0.9, "loss": {n / 16}}}' for n in ROWS], ROWS),
+    "losses of a table": (
+        [line for n in range(8, 48) for line in (f"epoch {n} train_loss {n / 16}", *TABLE)],
+        range(8, 48),
     ),
     "a validation with the same name": (
         [f"Epoch: [1/9][{n:>3}/120]\tTime 1.7 ( 2.7)\tLoss {n / 16:.4e} (1.0479e+00)\tstep {n}" for n in ROWS]
@@ -154,6 +174,13 @@ def test_a_validation_that_is_still_to_come_is_not_read():
     definition = re.compile(write_definition(found.expressions["loss"]))
     assert not definition.findall("| end of epoch   1 | time: 45.20s | valid loss  6.14 | valid ppl   465.73")
     assert definition.findall("step 9 loss 6.14") == ["6.14"]
+
+
+def test_epochs_on_few_lines_are_found_in_a_long_log():
+    """Only a part of such a log is looked at. Without its epochs each would be another launch."""
+    batches = [line for batch in range(270) for line in (f"  Batch {batch}/270", "    Loss: 2.5")]
+    found = find_metrics([line for n in range(1, 41) for line in (f"Epoch {n}/40", *batches)], where="train.log")
+    assert "Batch" in found.expressions["step"] and "Epoch" in found.expressions["epoch"]
 
 
 def test_an_epoch_with_many_losses_is_not_proposed_as_the_step():
