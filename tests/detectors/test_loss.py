@@ -182,6 +182,13 @@ def test_zeros_are_acted_on_unless_they_have_come_and_gone_before(zeros, worst) 
     assert "exactly 0 for" in found[0][1].evidence
 
 
+@pytest.mark.parametrize(("settled", "worst"), [(0.0, Level.WARN), (0.05, Level.INTERVENE)])
+def test_a_policy_that_has_settled_has_not_diverged(settled, worst) -> None:
+    """Its loss rises from below zero to exactly zero; the detector of frozen losses judges that."""
+    losses = [*[0.02 * math.sin(row) for row in range(60)], *[-0.3 + 0.01 * math.sin(row) for row in range(300)]]
+    assert levels(said(samples([*losses, *[settled] * 1200]), Kind.DIVERGENCE))[-1] is worst
+
+
 def test_a_plateau_is_told_once_after_a_fall_unless_the_policy_excludes_it() -> None:
     """A loss that never fell may have its floor there; after a fall by a third it has stopped learning."""
     dice = random.Random(2)

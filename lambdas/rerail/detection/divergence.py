@@ -225,6 +225,8 @@ class Divergence:
         policy, may stay up for long. If the loss was recovered from running means, these must have risen too.
         """
         assert self.rise is not None
+        if self.recent.median() == 0 and row.scale.unit:
+            return False  # as of a policy that has settled; FrozenLoss judges a loss that stays at zero
         is_new = self._is_new(rise, detection, half_life=CONFIRMING_HALF_LIFE_ROWS)
         unusual = is_new or (not row.scale.unit and self.rise.rows > LONGER * self.recovered_rows)
         printed, loss = self.rise.printed, row.sample.loss
