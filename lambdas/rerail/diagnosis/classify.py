@@ -29,6 +29,7 @@ from rerail.diagnosis.symptoms import (
     FALLBACKS,
     LOOSE,
     NAN_LOSS,
+    RECORDS,
     RULES,
     SERVICE,
     SETTINGS,
@@ -52,6 +53,8 @@ FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, SETTINGS, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
 # What these rules match may follow from an error of another rank.
 _SECONDARY = ("peer-gone", "peer-failed", "collective-timeout", "node-note")
+# The words of an exception that may follow from a service that did not answer.
+_OF_SERVICE = LazyPattern(r"load|connect|hub|http|fetch|retriev|offline|cache|reach|network|time ?out|server", re.I)
 # A rule, the evidence, and the root error.
 _Match = tuple[SymptomRule, str, str]
 
@@ -278,11 +281,11 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
     joined = "\n".join(texts)
     exited = _find_launcher_exit(joined)
     # MPICH prints a signal's bare number as the exit code.
-    exit_code = exited if exited and exit_code in (None, 1, -exited) else exit_code
+    exit_code = exited if exited and exit_code in (None, *_CONSEQUENCES, -exited) else exit_code
     if lines.survived and (found is None or found[0].name in CASCADES):
         lines.exceptions += lines.survived
         found = _find_rule(lines)
-    if found is not None and not _is_consequence(found[0], exited or 0, is_cut=lines.is_cut):
+    if found is not None and not _is_consequence(found, exited or 0, is_cut=lines.is_cut):
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
     wrapper = _first_match(WRAPPERS, all_lines)
@@ -299,12 +302,15 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
     return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)
 
 
-def _is_consequence(rule: SymptomRule, exited: int, *, is_cut: bool) -> bool:
-    """Return whether a signal explains what the rule found: lost by the other ranks, or a traceback that is cut off."""
+def _is_consequence(found: _Match, exited: int, *, is_cut: bool) -> bool:
+    """Return whether an exit explains what the rule found: lost by the other ranks, or a traceback that is cut off."""
+    rule, evidence, _ = found
     # What SIGKILL ended may also have been ended for a broken network.
     lost = {"peer-gone": _FATAL_SIGNALS} | dict.fromkeys(("fabric", "node-note"), _FATAL_SIGNALS - {9})
     is_lost = _signal_number(exited) in lost.get(rule.name, ())
-    return is_lost or (rule is FALLBACKS[0] and is_cut and exited < 0)
+    # srun cancels the step once one of its tasks has failed.
+    is_ended = rule.name == "node-note" and 0 < exited <= 128 and "CANCELLED AT" in evidence
+    return is_lost or is_ended or (rule is FALLBACKS[0] and is_cut and exited < 0)
 
 
 def _find_cause_of_exit(exit_code: int | None, text: str = "") -> tuple[Cause, str] | None:
@@ -332,7 +338,7 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
     steps = _STEP_OF_ERROR.findall(root)[:1] or _STEP.findall(joined)
     step = int(steps[-1]) if steps else None
     is_wave = rule.name in CASCADES and rule.name not in ("storage", "nccl-system-error")  # which fail each rank
-    rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=is_wave)
+    rank = None if rule is TIMEOUT_WHILE_READING else find_rank(texts, found[2], is_wave=is_wave, is_own=_is_own_root)
     return _make_diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root, rank=rank)
 
 
@@ -347,7 +353,7 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     named = exceptions or list(filter(is_exception, printed))
     if damage := _match_within(DAMAGE, [*named, *_clean(lines.replaced)], lines.loading):
         return damage
-    found = _match_within(SETTINGS, named, lines.settings) or _match_exceptions(named, lines.reading)
+    found = _match_parsed(named, lines) or _match_exceptions(named, lines.reading)
     device = _first_match(RULES, list(filter(DEVICE.search, printed)))
     if _is_decisive(device) and device[0].cause is Cause.HARDWARE:
         return device
@@ -362,8 +368,10 @@ def _find_rule(lines: FailureLines) -> _Match | None:
         return replaced
     around = _find_around(lines, errors, [*exceptions, *printed], telling)
     lost = found or (around if around and around[0].name in _SECONDARY else None)
-    if lost and (roots := list(filter(_is_own_error, exceptions))):
-        # The other ranks only lost this one, whose error no firm rule knows.
+    roots = list(filter(_is_own_error, exceptions))
+    is_reached = around is not None and around[0] is SERVICE and not any(map(_OF_SERVICE.search, roots))
+    if roots and (lost := around if is_reached else lost):
+        # The other ranks only lost this one, whose error no firm rule knows; or a service was reached in the end.
         replaced = _match_exceptions(_clean(lines.replaced))
         root = replaced if _is_decisive(replaced) else _first_match(FALLBACKS[:1], roots)
         return _first_match(RULES, roots) or root or lost
@@ -398,6 +406,12 @@ def _is_own_error(exception: str) -> bool:
     return found is None or not found[0].firm
 
 
+def _is_own_root(exception: str) -> bool:
+    """Return whether the exception follows from no other rank's, as far as the rules tell."""
+    found = _first_match(RULES, [exception])
+    return not is_wrapper(exception) and (found is None or _is_decisive(found))
+
+
 def _is_log(lines: FailureLines) -> bool:
     """Return whether the text is a part of a log rather than a sentence or an error message."""
     return len(lines.others) + len(lines.noise) > MAX_NOTE_LINES
@@ -409,6 +423,11 @@ def _match_within(rule: SymptomRule, lines: list[str], context: Collection[str])
     return next((found for line in lines if line in within and (found := _first_match((rule,), [line]))), None)
 
 
+def _match_parsed(errors: list[str], lines: FailureLines) -> _Match | None:
+    """Return the match of an exception that was raised while settings, or else the input, were being read."""
+    return _match_within(SETTINGS, errors, lines.settings) or _match_within(RECORDS, errors, lines.reading)
+
+
 def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match | None:
     """Return the first rule that matches; the message of a KeyError and its like names no other cause.
 
@@ -418,14 +437,11 @@ def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match
     of_input = set(_clean(reading))
     absent = [line for line in lines if line in of_input and _ABSENT.match(line)]
     for rule in RULES:
-        if rule.name == DAMAGED_CHECKPOINT and (read := [line for line in lines if line not in of_input]) != lines:
-            if found := _first_match((rule,), read):
-                return found
-            continue
         if absent and rule.name == "missing-input":
             return rule, absent[0], absent[0]
         is_of_input = rule.cause in (Cause.USER_CODE, Cause.DATA)
-        if found := _first_match((rule,), lines if is_of_input else free):
+        tried = [line for line in free if line not in of_input] if rule.name == DAMAGED_CHECKPOINT else free
+        if found := _first_match((rule,), lines if is_of_input else tried):
             return found
     return None
 
@@ -483,7 +499,7 @@ def _match_report(error: str, tail: str) -> _Match | None:
     lines = find_failure_lines(tail)
     errors = _clean(re.split(r"[\r\n]+", error))
     loading = [*lines.loading, *(errors if lines.is_loading else ())]
-    if matched := _match_within(DAMAGE, errors, loading) or _match_within(SETTINGS, errors, lines.settings):
+    if matched := _match_within(DAMAGE, errors, loading) or _match_parsed(errors, lines):
         return matched
     if found := _match_exceptions(errors, lines.reading):
         return found

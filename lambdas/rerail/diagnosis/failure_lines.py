@@ -6,7 +6,7 @@ of memory", `NCCL_TIMEOUT=1800`, `handle_nan(loss)`. In a traceback only the exc
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
@@ -23,14 +23,20 @@ _MESSAGES, _TRACES = ("message", "msg", "log", "event"), ("exc_info", "exception
 _LEVELS, _MINOR = ("level", "levelname", "severity"), ("INFO", "DEBUG", "WARNING", "WARN", "NOTICE", "TRACE")
 # What launchers, log drivers and clusters put before each line. What names the rank or host tells its lines apart.
 _SOURCE = LazyPattern(
-    r"\s{0,8}(?:\[\d+,(?:mpirank:)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
+    r"\s{0,8}(?:\[(?:\d+,(?:mpirank:)?)?\d+(?:,[\w.:-]+)?\]<std(?:out|err)>:"
     r"|\[(?:(?:rank|default|local_rank|node|worker|gpu|task|trainer)[ _:-]?\d+|pod/[^\]\s]{1,100}|algo-\d+)\]:?"
     r"|[\w.-]{0,60}(?:algo-|worker-?|node-?|rank-?)\d+[\w-]{0,20}\s{0,8}\||\([^()\n]{0,60}\bpid=\d+[^()\n]{0,60}\)"
     r"|\((?:rank|worker|node|trainer|task)[ _-]?\d+\) ?:|(?:worker|node|trainer)[-_]\d+: "
-    r"|(?=[a-z])[\w.-]{1,60}\d: ?(?=Traceback|\s+File \"|\s{4})|\d{1,4}: ) ?"
+    r"|\d{1,4}: ) ?"
 )
+# pdsh's: the name or address of a host, before each line of its output.
+_HOST = LazyPattern(r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}): ?(?=Traceback|\s+File \"|\s{4})")
+# Where a progress bar ends that no line break separates from the line of a rank.
+_BAR_END = r"(?<=it/s\]|s/it\])(?=\[(?:rank|default)\d)"
 _STAMP = LazyPattern(
     r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    # "Fri Sep 25 16:52:36 2020", or syslog's "Sep 25 16:52:36".
+    r"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: \d{4})?(?=[ \[])"
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\]?(?= )|std(?:err|out) [FP](?= )|\[std(?:err|out)\]:?"
     # TensorFlow reports the errors of its threads as information.
     r"|INFO:tensorflow:(?=Error (?:reported|recorded) )) ?"
@@ -153,7 +159,7 @@ _LOADS_CHECKPOINT = LazyPattern(
 )
 _READS_INPUT = LazyPattern(
     r"__getitem__|data_?loader|_utils/fetch\.py|_utils/worker\.py|data_?sets?\b|read_(?:sample|record|shard|parquet)"
-    r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz",
+    r"|/opt/ml/input/|load_(?:data|samples|features|shard|image)|collate|tokeniz|\bloads\(line\b",
     re.IGNORECASE,
 )
 # Calls and assignments that read the settings of the program, next to where the exception was raised.
@@ -193,6 +199,8 @@ IRRELEVANT = LazyPattern(
     r"(?:^|[\d\]] )NCCL INFO|\[W[ :].{0,80}errno: 97|(?:User|Future|Deprecation|Runtime)Warning|OMP_NUM_THREADS"
     r"|Sending process \d+ closing signal|leaked semaphore|\b[Rr]etrying in\b|will retry|Attempted loss scale"
     r"|[Gg]radient overflow\. Skipping|Failed to open lib(?:ibverbs|mlx5)"
+    # The launcher's record of a process without an error of its own.
+    r"|torchelastic\.worker\.status\..{0,600}<NONE>"
     # What libraries and SageMaker's toolkit print at the end of a process.
     r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run )"
     r"|sagemaker-training-toolkit INFO|Reporting training FAILURE|Primary job +terminated normally|^-{20,}$"
@@ -222,8 +230,11 @@ _LAUNCHER_RANK = LazyPattern(
     r"|\[rank: (\d{1,6})\] Child process with PID|\btrainer process with rank=\[(\d{1,6})\] was aborted",
     re.IGNORECASE | re.MULTILINE,
 )
-# The tasks of srun that ended by themselves: of several, none is known to be the first.
-_EXITED = LazyPattern(r"\btask (\d{1,6}): Exited with")
+# srun and Paddle name each rank that ended by itself, "3" or "0-7,9": of several, none is known to be the first.
+_EXITED = LazyPattern(r"\btasks? ([\d,-]{1,200}): Exited with|\bContainer rank (\d{1,6}) status failed")
+_ENDED = LazyPattern(r"\btasks? ([\d,-]{1,200}): (?:Out Of M|Killed|Bus e|Segm)")
+# The rank that speaks in a line; behind the prefix of another one, the line quotes it. Not its number within a group.
+_SPEAKER = LazyPattern(r"\[Rank (\d{1,6})\]")
 # torchrun's number on its host of the process that failed first: the rank, where there is one host.
 LOCAL_RANK = LazyPattern(r"\bfailed \(exitcode: -?\d{1,3}\).{0,300}?\blocal_rank: (\d{1,4})\b")
 # The ranks that the others wait for: Horovod's tensors and stalled ranks, Gloo's barrier.
@@ -235,7 +246,8 @@ _MISSING = LazyPattern(
 # The lines of a rank that waits for another one or has lost it.
 _LOST = LazyPattern(
     r"\bsetting up NCCL communicator|\bapplication crash on rank|remote process exited|[\"']should dump[\"'] flag"
-    r"|\bwaiting for clients\b|\b(?:recvValue|sendBytes) failed|submitted to be reduced"
+    r"|\bwaiting for clients\b|\b(?:recvValue|sendBytes) failed|submitted to be reduced|tasks are unhealthy"
+    r"|Received a dump signal due to a .{0,40}? from {1,2}rank|Observed flight recorder dump signal"
     r"|Remote Rank did not send|Horovod has been shut"
 )
 _SPAWNED = LazyPattern(r"-- Process (\d{1,6}) terminated with the following error")
@@ -313,11 +325,13 @@ def is_exception(line: str) -> bool:
     return (_EXCEPTION.match(line) or _DOTTED.match(line)) is not None
 
 
-def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int | None:
+def find_rank(
+    texts: Sequence[str], root: str, *, is_wave: bool = False, is_own: Callable[[str], bool] = str.isspace
+) -> int | None:
     """Return the only rank that printed the root error, or else the one that the launcher names.
 
     In a wave, where ranks wait for each other, the only one that is missing or, where none is, that printed it. Ranks
-    that fail alike print in any order: only the launcher knows which was the first.
+    that fail on their own print in any order: only the launcher knows which was the first.
     """
     joined = "\n".join(texts)
     if is_wave and (missing := set(re.findall(r"\d+", " ".join(map(_join_groups, _MISSING.finditer(joined)))))):
@@ -328,18 +342,35 @@ def find_rank(texts: Sequence[str], root: str, *, is_wave: bool = False) -> int 
     ranks = [rank for rank in ranks if rank not in lost]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
-    is_only = len(set(ranks)) == 1
+    is_only = len({*ranks, *(() if is_wave else _list_failing(lines, is_own))}) == 1 and bool(ranks)
     if (is_only or ranks and is_wave) and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
         return int(ranks[0]) if is_only else None
     launched = _LAUNCHER_RANK.search(joined)
-    exited = {_join_groups(launched), *_EXITED.findall(joined)} if launched and _EXITED.match(launched[0]) else set()
-    first = {rank for time, rank in tables if time == min(tables)[0]} or exited
+    alike = next((kind for kind in (_EXITED, _ENDED) if launched and kind.match(launched[0])), None)
+    first = {rank for time, rank in tables if time == min(tables)[0]}
+    first = first or set(map(_join_groups, alike.finditer(joined) if alike else ()))
     named = _join_groups(launched) if not first else first.pop() if len(first) == 1 else ""
     if not named and not first and not ranks and not is_wave and not _LOST.search(joined):
-        lines = [line for line in lines if '", line ' in line]
-        framed = {rank for line in lines if (rank := _join_groups(_RANK.search(line)))}
+        framed = {rank for line in lines if '", line ' in line and (rank := _join_groups(_RANK.search(line)))}
         named = framed.pop() if len(framed) == 1 else ""
-    return int(named) if named and named not in lost else None
+    return int(named) if named.isdecimal() and named not in lost else None
+
+
+def _list_failing(lines: Iterable[str], is_own: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the ranks with an exception of their own, and those whose traceback is cut off before it."""
+    cut: set[str] = set()
+    owned: dict[str, bool] = {}
+    for line in lines:
+        prefix = _RANK.search(line)
+        rank, body = _join_groups(prefix), _strip_prefixes(line[prefix.start() if prefix else 0 :])[1]
+        if rank and _FRAME.match(body):
+            cut.add(rank)
+        elif rank and body.strip() and not body[0].isspace():
+            cut.discard(rank)
+            if is_exception(body) and (key := _make_key(body)) not in owned:
+                owned[key] = is_own(body)
+            yield from {rank} if owned.get(_make_key(body)) else ()
+    yield from cut
 
 
 def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[str]:
@@ -350,7 +381,7 @@ def _list_ranks(text: str, key: str, *, is_wave: bool) -> Iterator[str]:
         rank = _join_groups(_RANK.search(line)) or spawned
         is_root = (key and key in _make_key(line)) or (is_wave and WAVE.search(line))
         if rank and is_root and not _LOST.search(line):
-            yield rank
+            yield from {rank, *_SPEAKER.findall(line)}
 
 
 def _join_groups(match: "re.Match[str] | None") -> str:
@@ -414,7 +445,9 @@ def find_failure_lines(text: str, *logs: str) -> FailureLines:
 def _split_sources(text: str) -> dict[str, list[str]]:
     """Return the lines of each rank or host, without the prefixes; one-line tracebacks are split into lines."""
     sources: dict[str, list[str]] = {}
-    lines = [_strip_prefixes(line) for line in re.split(r"\r\n|[\r\n]|\\n", text)]
+    hosts = {re.escape(name) for name in _HOST.findall(text)}
+    host = re.compile(rf"(?:{'|'.join(hosts)}): ?") if hosts else None
+    lines = [_strip_prefixes(line, host) for line in re.split(rf"\r\n|[\r\n]|\\n|{_BAR_END}", text)]
     logged = _find_logger([body for _, body in lines])
     for source, body in lines:
         if logged and (prefix := logged.match(body)):
@@ -436,12 +469,12 @@ def _find_logger(lines: list[str]) -> "re.Pattern[str] | None":
     return re.compile("|".join(found.values())) if found else None
 
 
-def _strip_prefixes(line: str) -> tuple[str, str]:
+def _strip_prefixes(line: str, host: "re.Pattern[str] | None" = None) -> tuple[str, str]:
     source = ""
     for _ in range(4):
         if stamp := _STAMP.match(line):
             line = line[stamp.end() :]
-        elif match := _SOURCE.match(line):
+        elif match := _SOURCE.match(line) or (host.match(line) if host else None):
             source, line = source + match[0].strip(), line[match.end() :]
         else:
             break

@@ -133,8 +133,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
         r"Unable to determine the device handle for GPU|\bHW Exception by GPU\b",
         r"reboot the system to recover this GPU|\bGPU (?:requires|needs) (?:a )?reset|GPU recovery action changed",
-        # AMD's driver: a queue of the GPU is stuck, and the driver resets it or the GPU.
-        r"\bamdgpu\b.{0,80}(?:\bring \S{1,40} timeout|\bGPU reset begin|device wedged|Waiting for fences timed out)",
+        # AMD's driver: a queue of the GPU is stuck, and the driver resets it or the GPU. IB: a buffer of commands.
+        r"\bamdgpu\b.{0,80}(?:\bring \S{1,40} timeout|\bGPU reset begin|device wedged|Waiting for fences timed out"
+        r"|\bIB (?:ring )?test (?:failed|timed out))|\bIB test failed on (?:ring )?(?:gfx|sdma|comp|kiq|vcn|uvd)",
         r"RmInitAdapter failed|GSP (?:RPC|firmware).{0,20}(?:timeout|timed out|error|fail)|Timeout.{0,30}GSP",
         # The kernel's driver complains about the device itself, whatever words it chooses; an Xid is read below.
         r"NVRM: (?!Xid|loading|API mismatch|No NVIDIA)[^:]{0,60}.{0,120}?(?:fail|error|fatal|cannot|time(?:d )?-?out|"
@@ -337,7 +338,9 @@ RULES: tuple[SymptomRule, ...] = (
         rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
         r"damaged)\b|\bDataLossError\b|truncated record|corrupted record|Invalid (?:Record|RecordIO|TFRecord)",
         r"RecordIOWriter::kMagic|Invalid MXRecord|Invalid control character at",
-        r"JSONDecodeError|JSON parse error|Expecting value: line|Extra data: line|Unterminated string starting",
+        # An empty document, or one of another kind, may also be a server's answer or settings.
+        r"JSONDecodeError(?!: Expecting value: line 1 column 1 \(char 0)|Expecting value: line (?!1 column 1 \(char 0)",
+        r"JSON parse error|Extra data: line|Unterminated string starting",
         r"JSONL? .{0,30}(?:parse|decode)|Expecting (?:property name|',' delimiter)|Invalid JSON",
         r"UnicodeDecodeError|codec can't decode|invalid start byte|ParserError|Error tokenizing data|EmptyDataError",
         r"Could not determine delimiter",
@@ -439,8 +442,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*|\b(?:marked|declared|"
         r"considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|missed too many heartbeats",
         r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b|Kill task failed",
-        r"Coordination ?Service(?! as cluster registration|.{0,60}DEADLINE).{0,80}(?:heartbeat|unhealthy|lost|fail|"
-        r"error)|FailedMount|FailedAttachVolume",
+        r"(?<!tensorflow\.)Coordination ?Service(?! as cluster registration|.{0,60}DEADLINE).{0,80}"
+        r"(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|FailedAttachVolume",
         r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
         r"(?:slurmctld|slurmd|munge).{0,40}(?:fail|error|down|contact|respon)|Communication connection failure",
         r"Job credential (?:expired|revoked)|Task launch .{0,60}failed on node|Unable to confirm allocation",
@@ -721,6 +724,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
         r"Driver/library version mismatch|CUDA unknown error\b|CUDA_ERROR_LAUNCH_FAILED|CUDA driver init\w+ failed",
         r"miopenStatus\w+Error|No neuron device available|number of available NeuronCores|TPU initialization failed",
+        r"JSONDecodeError: Expecting value: line 1 column 1",
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
     ),
     _vague_rule(
@@ -827,6 +831,7 @@ SERVICE = next(rule for rule in RULES if rule.name == "service")
 NAN_LOSS = _vague_rule("not-finite", Cause.DIVERGED, *_list_not_finite(r"loss\w{0,20}"))
 
 # What a traceback that shows the reading of a settings file ends with: the user's own file, and no input.
+RECORDS = _rule("unreadable-input", Cause.DATA, r"\bJSONDecodeError\b")  # or of the input
 SETTINGS = _rule("unreadable-settings", Cause.USER_CODE, r"\b(?:\w*Decode|YAML|Parser|Scanner)Error\b")
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.
