@@ -56,6 +56,8 @@ KNOWN: dict[str, str] = {
     "caefc74c6bd784683f22a27f7874b740e8e0927f": "the token of a pipeline's callback, in a test",
     "8761d26fb8d6c7853faf7cf13fd3e5471364dc36": "the token of a state machine's task, in a test",
     "0b8a1caec23d75d1154b8d9bef9cec6c03697638": "the token of a state machine's task, in a test",
+    "b8db33aac0c054847700220f8f641e3ef936145d": "the token of a pipeline's callback, in a test",
+    "21de09062021365719f3027190867bc12c055178": "the token of a pipeline's callback, in a test",
     "77c0c44f04afbdf7a833b255edef196c36029074": "a URL with a password in a test of redaction",
     "ddf177405687b93ebc8ca2791ed4d3bcc6c94232": "a token in a test of redaction",
 }
