@@ -50,6 +50,8 @@ _NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?")
 _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
 _WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
+# Without spaces, what scripts put before the line of an epoch that is the best one so far.
+_MARK = re.compile(r"(?:new|best|saved?|improved|[^A-Za-z0-9]){1,20}", re.I)
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
 _MAIN_SHAPE = 2 / 3
 # A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
@@ -368,7 +370,7 @@ def _find_launches(main: str, shapes: Sequence[str], rows: _Rows, name: str) -> 
     """Return the main shape of line with those of other launches: printed often, but never between its lines.
 
     Such a line has another name of the main one: a final evaluation may print the loss too. A line that is the main one
-    behind a mark, such as `[NEW BEST]`, is of the same launch.
+    behind a mark, such as `[NEW BEST]`, is of the same launch; one behind another word may be of another model.
     """
     first, last = shapes.index(main), len(shapes) - 1 - shapes[::-1].index(main)
     apart = set(shapes) - set(shapes[first : last + 1]) - {""}
@@ -376,7 +378,7 @@ def _find_launches(main: str, shapes: Sequence[str], rows: _Rows, name: str) -> 
     counts = Counter(
         shape for shape, names in zip(shapes, beside, strict=True) if shape in apart and names & beside[first]
     )
-    marked = {shape for shape in shapes if shape.endswith(main) and not shape.removesuffix(main)[-1:].isalnum()}
+    marked = {shape for shape in shapes if shape.endswith(main) and _MARK.fullmatch(shape.removesuffix(main))}
     return {main, *marked, *(shape for shape, count in counts.items() if count >= _PRINTED_OFTEN)}
 
 

@@ -129,6 +129,14 @@ OWN_FORMS = {
         ],
         range(8, 48),
     ),
+    "another model behind a word": (
+        [
+            line
+            for n in ROWS
+            for line in (f"step {n} loss {n / 16}", *([f"[EMA] step {n} loss 9.5"] if n % 4 == 0 else []))
+        ],
+        ROWS,
+    ),
     "a bar without a total": ([f"Train: {n}it [00:{n:02}, 1.01s/it, loss={n / 16}, v_num=3]" for n in ROWS], ROWS),
     "a bar with a name of its own": ([f"Learn: 8%|# | {n}/90 [00:12<01:10, 1s/it, loss={n / 16}]" for n in ROWS], ROWS),
     "a test in the same mapping": ([f'INFO {{"epoch": {n}, "test_acc": 0.9, "loss": {n / 16}}}' for n in ROWS], ROWS),
