@@ -25,6 +25,7 @@ from rerail.decisions.decision import find_manifest_key, with_attempt_number
 from rerail.decisions.file_copies import is_rejected
 from rerail.model.checkpoint_layouts import list_unknown_names
 from rerail.model.checkpoints import Health, split_uri
+from rerail.model.formatting import format_files
 from rerail.model.run import Run
 
 Verify = Annotated[
@@ -90,7 +91,7 @@ def checkpoints(
     if as_json:
         typer.echo(json.dumps(_plain(record, saves, downloaded), indent=2))
     elif downloaded is not None:
-        typer.echo(f"downloaded {len(downloaded)} files to {download}")
+        typer.echo(f"downloaded {format_files(len(downloaded))} to {download}")
     else:
         _print(record, saves, explain=explain)
     if verify and any(save.damage for save in saves):

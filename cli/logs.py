@@ -16,6 +16,7 @@ from cli.logbook import JobLogLine, Logbook
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.submit.following import Follower
+from rerail.model.formatting import format_files
 from rerail.model.run import Attempt, Run
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue")
@@ -78,7 +79,7 @@ def _save(folder: Path, lines: Iterator[JobLogLine]) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files[path] = stack.enter_context(path.open("w", encoding="utf-8"))
             files[path].write(f"{line.at.isoformat() if line.at else '-'} {line.text}\n")
-    typer.echo(f"wrote {len(files)} files into {folder}")
+    typer.echo(f"wrote {format_files(len(files))} into {folder}")
 
 
 def _chosen(run: Run, number: int | None) -> list[Attempt]:

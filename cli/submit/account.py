@@ -13,6 +13,7 @@ from cli.place import client
 from cli.submit.packing import Source, find_secret_patterns, walk
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, explain_credentials, get_code, get_message
+from rerail.model.formatting import format_files
 
 # How long a new role may be unknown to SageMaker, and how often the job is tried meanwhile.
 ROLE_KNOWN_WITHIN_S, ROLE_PAUSE_S = 60, 5
@@ -178,10 +179,11 @@ def _other(error: Exception, doing: str, option: str = "") -> Problem:
 
 def describe_upload(source: Source, inputs: Mapping[str, Mapping[str, Path]]) -> str:
     """Return what is uploaded, in words: the code, and the local files of each channel."""
-    parts = [f"{len(source.files)} files of code, {_format_size(sum(len(text) for text, _ in source.files.values()))}"]
+    of_code = sum(len(text) for text, _ in source.files.values())
+    parts = [f"{format_files(len(source.files))} of code, {_format_size(of_code)}"]
     for channel, files in inputs.items():
         size = sum(file.stat().st_size for file in files.values())
-        parts.append(f"{channel}: {len(files)} files, {_format_size(size)}")
+        parts.append(f"{channel}: {format_files(len(files))}, {_format_size(size)}")
     return "; ".join(parts)
 
 

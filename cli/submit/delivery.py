@@ -20,6 +20,7 @@ from cli.submit.screen import SubmitScreen
 from cli.trouble import explain, explain_credentials, is_denied
 from rerail.decisions.decision import format_next_command
 from rerail.model.errors import PolicyError
+from rerail.model.formatting import format_files
 from rerail.model.run import RunState, make_run_id
 from rerail.requests.supervised import CHANNEL
 
@@ -70,11 +71,11 @@ def upload(
     screen.say(f"the job will have {machines}, and the permissions of {job_request.role}")
     screen.say(f"uploading to s3://{bucket} of account {owner}: {describe_upload(source, files)}")
     is_new = account.upload_code(source, job_request.code)
-    screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
+    screen.say(f"{'packed' if is_new else 'packed before:'} {format_files(len(source.files))}, {source.digest[:12]}")
     folders = {**job_request.channels, CHANNEL: job_request.agent.rpartition("/")[0] + "/"}
     for channel, path in paths.items():
         account.upload_input(path, files[channel], folders[channel])
-        screen.say(f"uploaded {len(files[channel])} files for the channel {channel}")
+        screen.say(f"uploaded {format_files(len(files[channel]))} for the channel {channel}")
 
 
 def check_policy(where: Place | None, policy: str) -> None:
@@ -118,7 +119,7 @@ def follow_run(
         screen.say(f"to do: fix the cause, then {command}")
     if folder:
         outcome["downloaded"] = [str(path) for path in _fetched(follower, folder, screen)]
-        screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")
+        screen.say(f"downloaded {format_files(len(outcome['downloaded']))} to {folder}")
     return outcome
 
 

@@ -21,6 +21,11 @@ def format_dollars(amount: float) -> str:
     return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"
 
 
+def format_files(number: int) -> str:
+    """Return a number of files, for people."""
+    return "1 file" if number == 1 else f"{number:,} files"
+
+
 def add_local_option(text: str, names: str = "[a-z]+") -> str:
     """Return the text with --local in each `rerail` command that has this option; `names` is a pattern of commands.
 
