@@ -11,6 +11,7 @@ from rerail.model import codec
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
+from rerail_agent.learning_rate import RateMemory
 
 CLEAN, SUSPECT = "clean", "suspect"
 TRIAL = Sample(step=1, loss=1.0, grad_norm=1.0, step_time_s=1.0)
@@ -32,6 +33,7 @@ class StepDetection:
         self._finite = True
         self._rows = 0
         self._onsets: Onsets = ()
+        self._rates = RateMemory()
 
     @property
     def health(self) -> str:
@@ -54,12 +56,13 @@ class StepDetection:
         """
         self._finite = sample.loss is None or math.isfinite(sample.loss)
         self._rows += 1
-        found = self._detectors.run(sample, self.thresholds)
+        found, restarted = self._detectors.run(sample, self.thresholds), self._rates.see(sample)
         if not found and not self._open_findings:
-            return found
+            return [restarted] if restarted else []
         self._onsets, dated = with_onsets(self._onsets, found, row=self._rows, detection=self.thresholds)
         self._open_findings, recovered = follow_findings(self._open_findings, dated, self._detectors, sample)
-        return [finding for finding in (*dated, *recovered) if self.is_new(finding)]
+        news = [finding for finding in (*dated, *recovered) if self.is_new(finding)]
+        return [*news, restarted] if restarted else news
 
     def is_new(self, finding: Finding) -> bool:
         """Return whether this is the first finding of its kind, level and onset."""
@@ -75,6 +78,7 @@ class StepDetection:
             "open": sorted(finding.kind for finding in self._open_findings),
             "onsets": {finding.kind: finding.onset for finding in self._open_findings if finding.onset is not None},
             "given_up": sorted(finding.kind for finding in self._open_findings if finding.given_up),
+            "rates": self._rates.dump_state(),
         }
         return json.dumps(table, separators=(",", ":"))
 
@@ -89,6 +93,7 @@ class StepDetection:
         open_findings = tuple(
             OpenFinding(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
         )
+        self._rates.restore(table.get("rates", [0, 0, False]))
         self._detectors, self._open_findings = watch.detectors, open_findings
 
 
