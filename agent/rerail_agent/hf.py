@@ -26,6 +26,7 @@ from accelerate.data_loader import (  # type: ignore[import-untyped,unused-ignor
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from rerail.model.finding import Finding, Kind, Level
 from rerail.model.skipped_samples import Ranges
 from rerail_agent import data_order, manifests
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, read_start
@@ -73,6 +74,8 @@ class RerailCallback(TrainerCallback):
         self._tokens = int(state.num_input_tokens_seen)
         if state.global_step:
             self._read_detector_state(_folder(args, state))
+            if args.ignore_data_skip and (state.epoch or 0) % 1:
+                self._report_repeated_data(state.global_step)
         can_scale, self._applied_rate = prepare_rate([kwargs.get("optimizer")])
         loader = kwargs.get("train_dataloader")
         can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(args, state, loader), False)
@@ -260,6 +263,10 @@ class RerailCallback(TrainerCallback):
         consumed = manifests.gather(_read_consumed_samples(_folder(args, state)))[0] if state.global_step else 0
         self._position = DataPosition(args, state, loader, self._skipped, consumed=consumed)
         return True
+
+    def _report_repeated_data(self, step: int) -> None:
+        text = "resumed within an epoch with ignore_data_skip: its first samples are trained on again"
+        self.guard.report(Finding(Kind.RESUME_MISMATCH, Level.WARN, step, step, text))
 
     def _count_samples(self, args: TrainingArguments, state: TrainerState) -> int:
         """Return the id of the next sample after the Trainer's step."""

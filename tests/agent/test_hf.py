@@ -141,6 +141,26 @@ def test_skipped_samples_are_as_if_they_had_never_been_there(new_guard, bucket, 
         bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
 
 
+@pytest.mark.parametrize(
+    ("lost", "changes", "reported"),
+    [
+        ("", {}, []),
+        ("scheduler.pt", {}, ["its schedule has started again"]),
+        ("", {"ignore_data_skip": True}, ["its first samples are trained on again"]),
+    ],
+)
+def test_a_resume_that_repeats_the_schedule_or_data_is_reported_once(
+    new_guard, tmp_path, capsys, lost, changes, reported
+):
+    trainer_in(tmp_path, RerailCallback(new_guard()), save_steps=8).train()
+    (tmp_path / "checkpoint-8" / (lost or "none")).unlink(missing_ok=True)
+    capsys.readouterr()
+    trainer = trainer_in(tmp_path, RerailCallback(new_guard()), save_steps=8, **changes)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    lines = [line for line in "".join(capsys.readouterr()).splitlines() if "resume_mismatch" in line]
+    assert [line.endswith(end) for line, end in zip(lines, reported, strict=True)] == [True] * len(reported)
+
+
 def test_a_detector_state_that_is_nested_too_deeply_is_ignored(new_guard, tmp_path, capsys):
     (tmp_path / "rerail.json").write_text("[" * 100_000)
     RerailCallback(new_guard())._read_detector_state(tmp_path)
