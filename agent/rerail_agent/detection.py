@@ -24,7 +24,7 @@ class StepDetection:
     the normal level now. Where the supervisor acts, it has acted long before that.
     """
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, *, rate_scale: float = 1.0) -> None:
         # May be replaced between two steps: the detectors keep what they have learned.
         self.thresholds = thresholds
         self._detectors = Detectors()
@@ -33,7 +33,7 @@ class StepDetection:
         self._finite = True
         self._rows = 0
         self._onsets: Onsets = ()
-        self._rates = RateMemory()
+        self._rates = RateMemory(rate_scale)
 
     @property
     def health(self) -> str:
@@ -93,7 +93,7 @@ class StepDetection:
         open_findings = tuple(
             OpenFinding(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
         )
-        self._rates.restore(table.get("rates", [0, 0, False]))
+        self._rates.restore(table.get("rates", [0, 0, False, 1]))
         self._detectors, self._open_findings = watch.detectors, open_findings
 
 

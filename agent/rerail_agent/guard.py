@@ -43,7 +43,7 @@ from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject
 from rerail_agent.progress import Progress
 from rerail_agent.rank_times import RankComparison, RankTimer, describe_place
 from rerail_agent.save_schedule import SaveSchedule
-from rerail_agent.settings import AgentSettings
+from rerail_agent.settings import AgentSettings, read_rate
 from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.stalled_ranks import StallExchange
 from rerail_agent.telemetry import TokenMeter
@@ -112,7 +112,9 @@ class Guard:
         # The slowest rank whose result is open, in words.
         self._slowest = ""
         self._schedule = self._isolation.run("save schedule", self._make_schedule, None)
-        self._detection, self._commands = StepDetection(self._settings.detection), CommandState(self._identity)
+        rate_scale = self._isolation.run("learning rate", lambda: read_rate(environment), otherwise=1.0)
+        self._detection = StepDetection(self._settings.detection, rate_scale=rate_scale)
+        self._commands = CommandState(self._identity)
         self._agreed, self._stops, self._is_fenced, self._finite = agreement.NONE, False, False, True
         self._loss: float | None = None
         self._last_heartbeat: tuple[int, float] = (0, 0.0)  # steps and seconds in steps at the last heartbeat

@@ -17,6 +17,8 @@ CLIMB = 1.5
 class RateMemory:
     """The learning rate of a run over its processes; 0 while it is not known."""
 
+    # The factor on the rate that a rollback has ordered for this process.
+    scale: float = 1.0
     newest: float = 0.0
     highest: float = 0.0
     # It has jumped up without a resume: a schedule in cycles tells nothing.
@@ -48,10 +50,15 @@ class RateMemory:
         return None
 
     def dump_state(self) -> list[Any]:
-        return [self.newest, self.highest, self.has_cycles]
+        return [self.newest, self.highest, self.has_cycles, self.scale]
 
     def restore(self, state: Any) -> None:
-        """Continue with what was saved; raise ValueError or TypeError, and change nothing, if it is not valid."""
-        newest, highest, has_cycles = state
+        """Continue with what was saved; raise ValueError or TypeError, and change nothing, if it is not valid.
+
+        Rates with another factor are not compared.
+        """
+        newest, highest, has_cycles, scale = state
         self.newest, self.highest, self.has_cycles = float(newest), float(highest), bool(has_cycles)
+        if scale != self.scale:
+            self.newest = self.highest = 0.0
         self._saved, self._first = self.newest, 0.0

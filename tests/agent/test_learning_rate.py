@@ -81,4 +81,14 @@ def test_a_state_without_rates_that_can_be_read_changes_nothing(state: object) -
     detection = StepDetection(Thresholds())
     with pytest.raises((ValueError, TypeError)):
         detection._rates.restore(state)
-    assert detection._rates.dump_state() == [0.0, 0.0, False]
+    assert detection._rates.dump_state() == [0.0, 0.0, False, 1.0]
+
+
+def test_a_rate_that_a_rollback_has_lowered_is_not_compared() -> None:
+    """The next attempt has the whole rate again, by order."""
+    state, _ = evaluate("", anneal, range(1, SAVED + 1))
+    lowered = StepDetection(Thresholds(), rate_scale=0.3)
+    lowered.restore(state)
+    found = [lowered.evaluate(Sample(step=step, loss=2.0, lr=0.3 * anneal(step))) for step in range(SAVED, 650)]
+    assert not any(found)
+    assert evaluate(lowered.dump_state(), anneal, range(650, 700))[1] == []
