@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import sha1
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
@@ -66,20 +66,22 @@ KNOWN: dict[str, str] = {
 def scan(root: Path = ROOT) -> Iterator[str]:
     """Yield each match that is not known, once: its first path and line, its kind and its digest.
 
-    The versions of a file share most lines, so each line is searched once, in programs and in other files.
+    The versions of a file share most lines, so a line is searched once behind each line that it follows, with that one:
+    in programs and in other files.
     """
     found, seen = set[str](), set[int]()
     for path, text in chain(read_tree(root), read_history(root)):
         lines = text.split("\n")
-        keys = [hash((line, path.endswith(PROGRAMS))) for line in lines]
+        keys = [hash((*pair, path.endswith(PROGRAMS))) for pair in pairwise(["", *lines])]
         new = [number for number, key in enumerate(keys) if key not in seen]
         seen.update(keys)
-        unread = "\n".join(lines[number] for number in new)
+        unread_numbers = sorted({near for number in new for near in (number - 1, number) if near >= 0})
+        unread = "\n".join(lines[number] for number in unread_numbers)
         for kind, start, value in find_secrets(path, unread):
             digest = sha1(value.encode(), usedforsecurity=False).hexdigest()
             if digest not in found and digest not in KNOWN:
                 found.add(digest)
-                yield f"{path}:{new[unread.count(chr(10), 0, start)] + 1}: {kind} ({digest})"
+                yield f"{path}:{unread_numbers[unread.count(chr(10), 0, start)] + 1}: {kind} ({digest})"
 
 
 def find_secrets(path: str, text: str) -> Iterator[tuple[str, int, str]]:

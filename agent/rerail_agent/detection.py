@@ -56,7 +56,7 @@ class StepDetection:
         """
         self._finite = sample.loss is None or math.isfinite(sample.loss)
         self._rows += 1
-        found, restarted = self._detectors.run(sample, self.thresholds), self._rates.see(sample)
+        found, restarted = self._detectors.run(sample, self.thresholds), self._rates.add_row(sample)
         if not found and not self._open_findings:
             return [restarted] if restarted else []
         self._onsets, dated = with_onsets(self._onsets, found, row=self._rows, detection=self.thresholds)

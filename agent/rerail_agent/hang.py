@@ -150,9 +150,9 @@ def describe_unused_efa(environment: Mapping[str, str], devices: Path) -> str:
     AWS's toolkit sets FI_PROVIDER only for the instance types that it knows.
     """
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    is_spread = all(count.isdigit() for count in ranks) and int(ranks[0]) > int(ranks[1])
+    is_spread = all(count.isdecimal() for count in ranks) and int(ranks[0]) > int(ranks[1])
     provider = environment.get("FI_PROVIDER", "")
-    if not is_spread or provider == "efa" or not any(devices.glob("uverbs*")):
+    if not is_spread or "efa" in provider.split(",") or not any(devices.glob("uverbs*")):
         return ""
     state = f"is {provider!r:.40}" if provider else "is not set"
     return f"the machine has EFA, which may not be in use: FI_PROVIDER {state}; set it to efa in the job's environment"

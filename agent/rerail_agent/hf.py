@@ -265,7 +265,10 @@ class RerailCallback(TrainerCallback):
         return True
 
     def _report_repeated_data(self, step: int) -> None:
-        text = "resumed within an epoch with ignore_data_skip: its first samples are trained on again"
+        text = (
+            "resumed within an epoch with ignore_data_skip: unless the data set itself goes on where it was, its first "
+            "samples are trained on again"
+        )
         self.guard.report(Finding(Kind.RESUME_MISMATCH, Level.WARN, step, step, text))
 
     def _count_samples(self, args: TrainingArguments, state: TrainerState) -> int:

@@ -27,24 +27,26 @@ class RateMemory:
     _saved: float = 0.0
     _first: float = 0.0
 
-    def see(self, sample: Sample) -> Finding | None:
-        """Add the rate of one more row; return that the schedule has started again, once after each resume."""
+    def add_row(self, sample: Sample) -> Finding | None:
+        """Add the rate of one more row; return that the schedule seems to have started again, once for each resume.
+
+        The end of a first cycle looks the same if the checkpoint was saved there.
+        """
         rate = sample.lr
         if not isinstance(rate, int | float) or not 0 < rate < math.inf:
             return None
-        has_jumped = 0 < JUMP * self.newest <= min(rate, self.highest)  # up, after it had fallen
+        before, saved, first = self.newest, self._saved, self._first
+        has_fallen = 0 < JUMP * before <= self.highest
+        has_jumped = has_fallen and rate >= JUMP * before
+        is_warming_up = first > 0 and rate >= CLIMB * first
         self.newest, self.highest = rate, max(self.highest, rate)
-        saved, first = self._saved, self._first
         self._saved = self._first = 0.0
         if not saved:
             self.has_cycles |= has_jumped
-        elif self.has_cycles:
-            return None
-        elif has_jumped or first and rate >= CLIMB * first:
-            text = f"learning rate {first or rate:.3g} after the resume, {saved:.3g} when it was saved: its schedule"
-            return Finding(
-                Kind.RESUME_MISMATCH, Level.WARN, sample.step, sample.step, f"{text} has started again", sample.at
-            )
+        elif (has_jumped or is_warming_up) and not self.has_cycles:
+            rates = f"learning rate {first or rate:.3g} after the resume, {saved:.3g} when it was saved"
+            text = f"{rates}: its schedule seems to have started again"
+            return Finding(Kind.RESUME_MISMATCH, Level.WARN, sample.step, sample.step, text, sample.at)
         elif not first and JUMP * rate <= saved:
             self._saved, self._first = saved, rate
         return None

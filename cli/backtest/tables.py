@@ -30,17 +30,18 @@ def read(file: Path, *, loss: str = "") -> LogSeries:
     """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with open_text(file) as lines:
-            header, text = _read_header(lines, file), iter(lines)
+            header = _read_header(lines, file)
             delimiter = _find_delimiter(header)
+            text = ("" if line.startswith("#") else line for line in lines)
             if delimiter == ";":  # spreadsheets of many countries write a comma in numbers
-                text = (line.replace(",", ".") for line in lines)
+                text = (line.replace(",", ".") for line in text)
             elif delimiter == " ":
-                header, text = _tidy(header.lstrip("#")), map(_tidy, lines)
+                header, text = _join_columns(header.lstrip("#")), (_join_columns(line) for line in text)
             table = csv.DictReader(chain([header], text), delimiter=delimiter)
             if not table.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
             names = [name for name in table.fieldnames if name]
-            return read_rows(file, names, enumerate(table), loss=loss)
+            return read_rows(file, names, ((table.line_num - 2, row) for row in table), loss=loss)
     except (OSError, csv.Error) as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a CSV, gzipped or not") from error
 
@@ -55,7 +56,7 @@ def is_table(file: Path) -> bool:
         return False
     delimiter = _find_delimiter(header)
     if delimiter == " ":
-        header, row = _tidy(header.lstrip("#")), _tidy(row)
+        header, row = _join_columns(header.lstrip("#")), _join_columns(row)
     names, values = header.split(delimiter), row.split(delimiter)
     is_header = 1 < len(names) == len(values) and ":" not in header
     is_header = is_header and (delimiter == " " or "loss" in header.lower())
@@ -74,9 +75,9 @@ def _find_delimiter(header: str) -> str:
     return " " if header.startswith("#") and most not in header else most
 
 
-def _tidy(line: str) -> str:
-    """Return a line of a table in columns of spaces with one space between each two; "" for a comment."""
-    return "" if line.startswith("#") else " ".join(line.split())
+def _join_columns(line: str) -> str:
+    """Return a line of a table in columns of spaces with one space between each two."""
+    return " ".join(line.split())
 
 
 def read_rows(

@@ -1,5 +1,6 @@
 """Read the state of a remote call's run, its stored result, and the facts to attach to it again."""
 
+from contextlib import closing
 from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
@@ -91,7 +92,8 @@ def _fetch(uri: str, file: Path, known: str) -> tuple[str, str]:
     except ClientError as error:
         is_missing = get_code(error) in ("404", "NoSuchKey", "NotFound", "304")
         return known, "nothing is stored" if is_missing else explain(error).what
-    with found["Body"] as content:
+    # As a context, the body would be urllib3's own stream, without checks of length and checksum.
+    with closing(found["Body"]) as content:
         size = found["ContentLength"]
         if size > RESULT_LIMIT:
             problem = f"the stored result has {size:,} bytes, more than {RESULT_LIMIT:,}: write large results to a file"

@@ -13,7 +13,14 @@ from contextlib import redirect_stderr
 from typing import Any
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+)
 
 from cli import place
 from cli.lean_values import IS_LOCAL
@@ -80,7 +87,8 @@ def _look(request: Request) -> dict[str, Any]:
             _find_place(request["local"]), request["run"], request["folder"], request["into"], request["known"]
         )
         return {**seen, "lines": _read_lines(request["run"], seen["job"]) if request["logs"] else []}
-    except (ConnectionError, HTTPClientError) as error:  # of botocore: the caller waits for the network
+    # Of botocore: the caller waits for the network.
+    except (ConnectionError, HTTPClientError, IncompleteReadError, FlexibleChecksumError) as error:
         return {"unreachable": str(error)}
 
 

@@ -12,9 +12,12 @@ from botocore.exceptions import ClientError
 
 from cli.submit.account import split
 from cli.submit.problem import Problem
+from rerail.model.formatting import format_files
 
 # Bytes of a path. The end of one that no system follows, of 1,024 on macOS, is resolved without looking for links.
 LONGEST_PATH = 1_000
+# Others may have stored any number of objects whose names lead out of the folder.
+MOST_NAMED = 10
 # Python 3.11 has this filter from 3.11.4 on; Debian's is older.
 AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
@@ -70,17 +73,21 @@ def _stays_within(folder: Path, member: tarfile.TarInfo) -> bool:
 
 
 def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """What a job with uncompressed output has stored; nothing where it has stored nothing."""
-    found = []
+    """Download what a job with uncompressed output has stored, and return the files."""
+    found, outside = [], []
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", []):
             path = (folder / item["Key"].removeprefix(prefix)).resolve()
             if item["Key"].endswith("/"):
                 continue
             if not path.is_relative_to(folder.resolve()):
-                say(f"not downloaded, because it leads out of {folder}: {item['Key']!r} of {bucket}")
+                outside.append(item["Key"])
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, item["Key"], str(path))
             found.append(path)
+    for key in outside[:MOST_NAMED]:
+        say(f"not downloaded, because it leads out of {folder}: {key!r} of {bucket}")
+    if len(outside) > MOST_NAMED:
+        say(f"not downloaded for the same reason: {format_files(len(outside) - MOST_NAMED)} more")
     return found

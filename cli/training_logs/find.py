@@ -16,7 +16,8 @@ from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPE
 
 # What decides is read in so many stretches of so many lines, spread over the log.
 _STRETCHES, _STRETCH = 20, 200
-# Where fewer lines than one in so many have the word epoch, so many lines around some of them are read too.
+# If fewer lines than one in _SELDOM have the word epoch, about _MOST_EPOCHS of these are read with _AROUND lines on
+# each side.
 _SELDOM, _AROUND, _MOST_EPOCHS = 20, 12, 100
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOTAL = "<total>"
@@ -42,7 +43,9 @@ _PREFIX = re.compile(
 _VALIDATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
 )
-_QUOTED = re.compile(r"([\"'])[^\"'{}]{1,80}\1 ?: ?(?=[-+.0-9]|(?i:nan|inf))")
+_QUOTED = re.compile(
+    r"([\"'])(?![^\"']{0,80}(?:step|epoch|iter|batch|sample))[^\"'{}]{1,80}\1 ?: ?(?=[-+.0-9]|nan|inf)", re.I
+)
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 # The start of a line, a number or a sign: another word before the name may say that it is of something else.
 _ALONE = r"(?:^|[^A-Za-z_/. \t-][ \t]+|[^A-Za-z0-9_/. \t-])"
@@ -51,7 +54,7 @@ _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker l
 _WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # Without spaces, what scripts put before the line of an epoch that is the best one so far.
-_MARK = re.compile(r"(?:new|best|saved?|improved|[^A-Za-z0-9]){1,20}", re.I)
+_MARK = re.compile(r"[^A-Za-z0-9]{1,10}(?:(?:new|best|saved?|improved){1,3}[^A-Za-z0-9]{1,10})?", re.I)
 # One shape of line is read alone if it is this share of those with the metric: others may be of an evaluation.
 _MAIN_SHAPE = 2 / 3
 # A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
@@ -249,6 +252,10 @@ def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_los
         built["epoch"] = built.pop("step")  # as the step, only one minute of each epoch would be evaluated
 
 
+def _has_step(found: Sequence[_Field]) -> bool:
+    return any(field.name in (*_STEP_NAMES, *_EPOCH_NAMES) for field in found)
+
+
 def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -> str:
     most = max((names[name] for name in find_losses(names)), default=0)
     losses = [name for name in names if is_loss(name) and _PRINTED_OFTEN * names[name] >= most]
@@ -260,9 +267,10 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
         choices = listed or "the names that it prints"
         raise BadInput(f"{where} prints no {wanted!r:.100}{reason}", f"give --loss one of {choices}")
     usual = [name for name in NAMES["loss"] if name in losses]
-    # One that is printed seldom is of an epoch, and one that repeats few values is looked up in a table.
+    # One that is printed seldom is of an epoch. One that repeats few values, never beside a step, is not measured.
     varied = {name: len({field.number for _, found in rows for field in found if field.name == name}) for name in usual}
-    usual = [name for name in usual if _PRINTED_OFTEN * varied[name] > max(varied.values())]
+    stepped = {field.name for _, found in rows if _has_step(found) for field in found}
+    usual = [name for name in usual if name in stepped or _PRINTED_OFTEN * varied[name] > max(varied.values())]
     regular = [name for name in usual if 2 * names[name] >= max(names[other] for other in usual)]
     for choice in (regular[:1], find_losses(losses), losses):
         if len(choice) == 1:

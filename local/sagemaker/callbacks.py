@@ -3,6 +3,7 @@
 There are no pipelines in this fake.
 """
 
+import time
 from typing import Any
 
 from .errors import ServiceError, invalid
@@ -21,6 +22,7 @@ class CallbackSteps:
     def __init__(self, arn: str) -> None:
         self._arn = arn
         self._steps: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, float] = {}
         self._stopped: set[str] = set()
 
     async def stop(self, request: Request) -> dict[str, Any]:
@@ -45,7 +47,9 @@ class CallbackSteps:
 
     async def list_steps(self, request: Request) -> dict[str, Any]:
         """Return the steps that were answered; there is one execution of one pipeline."""
-        return {"PipelineExecutionSteps": list(self._steps.values())}
+        return {
+            "PipelineExecutionSteps": [{**step, "EndTime": self._ended[name]} for name, step in self._steps.items()]
+        }
 
     def _answer(self, request: Request, answer: dict[str, Any], outputs: list[Any]) -> dict[str, Any]:
         token = request["CallbackToken"]
@@ -53,4 +57,5 @@ class CallbackSteps:
         step["Metadata"]["Callback"]["OutputParameters"] = outputs
         if self._steps.setdefault(token, step) != step:
             raise ServiceError("ConflictException", f"The callback step with the token {token} was answered before.")
+        self._ended.setdefault(token, time.time())
         return {"PipelineExecutionArn": self._arn}

@@ -207,6 +207,7 @@ def test_a_start_that_takes_too_long_is_reported_as_a_startup_stall(monkeypatch)
         ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, "FI_PROVIDER is not set"),
         ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "FI_PROVIDER": "tcp"}, "FI_PROVIDER is 'tcp'"),
         ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "FI_PROVIDER": "efa"}, ""),
+        ("uverbs0", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "FI_PROVIDER": "efa,shm"}, ""),
         ("uverbs0", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, ""),
         ("uverbs0", {"WORLD_SIZE": "many"}, ""),
         ("rdma_cm", {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, ""),

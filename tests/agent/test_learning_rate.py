@@ -45,9 +45,9 @@ def evaluate(state: str, schedule: Schedule, steps: Sequence[int]) -> tuple[str,
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
-        (anneal, "learning rate 0.0003 after the resume, 0.000104 when it was saved: its schedule has started again"),
-        (warm_up, "learning rate 3e-06 after the resume, 0.000138 when it was saved: its schedule has started again"),
-        (decay, "learning rate 0.1 after the resume, 0.001 when it was saved: its schedule has started again"),
+        (anneal, "0.0003 after the resume, 0.000104"),
+        (warm_up, "3e-06 after the resume, 0.000138"),
+        (decay, "0.1 after the resume, 0.001"),
     ],
 )
 @pytest.mark.parametrize("every", [1, 10])
@@ -55,8 +55,9 @@ def test_a_schedule_that_starts_again_is_reported_once(schedule: Schedule, rates
     state, before = evaluate("", schedule, range(every, SAVED + 1, every))
     _, after = evaluate(state, lambda step: schedule(step - SAVED), range(SAVED + 1, STEPS))
     assert before == []
+    evidence = f"learning rate {rates} when it was saved: its schedule seems to have started again"
     assert [(finding.kind, finding.level, finding.evidence) for finding in after] == [
-        (Kind.RESUME_MISMATCH, Level.WARN, rates)
+        (Kind.RESUME_MISMATCH, Level.WARN, evidence)
     ]
 
 

@@ -1,6 +1,7 @@
 """Waits survive in the table, and answers have the form of each system; its refusals mean that nobody waits."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -109,6 +110,23 @@ def test_an_execution_that_a_message_has_invented_is_no_error(sagemaker, code):
         sagemaker.add_client_error(call, "ThrottlingException")
         with pytest.raises(ClientError):
             getattr(callers, asked)(wait)
+
+
+@pytest.mark.parametrize(
+    ("execution", "is_raised"),
+    [
+        (PIPELINE, True),
+        (PIPELINE.replace("123456789012", "210987654321"), False),
+        (PIPELINE.replace("eu-west-1", "eu-west-2"), False),
+        ("", False),
+    ],
+)
+def test_a_missing_permission_for_pipelines_of_this_account_is_an_error(sagemaker, execution, is_raised):
+    """Otherwise the run of a stopped pipeline would train on, and the check of all waits would pass."""
+    text = "User: arn:aws:sts::123456789012:assumed-role/orchestrate/x is not authorized to perform: it"
+    sagemaker.add_client_error("describe_pipeline_execution", "AccessDeniedException", text)
+    with pytest.raises(ClientError) if is_raised else nullcontext():
+        assert not AwsCallers().is_stopped(replace(STEP, execution=execution))
 
 
 @pytest.mark.parametrize("code", ["TaskDoesNotExist", "TaskTimedOut", "InvalidToken"])

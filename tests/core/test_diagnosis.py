@@ -563,6 +563,8 @@ def test_the_last_lines_help_when_the_error_does_not() -> None:
     lines = PARSING.format("config = json.load(f)").splitlines()
     assert diagnose(reason(PARSED, last_lines=lines)).rule == "unreadable-settings"
     assert diagnose(reason("SystemExit: 1", last_lines=lines)).rule == "unreadable-settings"
+    lines = PARSING.format("row = json.loads(line)").splitlines()
+    assert diagnose(reason("SystemExit: 1", last_lines=lines)).rule == "unreadable-input"
 
 
 def test_a_report_cut_at_1024_characters_still_speaks() -> None:

@@ -40,6 +40,13 @@ def test_a_secret_that_a_later_commit_removes_is_found(repository: Path):
     assert KEY not in str(found)
 
 
+def test_a_secret_below_a_line_that_was_there_before_is_found(repository: Path):
+    commit(repository, "settings.yml", "user: a\npassword:\n")
+    commit(repository, "settings.yml", f'user: a\npassword:\n  "{PASSWORD}"\n')
+    (found,) = secret_scan.scan(repository)
+    assert found.startswith("settings.yml:2: assignment")
+
+
 def test_a_file_that_is_not_committed_is_read(repository: Path):
     (repository / "deploy.sh").write_text(f'export DATABASE_PASSWORD="{PASSWORD}"\n')
     (found,) = secret_scan.scan(repository)

@@ -159,11 +159,13 @@ class S3Store:
                     raise
                 refused += 1
                 del sizes[name]
+        if MANIFEST not in sizes:
+            raise OSError(f"S3 does not copy the manifest of {source}; nothing was deleted")
         if {name: size for name, size in self._sizes(target).items() if name in sizes} != sizes:
             raise OSError(f"{target} is not a whole copy of {source}; nothing was deleted")
         self._delete(source, sizes)
         moved = target.removeprefix(self.prefix).rstrip("/")
-        return f"{moved}, except {refused} objects that S3 does not copy" if refused else moved
+        return f"{moved}, without {refused} of its objects, which S3 does not copy" if refused else moved
 
     def read_note(self, step: int, name: str) -> bytes | None:
         return self._content(self._key(step, name))

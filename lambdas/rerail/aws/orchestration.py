@@ -29,8 +29,8 @@ NO_KEY = ("KmsAccessDeniedException", "KmsInvalidStateException")
 # SageMaker also answers with this for outputs that it does not like: then the step fails, and its owner sees why.
 REFUSED = "ValidationException"
 CANCELLED, RUNNING = "ABORTED", ("RUNNING", "PENDING_REDRIVE")
-# What SageMaker answers about an execution that a message may have invented, such as one of another account.
-UNKNOWN = (REFUSED, *NO_STEP, "AccessDeniedException")
+# SageMaker's answer about an execution of another account, which a message may name, and for a missing permission.
+DENIED = "AccessDeniedException"
 STOPPED = ("Stopping", "Stopped")
 
 
@@ -79,7 +79,7 @@ class AwsCallers:
 
     def is_listed(self, wait: RunWait) -> bool:
         paginator = client("sagemaker").get_paginator("list_pipeline_execution_steps")
-        with _asking_about_pipeline(), validate("ListPipelineExecutionSteps"):
+        with _asking_about(wait), validate("ListPipelineExecutionSteps"):
             for page in paginator.paginate(PipelineExecutionArn=wait.execution):
                 waiting = [step.get("Metadata", {}) for step in page["PipelineExecutionSteps"] if "EndTime" not in step]
                 if wait.token in [metadata.get("Callback", {}).get("CallbackToken") for metadata in waiting]:
@@ -87,7 +87,7 @@ class AwsCallers:
         return False
 
     def is_stopped(self, wait: RunWait) -> bool:
-        with _asking_about_pipeline(), validate("DescribePipelineExecution"):
+        with _asking_about(wait), validate("DescribePipelineExecution"):
             described = client("sagemaker").describe_pipeline_execution(PipelineExecutionArn=wait.execution)
             return described["PipelineExecutionStatus"] in STOPPED
         return False
@@ -126,12 +126,15 @@ class AwsCallers:
 
 
 @contextmanager
-def _asking_about_pipeline() -> Iterator[None]:
-    """End the block early if SageMaker or its SDK knows no such execution of this account."""
+def _asking_about(wait: RunWait) -> Iterator[None]:
+    """End the block early if SageMaker or its SDK knows no such pipeline execution of this account."""
     try:
         yield
     except (ClientError, ParamValidationError) as error:
-        if find_code(error) not in ("", *UNKNOWN):
+        code, (region, account) = find_code(error), (*wait.execution.split(":"), *[""] * 5)[3:5]
+        # The message names the function's own account: "User: arn:aws:sts::111122223333:assumed-role/...".
+        is_ours = region == client("sagemaker").meta.region_name and f":sts::{account}:" in str(error)
+        if code not in ("", REFUSED, *NO_STEP) and (code != DENIED or is_ours):
             raise
 
 

@@ -367,14 +367,15 @@ def _find_rule(lines: FailureLines) -> _Match | None:
     if named and not found and (replaced := _match_exceptions(_clean(lines.replaced))):
         return replaced
     around = _find_around(lines, errors, [*exceptions, *printed], telling)
-    lost = found or (around if around and around[0].name in _SECONDARY else None)
+    secondary = found or (around if around and around[0].name in _SECONDARY else None)
     roots = list(filter(_is_own_error, exceptions))
-    is_reached = around is not None and around[0] is SERVICE and not any(map(_OF_SERVICE.search, roots))
-    if roots and (lost := around if is_reached else lost):
-        # The other ranks only lost this one, whose error no firm rule knows; or a service was reached in the end.
+    if around is not None and around[0] is SERVICE and not any(map(_OF_SERVICE.search, roots)):
+        secondary = around  # the service was reached in the end
+    if roots and secondary:
+        # The other ranks only lost this one, whose error no firm rule knows.
         replaced = _match_exceptions(_clean(lines.replaced))
         root = replaced if _is_decisive(replaced) else _first_match(FALLBACKS[:1], roots)
-        return _first_match(RULES, roots) or root or lost
+        return _first_match(RULES, roots) or root or secondary
     if lines.is_cut and (around is None or around[0] is FALLBACKS[0]):
         around = _match_exceptions(_clean(lines.replaced)) or around  # what the exception that is cut off came from
     return around or _first_match((NAN_LOSS,), _clean([*lines.others[-3:], *lines.noise[-3:]]))
@@ -407,7 +408,7 @@ def _is_own_error(exception: str) -> bool:
 
 
 def _is_own_root(exception: str) -> bool:
-    """Return whether the exception follows from no other rank's, as far as the rules tell."""
+    """Return whether no rule says that the exception follows from another rank's failure."""
     found = _first_match(RULES, [exception])
     return not is_wrapper(exception) and (found is None or _is_decisive(found))
 
@@ -504,7 +505,7 @@ def _match_report(error: str, tail: str) -> _Match | None:
     if found := _match_exceptions(errors, lines.reading):
         return found
     found = _find_rule(lines)
-    return found if found is not None and found[0] in (*RULES, DAMAGE, SETTINGS) else None
+    return found if found is not None and found[0] in (*RULES, DAMAGE, RECORDS, SETTINGS) else None
 
 
 def _find_report(text: str) -> Mapping[str, object] | None:

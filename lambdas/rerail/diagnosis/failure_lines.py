@@ -326,7 +326,7 @@ def is_exception(line: str) -> bool:
 
 
 def find_rank(
-    texts: Sequence[str], root: str, *, is_wave: bool = False, is_own: Callable[[str], bool] = str.isspace
+    texts: Sequence[str], root: str, *, is_wave: bool = False, is_own: Callable[[str], bool] = lambda exception: False
 ) -> int | None:
     """Return the only rank that printed the root error, or else the one that the launcher names.
 
@@ -342,7 +342,8 @@ def find_rank(
     ranks = [rank for rank in ranks if rank not in lost]
     # Of several tables of torchrun, the one with the earliest time; or else the only rank with a traceback that is cut.
     tables = _ROOT_CAUSE.findall(joined)
-    is_only = len({*ranks, *(() if is_wave else _list_failing(lines, is_own))}) == 1 and bool(ranks)
+    failing = set() if is_wave else set(_list_failing(lines, is_own))
+    is_only = bool(ranks) and len({*ranks, *failing}) == 1
     if (is_only or ranks and is_wave) and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
         return int(ranks[0]) if is_only else None
     launched = _LAUNCHER_RANK.search(joined)
@@ -369,7 +370,8 @@ def _list_failing(lines: Iterable[str], is_own: Callable[[str], bool]) -> Iterat
             cut.discard(rank)
             if is_exception(body) and (key := _make_key(body)) not in owned:
                 owned[key] = is_own(body)
-            yield from {rank} if owned.get(_make_key(body)) else ()
+            if owned.get(_make_key(body)):
+                yield rank
     yield from cut
 
 

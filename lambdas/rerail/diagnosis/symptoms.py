@@ -830,8 +830,9 @@ SERVICE = next(rule for rule in RULES if rule.name == "service")
 # How a log without an error may end.
 NAN_LOSS = _vague_rule("not-finite", Cause.DIVERGED, *_list_not_finite(r"loss\w{0,20}"))
 
-# What a traceback that shows the reading of a settings file ends with: the user's own file, and no input.
-RECORDS = _rule("unreadable-input", Cause.DATA, r"\bJSONDecodeError\b")  # or of the input
+# The end of a traceback that shows the reading of the input.
+RECORDS = _rule("unreadable-input", Cause.DATA, r"\bJSONDecodeError\b")
+# The end of a traceback that shows the reading of a settings file: the user's own file, and no input.
 SETTINGS = _rule("unreadable-settings", Cause.USER_CODE, r"\b(?:\w*Decode|YAML|Parser|Scanner)Error\b")
 
 # A timeout of ranks that wait for one which still reads its input: it comes again if the reading takes as long.

@@ -62,10 +62,10 @@ class Orchestrator:
         if problem := find_problem(wait):
             self._answer(wait, lambda: self.callers.fail(wait, "Rerail.BadRequest", problem))
             return
-        known = (one for one in self.waits.list_waits() if not isinstance(one, BadRecord))
+        known = (kept for kept in self.waits.list_waits() if not isinstance(kept, BadRecord))
         # Pipelines' tokens may be invented: they take no room from state machines, or from steps that SageMaker lists.
-        others = [one for one in known if one.token != wait.token and one.caller is wait.caller]
-        is_full = len(others) >= MOST_WAITS or sum(one.job == wait.job for one in others) >= MOST_OF_A_JOB
+        others = [kept for kept in known if kept.token != wait.token and kept.caller is wait.caller]
+        is_full = len(others) >= MOST_WAITS or sum(kept.job == wait.job for kept in others) >= MOST_OF_A_JOB
         if is_full and not (wait.caller is Caller.PIPELINE and self.callers.is_listed(wait)):
             cause = (
                 f"{MOST_OF_A_JOB} executions wait for one job, or {MOST_WAITS} for all: let some end, then try again"

@@ -139,19 +139,24 @@ def test_pruning_in_s3(s3: Any, bucket: str) -> None:
     saver.close()
 
 
+def refuse_to_copy(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Refuse copies of objects with this end of their names, as S3 does; the local AWS copies them."""
+    copy = S3Store._copy
+
+    def refuse(place: S3Store, source: str, target: str, size: int) -> None:
+        if source.endswith(end):
+            raise OSError("S3: Client error: The operation is not valid for the object's storage class")
+        copy(place, source, target, size)
+
+    monkeypatch.setattr(S3Store, "_copy", refuse)
+
+
 @pytest.mark.threat("T26")
 def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
     s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writer has archived it, or encrypted it with another key: it stays, and the checkpoint does not count."""
-    copy = S3Store._copy
-
-    def refuse(place: S3Store, source: str, target: str, size: int) -> None:
-        if source.endswith("of-another"):  # as S3 does; the local AWS copies it
-            raise OSError("S3: Client error: The operation is not valid for the object's storage class")
-        copy(place, source, target, size)
-
-    monkeypatch.setattr(S3Store, "_copy", refuse)
+    refuse_to_copy(monkeypatch, "of-another")
     log: list[str] = []
     saver = Saver(open_store(f"s3://{bucket}/a"), log=log.append)
     for step in (10, 20):
@@ -161,8 +166,24 @@ def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
     assert saver.newest() == 10
     assert [key for key in keys(s3, bucket) if "a/step-000000020" in key] == ["a/step-000000020/of-another"]
     assert "a/quarantine/a1-step-000000020/manifest.json" in keys(s3, bucket)
-    assert log[-1].endswith("moved to quarantine/a1-step-000000020, except 1 objects that S3 does not copy")
+    assert log[-1].endswith("moved to quarantine/a1-step-000000020, without 1 of its objects, which S3 does not copy")
     assert save(saver, 20).error is None
+    saver.close()
+
+
+@pytest.mark.parametrize("end", ["manifest.json", ""])
+def test_a_checkpoint_whose_manifest_cannot_be_copied_stays_whole(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """It still counts, so it must not be reported as moved."""
+    saver = Saver(open_store(f"s3://{bucket}/a"))
+    for step in (10, 20):
+        save(saver, step)
+    before = [key for key in keys(s3, bucket) if "quarantine" not in key]
+    refuse_to_copy(monkeypatch, end)
+    with pytest.raises(OSError, match="does not copy the manifest of a/step-000000020/; nothing was deleted"):
+        saver.quarantine(after=10, tainted=lambda found: True)
+    assert [key for key in keys(s3, bucket) if "quarantine" not in key] == before
     saver.close()
 
 

@@ -1,6 +1,7 @@
 """Calls in an account: what is created there, what is refused before, and how a wait for a run ends."""
 
 import dataclasses
+import io
 import json
 import pickle
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
+from botocore.response import StreamingBody
 from moto import mock_aws
 from rerail_cli import CallRefused, RemoteError, ResultRefused, RunHeld, RunStopped, attach, remote
 from rerail_cli.functions import decorator, future, job
@@ -200,9 +202,25 @@ def test_a_result_without_end_fills_no_disk(account, place_of, monkeypatch, tmp_
     place_of(make_run(submitted.run, RunState.COMPLETED))
     event, grow = "before-call.s3.GetObject", lambda **_: writer.put_object(**place, Body=b"x" * 1001) and None
     s3.meta.events.register(event, grow)
-    with pytest.raises(RemoteError, match=r"the stored result has 1,001 bytes, more than 1,000: write large results"):
-        submitted.result()
-    s3.meta.events.unregister(event, grow)
+    try:
+        with pytest.raises(RemoteError, match=r"the stored result has 1,001 bytes, more than 1,000: write large"):
+            submitted.result()
+    finally:
+        s3.meta.events.unregister(event, grow)
+
+
+def test_a_result_that_breaks_off_while_it_is_read_is_read_again(account, place_of, monkeypatch):
+    """As while AWS cannot be reached: the run may go on meanwhile."""
+    submitted, s3 = double.submit(4), client("s3")
+    place = {"Bucket": BUCKET, "Key": f"rerail/{submitted.run}/results/{submitted.run}"}
+    name = make_name("result", submitted.run, submitted._call, submitted.run)
+    s3.put_object(**place, Body=sign({"kind": "value", "final": True}, pickle.dumps(8), name, submitted._key))
+    place_of(make_run(submitted.run, RunState.COMPLETED))
+    broken = {"Body": StreamingBody(io.BytesIO(b"x"), 100), "ContentLength": 100, "ETag": "x"}
+    with monkeypatch.context() as patched:
+        patched.setattr(s3, "get_object", lambda **_: broken)
+        assert not submitted.done()
+    assert submitted.result() == 8
 
 
 @pytest.mark.threat("T31")
@@ -214,8 +232,9 @@ def test_what_others_store_while_a_call_runs_does_not_end_it(account, place_of):
     place_of(make_run(submitted.run))
     read: list[Any] = []
     s3.meta.events.register("after-call.s3.GetObject", lambda http_response, **_: read.append(http_response), "read")
-    assert [submitted.done(), submitted.done()] == [False, False]
+    is_done = [submitted.done(), submitted.done()]
     s3.meta.events.unregister("after-call.s3.GetObject", unique_id="read")
+    assert is_done == [False, False]
     assert [answer.status_code for answer in read] == [200, 304]
     place_of(make_run(submitted.run, RunState.COMPLETED))
     with pytest.raises(ResultRefused, match="Another writer has changed"):

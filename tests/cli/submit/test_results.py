@@ -64,6 +64,11 @@ def test_uncompressed_output_is_downloaded_as_files(s3, tmp_path):
     out = f"because it leads out of {tmp_path}/kept/model: '{STORED}/model/../../stolen' of bucket"
     assert said == [f"not downloaded, {out}"]
     assert not (tmp_path / "stolen").exists()
+    for number in range(11):
+        s3.put_object(Bucket="bucket", Key=f"{STORED}/model/../../{number}", Body=b"x")
+    said.clear()
+    download(s3, plain, tmp_path / "again", said.append)
+    assert (len(said), said[-1]) == (11, "not downloaded for the same reason: 2 files more")
 
 
 def test_a_job_that_has_left_nothing_gives_nothing(s3, tmp_path):

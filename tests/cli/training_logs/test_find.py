@@ -129,6 +129,26 @@ OWN_FORMS = {
         ],
         range(8, 48),
     ),
+    "a summary of the best epoch": (
+        [
+            line
+            for n in range(8, 48)
+            for line in (f"Epoch {n}: train_loss={n / 16}", *([f"Best Epoch 7: train_loss={7 / 16}"] * (n % 5 == 0)))
+        ],
+        range(8, 48),
+    ),
+    "an evaluation that counts its own steps": (
+        [
+            line
+            for n in ROWS
+            for line in (f'INFO {{"epoch": {n}, "loss": {n / 16}}}', f'INFO {{"eval_step": {n}, "loss": 9.5}}')
+        ],
+        ROWS,
+    ),
+    "a loss that repeats few values beside its step": (
+        [f"step {n} loss {n / 16} batch_loss {n}.{n}" for n in [8] * 3 + [9] * 90],
+        [8] * 3 + [9] * 90,
+    ),
     "another model behind a word": (
         [
             line

@@ -48,7 +48,7 @@ class RemoteFuture:
 
         With `logs`, what the jobs print appears on stderr meanwhile; `rerail logs RUN` has the last lines too.
         Raise TimeoutError after `timeout` seconds, RunHeld or RunStopped if the run ended without a result, and
-        ResultRefused if the stored result is not signed with the run's key.
+        ResultRefused if the result of a completed run is not signed with the run's key.
         """
         outcome = self._wait(timeout, logs=logs)
         if outcome.exception is not None:
