@@ -52,6 +52,7 @@ class RateMemory:
         return None
 
     def dump_state(self) -> list[Any]:
+        """Return what `restore` takes, as values of JSON."""
         return [self.newest, self.highest, self.has_cycles, self.scale]
 
     def restore(self, state: Any) -> None:

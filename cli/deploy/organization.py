@@ -16,6 +16,7 @@ from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.formation import LOCAL_PAUSE_S, PAUSE_S, Formation
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
 from cli.project import CHOICES
+from rerail.model.formatting import format_files
 
 ASSETS, HUB, STACK_SET = "RerailOrganizationAssets", "RerailOrganization", "Rerail"
 REGIONS = "organizationRegions"
@@ -97,7 +98,7 @@ def prepare(target: Target, folder: Path, console: Console) -> str:
     outputs = roll_out(target, Assembly(folder, ASSETS), console)
     bucket = outputs["AssetsBucket"]
     put = find_member(folder).publish(target, bucket=bucket)
-    console.print(f"{target.region}: {put} files of code put into {bucket}")
+    console.print(f"{target.region}: {format_files(put)} of code put into {bucket}")
     return bucket
 
 

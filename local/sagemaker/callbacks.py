@@ -1,6 +1,6 @@
 """The callback steps of SageMaker Pipelines: what they were answered, and which executions were stopped.
 
-There are no pipelines in this fake.
+Pipelines themselves are not simulated.
 """
 
 import time

@@ -262,7 +262,7 @@ def test_the_cause_is_the_same_in_color_as_objects_and_with_what_follows_a_failu
 RANK_LINE = re.compile(r"^\[rank(\d+)\]: ?", re.MULTILINE)
 
 
-def in_turns(text: str) -> str:
+def interleave(text: str) -> str:
     """Return the text with the lines of its ranks, which came as blocks, one after the other."""
     of_rank: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -274,7 +274,7 @@ def in_turns(text: str) -> str:
 @pytest.mark.parametrize(
     "write",
     [
-        in_turns,
+        interleave,
         *(partial(RANK_LINE.sub, to) for to in (r"\1: ", r"[1,\1]<stderr>:", r"[\1]<stderr>:", r"(W pid=\1, ip=a) ")),
         *(partial(RANK_LINE.sub, to + r"\g<0>") for to in (r"worker-\1: ", "20%|#  | 2/9 [00:10<01:20,  1.10it/s]")),
         *(partial(indent, prefix=stamp) for stamp in ("Jan  2 03:04:05 ", "Fri Sep 25 16:52:36 2020", "01:02:03.4 ")),

@@ -149,7 +149,7 @@ def test_waits_are_bounded():
 @pytest.mark.threat("T36")
 @pytest.mark.parametrize("full", [MOST_OF_A_JOB, MOST_WAITS], ids=["of_the_job", "of_all"])
 def test_invented_tokens_take_no_room_from_a_pipeline(full):
-    """Who may write to the callback queue invents tokens; the step that SageMaker lists is waited for all the same."""
+    """Messages may invent tokens; a step that SageMaker lists is accepted all the same."""
     waiting = Waiting()
     for number in range(full):
         job = "gpt" if full == MOST_OF_A_JOB else f"other-{number}"
@@ -330,7 +330,7 @@ def test_slow_calls_let_a_thousand_waits_be_checked_in_turns(call_s, monkeypatch
 @pytest.mark.threat("T35")
 @pytest.mark.parametrize("adopted", [True, False], ids=["a_run", "not_a_run_yet"])
 def test_a_pipeline_that_is_stopped_stops_the_run_of_its_own_token_alone(adopted):
-    """The ARN of an execution is no secret: a message that names it is only a reason to ask SageMaker."""
+    """Everyone who may describe the job reads that ARN: a message that names it is only a reason to ask SageMaker."""
     waiting = Waiting(execution="arn:pipeline", adopted=adopted)
     message = {"token": "t1", "pipelineExecutionArn": "arn:pipeline", "arguments": {"job": "gpt", "on_hold": "wait"}}
     executing = read_message(json.dumps({**message, "status": "Executing"}), at=MIDNIGHT)

@@ -36,6 +36,7 @@ from rerail_agent.checkpoints.manifest import (
 SMALLEST_PART = 8 << 20
 MOST_PARTS = 9_000  # S3 takes 10,000
 LARGEST_COPY = 5 << 30  # of one CopyObject
+ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
 REFUSED = ("storage class", "kms:", "Server Side Encryption")
@@ -59,7 +60,7 @@ class S3Store:
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-        _check_owner(bucket, _region(), _read_arn(4))
+        _check_owner(bucket, _region(), _read_arn(ARN_ACCOUNT))
         return cls(bucket, prefix, _region(), endpoint)
 
     @property
@@ -309,7 +310,7 @@ def _check_owner(bucket: str, region: str, account: str) -> None:
 
 def _region() -> str:
     named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return named or _read_arn(3) or "us-east-1"
+    return named or _read_arn(ARN_REGION) or "us-east-1"
 
 
 def _read_arn(part: int) -> str:
