@@ -1,7 +1,8 @@
 """A plugin of pytest: each test has a time limit on this machine's pace, and a test that exceeds it is explained.
 
 pytest-timeout ends the test and dumps the stacks of all threads. This adds the processes that the test started, and
-records which test each process of pytest is in, for `tools.deadlines`.
+records which test each process of pytest is in, for `tools.deadlines`. A failed test is named at once, since a suite
+that is ended prints no summary.
 """
 
 import faulthandler
@@ -33,6 +34,27 @@ def pytest_configure(config: pytest.Config) -> None:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         config.add_cleanup(stacks.close)
         config.add_cleanup(lambda: faulthandler.unregister(signal.SIGUSR1))
+
+
+class FailureNames:
+    """Print the name of each failed test when it fails."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the name on a line of its own, after the letter of the test."""
+        if report.failed:
+            self.terminal.write(f"\nfailed: {report.nodeid} ({report.when})\n")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Name failed tests at once in the process that prints: a worker sends its reports there."""
+    plugins = session.config.pluginmanager
+    if not hasattr(session.config, "workerinput") and (terminal := plugins.get_plugin("terminalreporter")):
+        plugins.register(FailureNames(terminal))
 
 
 @pytest.hookimpl(trylast=True)

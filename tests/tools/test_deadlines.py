@@ -87,11 +87,13 @@ def test_each_test_that_hangs_is_named_at_its_limit(tmp_path):
 def test_a_suite_that_no_test_limit_can_end_is_explained_at_its_deadline(tmp_path):
     """The test blocks the timer's signal. Its name, stack, and stubborn child are printed, and the child is ended."""
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})"
-    text = f"{STUBBORN}\n    def test_planted():\n        {block}\n        start().wait()\n"
+    failing = "    def test_fails():\n        assert False\n"
+    text = f"{STUBBORN}\n{failing}    def test_planted():\n        {block}\n        start().wait()\n"
     status, printed = run_planted(tmp_path, text, test_s=2, suite_s=8)
     assert status == LATE
     assert "DEADLINE: planted is not done after 8 s" in printed
     assert "test_file.py::test_planted, for " in printed
+    assert "test_file.py::test_fails (call)" in printed, "what had failed until then"
     assert "in test_planted" in printed, "the stack"
     child = next(line for line in printed.splitlines() if "signal.SIG_IGN" in line)
     assert int(child.split()[0]) not in processes.table()
