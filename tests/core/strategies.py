@@ -23,7 +23,17 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.mailbox import Command, CommandKind, Durability, Heartbeat, Report, ReportKind
-from rerail.model.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, SaveTimeouts
+from rerail.model.policy import (
+    Backoff,
+    Capacity,
+    Limits,
+    Mode,
+    OnDoubtfulEnd,
+    OnMaxRuntime,
+    Policy,
+    Retries,
+    SaveTimeouts,
+)
 from rerail.model.run import (
     Attempt,
     HealthLabel,
@@ -114,6 +124,7 @@ policies = st.builds(
     name=st.just("any"),
     mode=st.sampled_from(Mode),
     on_max_runtime=st.sampled_from(OnMaxRuntime),
+    on_doubtful_end=st.sampled_from(OnDoubtfulEnd),
     retries=st.builds(
         Retries,
         infrastructure=counts,

@@ -11,7 +11,7 @@ from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown, Throttled
-from rerail.model.policy import Policy
+from rerail.model.policy import OnDoubtfulEnd, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from tests.fakes import World
 from tests.timing import growth
@@ -183,6 +183,30 @@ def test_a_job_that_completed_with_an_error_or_a_far_loss_is_reported(ends: tupl
     assert doubt in notice.body and notice.title == f"gpt: completed {end}".rstrip()
     headline = make_summary(Facts(world.run(), world.clock()))["headline"]
     assert headline.startswith(f"Completed {end}" if end else "Completed: ")
+
+
+@pytest.mark.parametrize(
+    ("end", "planned", "why"),
+    [
+        ("cp: error writing 'model.pt': No space left on device\n", None, "No space left on device"),
+        ("", 1_001, "its last known step is 500"),
+        ("", 1_000, ""),
+    ],
+)
+def test_the_policy_can_treat_a_doubtful_end_as_a_failure(end: str, planned: int | None, why: str) -> None:
+    world = World().with_saves()
+    world.policies.by_name["default"] = Policy(on_doubtful_end=OnDoubtfulEnd.FAIL)
+    world.logs.ends["gpt"] = (STEPS + end + SUCCESS,)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics={"step": 500.0}, planned_steps=planned)
+    world.supervisor().handle(JobStateChanged("gpt"))
+    run, notice = world.run(), world.bus.notices[-1]
+    if not why:
+        assert run.state is RunState.COMPLETED
+        return
+    assert (run.state, run.attempts[0].status) == (RunState.WAITING, JobStatus.FAILED)
+    assert why in notice.body and "SageMaker calls the job Completed" in notice.body
+    world.minutes(10)
+    assert world.sagemaker.live() == ["gpt-a002"] and world.run().current.resumed_from_step == 500
 
 
 def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:

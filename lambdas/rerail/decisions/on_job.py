@@ -242,7 +242,7 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         trouble = f"its last steps were {label.why}" if label else seen.job.loss_at_end
         doubt, reason = LOSS_AT_END, f"{reason}; but {trouble}"
         todo = "Check the result before you use it"
-    elif few := _describe_few_steps(run, seen.job):
+    elif few := describe_few_steps(run, seen.job):
         doubt, reason = FEW_STEPS, f"{reason}; but {few}"
         todo = f"Unless it was to stop early: `rerail logs {run.id}` shows why it ended"
     elif has_no_row(run, seen.job, policy):
@@ -253,7 +253,7 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     return Decision(run, (notice,), reason, finding="completed")
 
 
-def _describe_few_steps(run: Run, job: Job) -> str:
+def describe_few_steps(run: Run, job: Job) -> str:
     """Return how far a completed job is from the steps that its arguments ask for; "" from the half of them on.
 
     A logger may leave out many steps before the last one.

@@ -71,6 +71,13 @@ class OnExpiry(StrEnum):
     HOLD = "hold"
 
 
+class OnDoubtfulEnd(StrEnum):
+    """The reaction to a completed job whose log ends with an error, or that did not do half of its steps."""
+
+    INFORM = "inform"
+    FAIL = "fail"  # as to a failed job
+
+
 class OnAlarm(StrEnum):
     """The reaction to a CloudWatch alarm that the user set on the job."""
 
@@ -298,6 +305,7 @@ class Policy:
     # If several runs wait to be launched, those with a higher priority go first.
     priority: int = 50
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
+    on_doubtful_end: OnDoubtfulEnd = OnDoubtfulEnd.INFORM
     on_alarm: OnAlarm = OnAlarm.INFORM
     # Alarms on metrics outside SageMaker's namespace that may restart too, by name.
     alarms: tuple[str, ...] = ()

@@ -1,28 +1,30 @@
 """Observe one run: read its job and its checkpoints from AWS, as signals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
-from rerail.decisions.decision import has_agent
-from rerail.decisions.on_job import TIMEOUT_STATUSES
+from rerail.decisions.decision import has_agent, with_attempt, with_facts
+from rerail.decisions.on_job import TIMEOUT_STATUSES, describe_few_steps
 from rerail.decisions.on_policy import is_page_due
+from rerail.diagnosis.classify import diagnose
 from rerail.messages.messages import QueueMessage
-from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
+from rerail.model.policy import OnDoubtfulEnd, Policy
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
 from rerail.ports import Checkpoints, FailureLogs, Jobs, Policies
 from rerail.requests.relaunch import is_handed
-from rerail.supervisor.failure_log import NO_CAUSES, with_log_read
+from rerail.supervisor.failure_log import with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
 # 30 minutes by SageMaker's documentation, and a little for clocks.
 TERMINATES_BEFORE = timedelta(minutes=32)
 MAX_PROBLEM_CHARS = 500
+DEFAULTS = Policy()
 
 
 def observe(
@@ -34,13 +36,13 @@ def observe(
     known: Job | None = None,
     lists: bool = False,
     logs: FailureLogs | None = None,
-    causes: Mapping[str, Cause] = NO_CAUSES,
+    policy: Policy = DEFAULTS,
 ) -> tuple[Signal, ...]:
     """Return the current job as it is now, and the time, as signals.
 
     `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
-    and the policy's `causes` complete the diagnosis of a job that failed; without `logs`, a training plan's end is not
-    read either.
+    and the `policy` complete the diagnosis of a job that failed; without `logs`, a training plan's end is not read
+    either.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -58,7 +60,8 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and description:
-        job = _with_plan_read(with_log_read(job, description, logs, causes), jobs)
+        job = _with_plan_read(with_log_read(job, description, logs, policy.causes), jobs)
+        job = _with_doubt_as_failure(run, job, at) if policy.on_doubtful_end is OnDoubtfulEnd.FAIL else job
     return _observe_job(run, job, checkpoints, at=at, lists=lists)
 
 
@@ -73,6 +76,18 @@ def _observe_job(run: Run, job: Job, checkpoints: Checkpoints, *, at: datetime, 
     # A relaunch waits for the checkpoints if another try may succeed.
     waits = is_relaunched and any(not signal.is_needed for signal in refused)
     return (*refused, Tick(at)) if waits else (*refused, JobObserved(at, job, seen), Tick(at))
+
+
+def _with_doubt_as_failure(run: Run, job: Job, at: datetime) -> Job:
+    """Return a completed job as a failed one if its end is in doubt, unless it was to be stopped."""
+    if job.status is not JobStatus.COMPLETED or run.stop:
+        return job
+    few = describe_few_steps(with_attempt(run, with_facts(run.current, job, at)), job)
+    if not (doubt := job.error_at_end or few):
+        return job
+    limitation = "SageMaker calls the job Completed; by its policy it is handled as failed"
+    diagnosis = replace(diagnose(doubt), limitation=limitation)
+    return replace(job, status=JobStatus.FAILED, failure_reason=doubt, diagnosis=diagnosis)
 
 
 def _with_plan_read(job: Job, jobs: Jobs) -> Job:

@@ -251,8 +251,8 @@ class Supervisor:
             run = self._handle_signals(run, *self._act(run, found=run))
         if may_have_lost_job(run):
             run = self._look_for_lost_job(run, must_know=make_signal is not None)
-        causes = policy_of(run, self.policies).causes
-        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs, causes=causes)
+        policy = policy_of(run, self.policies)
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock(), lists=lists, logs=self.logs, policy=policy)
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and make_signal:
