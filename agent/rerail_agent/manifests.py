@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -298,10 +298,15 @@ def _get_attempt_if_tainted(tainted: Callable[[Manifest], bool], folder: Path) -
     return manifest.attempt if tainted(manifest) else None
 
 
-def choose_kept(root: Path, *, keep: int, newest: int, onset: int | None = None) -> set[int]:
-    """Return the steps up to `newest` that stay: those of choose_last(), and the one of find_safe()."""
-    there = [manifest.step for manifest in _list_manifests(root) if manifest.step <= newest]
-    safe = find_safe(root, newest=newest, onset=onset)
+def choose_kept(
+    root: Path, *, keep: int, newest: int, onset: int | None = None, among: Container[str] | None = None
+) -> set[int]:
+    """Return the steps up to `newest` that stay: those of choose_last(), and the one of find_safe().
+
+    With `among`, only folders of these names are considered.
+    """
+    there = [manifest.step for manifest in _list_manifests(root, among) if manifest.step <= newest]
+    safe = find_safe(root, newest=newest, onset=onset, among=among)
     return choose_last(there, keep=keep, onset=onset) | ({safe} if safe is not None else set())
 
 
@@ -316,22 +321,27 @@ def choose_last(steps: Sequence[int], *, keep: int, onset: int | None) -> set[in
     return {*steps[:1], *[step for step in steps if step < onset][: max(1, keep)]}
 
 
-def find_safe(root: Path, *, newest: int, onset: int | None = None) -> int | None:
+def find_safe(root: Path, *, newest: int, onset: int | None = None, among: Container[str] | None = None) -> int | None:
     """Return the step of the last clean checkpoint up to `newest`, which must not be deleted.
 
     While a problem with the loss is open, that is the last one from before its onset.
     """
-    clean = [manifest.step for manifest in _list_manifests(root) if manifest.health == "clean"]
+    clean = [manifest.step for manifest in _list_manifests(root, among) if manifest.health == "clean"]
     clean = [step for step in clean if step <= newest]
     earlier = [step for step in clean if onset is not None and step < onset]
     return next(iter(earlier or clean), None)
 
 
-def _list_manifests(root: Path) -> list[Manifest]:
+def _list_manifests(root: Path, among: Container[str] | None = None) -> list[Manifest]:
     """Return the manifests that can be read and are trusted, the newest step first."""
-    listed = [manifest for folder in list_folders(root) if (manifest := _read_or_none(folder))]
-    untrusted = ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
+    listed, untrusted = _list_with_untrusted(root, among)
     return [manifest for manifest in listed if manifest.signature or manifest.step not in untrusted]
+
+
+def _list_with_untrusted(root: Path, among: Container[str] | None = None) -> tuple[list[Manifest], set[int]]:
+    folders = [folder for folder in list_folders(root) if among is None or folder.name in among]
+    listed = list(filter(None, map(_read_or_none, folders)))
+    return listed, ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
 
 
 def _read_or_none(folder: Path) -> Manifest | None:
@@ -418,6 +428,8 @@ class FrameworkCheckpoints:
 
     def __init__(self, guard: "Guard", root: Path, *, keep: int) -> None:
         self._guard, self._root, self._keep = guard, root, keep
+        # Other runs may share the folder: what appears later and is not of this process is not deleted.
+        self._known = {folder.name for folder in list_folders(root)}
 
     def save(self, step: int, write: Callable[[Path], Any], *, reason: str, **facts: Any) -> None:
         """Make `write(folder)` write the state, unless a complete checkpoint of this step exists.
@@ -425,6 +437,7 @@ class FrameworkCheckpoints:
         A save that fails is reported, and training goes on.
         """
         folder = self._root / f"step-{step:09d}"
+        self._known.add(folder.name)
         with self._guard.phase("save"):
             if gather(get_rank() == 0 and is_whole(folder))[0]:
                 self._guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
@@ -455,13 +468,15 @@ class FrameworkCheckpoints:
     def _prune(self, newest: int) -> None:
         # Rank 0 alone knows the onset.
         staying = gather(
-            choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset)
+            choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset, among=self._known)
             if get_rank() == 0
             else None
         )[0]
         if is_host_leader():
+            spared = staying | _list_with_untrusted(self._root)[1]
             for folder in list_folders(self._root):
-                if (step := parse_step(folder)) is not None and step < newest and step not in staying:
+                step = parse_step(folder) or 0
+                if folder.name in self._known and step < newest and step not in spared:
                     delete_checkpoint(folder)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ QUARANTINE = "quarantine"
 # So many bytes are read of a manifest, or of a note beside it; thousands of ranks need a million. The rest is cut off,
 # so that it cannot be parsed.
 SIZE_LIMIT = 1 << 24
-STEP = re.compile(r"step-(\d{9,})")
+STEP = re.compile(r"step-([0-9]{9,18})")
 # Such a checkpoint is passed over, and neither moved nor deleted.
 UNREADABLE = "its manifest is archived, or encrypted with a key that this job may not use"
 
@@ -156,6 +157,12 @@ def parse_step(folder: str) -> int | None:
     """Return the step in a folder's name, or None."""
     match = STEP.search(folder)
     return int(match[1]) if match else None
+
+
+def find_steps(names: Iterable[str]) -> list[int]:
+    """Return the steps of the names that make_folder_name() gives, newest first; others may add any other name."""
+    found = ((name, parse_step(name)) for name in names)
+    return sorted((step for name, step in found if step is not None and name == make_folder_name(step)), reverse=True)
 
 
 def format_now() -> str:

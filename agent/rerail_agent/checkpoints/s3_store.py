@@ -23,11 +23,11 @@ from rerail_agent.checkpoints.manifest import (
     METADATA,
     QUARANTINE,
     SIZE_LIMIT,
-    STEP,
     UNREADABLE,
     DamagedCheckpoint,
     Manifest,
     dump,
+    find_steps,
     format_now,
     make_folder_name,
     parse,
@@ -36,6 +36,7 @@ from rerail_agent.checkpoints.manifest import (
 SMALLEST_PART = 8 << 20
 MOST_PARTS = 9_000  # S3 takes 10,000
 LARGEST_COPY = 5 << 30  # of one CopyObject
+LEFT = ".left"  # the end of the name of an empty object beside one that could not be moved to quarantine
 ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
@@ -110,8 +111,7 @@ class S3Store:
     def steps(self) -> list[int]:
         with _translate_errors():
             pages = list(self._client().list_objects(self.bucket, self.prefix, "/", 1000))
-        names = (path.rstrip("/").rpartition("/")[2] for page in pages for path in page.common_prefixes)
-        return sorted((int(match[1]) for name in names if (match := STEP.fullmatch(name))), reverse=True)
+        return find_steps(path.rstrip("/").rpartition("/")[2] for page in pages for path in page.common_prefixes)
 
     def manifest(self, step: int) -> Manifest | None:
         try:
@@ -138,35 +138,41 @@ class S3Store:
 
     def drop(self, step: int) -> None:
         source = self._key(step, "")
-        self._delete(source, self._sizes(source))
+        sizes = self._sizes(source)
+        left = {name for name in sizes if f"{name}{LEFT}" in sizes and name != MANIFEST}
+        self._delete(source, sizes.keys() - left - {f"{name}{LEFT}" for name in left})
 
     def quarantine(self, step: int, attempt: int | str) -> str | None:
         """Copy, compare sizes and only then delete. A repetition after a kill copies all again: others can write there.
 
-        An object that S3 refuses to copy, since its writer has archived or encrypted it, stays. Return None for a
-        folder without manifest, which a killed save or a killed deletion has left.
+        An object that S3 refuses to copy, since its writer has archived or encrypted it, stays: an empty object beside
+        it keeps it from being deleted as part of an outdated checkpoint. Return None for a folder without manifest,
+        which a killed save or a killed deletion has left.
         """
         source = self._key(step, "")
         text = self._content(source + MANIFEST)
         if text is None:
             return None
         target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{make_folder_name(step)}", text)
-        sizes, refused = self._sizes(source), 0
+        sizes, refused = self._sizes(source), []
         for name in sorted(sizes, key=lambda name: name == MANIFEST):  # the manifest last: it makes the copy count
             try:
                 self._copy(source + name, target + name, sizes[name])
             except OSError as error:
                 if not _is_refused(error):
                     raise
-                refused += 1
+                refused.append(name)
                 del sizes[name]
         if MANIFEST not in sizes:
             raise OSError(f"S3 does not copy the manifest of {source}; nothing was deleted")
         if {name: size for name, size in self._sizes(target).items() if name in sizes} != sizes:
             raise OSError(f"{target} is not a whole copy of {source}; nothing was deleted")
-        self._delete(source, sizes)
+        marks = {f"{name}{LEFT}" for name in refused}
+        for mark in marks:
+            self.write(step, mark, (), total=0)
+        self._delete(source, sizes.keys() - marks)
         moved = target.removeprefix(self.prefix).rstrip("/")
-        return f"{moved}, without {refused} of its objects, which S3 does not copy" if refused else moved
+        return f"{moved}, without {len(refused)} of its objects, which S3 does not copy" if refused else moved
 
     def read_note(self, step: int, name: str) -> bytes | None:
         return self._content(self._key(step, name))

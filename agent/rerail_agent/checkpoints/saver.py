@@ -431,9 +431,11 @@ class Saver:
         keep, doublings = self._retention
         saved, torn = [], []
         for step, (manifest, problem) in (self._listing() | {newest.step: (newest, None)}).items():
+            if step not in self._seen or problem in (UNREADABLE, UNTRUSTED):
+                continue  # another run that shares the folder may have saved it, or be saving it
             if manifest is not None:
                 saved.append(KeptCheckpoint(step, manifest.health == "clean"))
-            elif step < newest.step and problem != UNREADABLE:
+            elif step < newest.step:
                 torn.append(step)
         spared = [self._restoring] if self._restoring else []
         return sorted(

@@ -19,10 +19,10 @@ from rerail_agent.checkpoints.manifest import (
     MANIFEST,
     METADATA,
     QUARANTINE,
-    STEP,
     DamagedCheckpoint,
     Manifest,
     dump,
+    find_steps,
     format_now,
     make_folder_name,
     parse,
@@ -182,8 +182,7 @@ class LocalStore:
                 delete_path(path)
 
     def steps(self) -> list[int]:
-        matches = (STEP.fullmatch(path.name) for path in Path(self.root).glob("step-*") if path.is_dir())
-        return sorted((int(match[1]) for match in matches if match), reverse=True)
+        return find_steps(path.name for path in Path(self.root).glob("step-*") if path.is_dir())
 
     def manifest(self, step: int) -> Manifest | None:
         folder = self._folder(step)

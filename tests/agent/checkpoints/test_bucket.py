@@ -14,7 +14,7 @@ import pytest
 
 from rerail_agent.checkpoints import Saver, open_store
 from rerail_agent.checkpoints.s3_store import S3Store
-from tests.agent.checkpoints.ranks import LoggedLines, Ranks, manifest, same, state
+from tests.agent.checkpoints.ranks import LoggedLines, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
 
 pytestmark = pytest.mark.slow
@@ -155,19 +155,30 @@ def refuse_to_copy(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
 def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
     s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writer has archived it, or encrypted it with another key: it stays, and the checkpoint does not count."""
-    refuse_to_copy(monkeypatch, "of-another")
+    """Its writer has archived it, or encrypted it with another key: it stays, and the checkpoint does not count.
+
+    It is a part of what was moved, so that neither retention nor another save of the step deletes it.
+    """
+    refuse_to_copy(monkeypatch, "archived")
     log: list[str] = []
     saver = Saver(open_store(f"s3://{bucket}/a"), log=log.append)
     for step in (10, 20):
         save(saver, step)
-    s3.put_object(Bucket=bucket, Key="a/step-000000020/of-another", Body=b"x")
-    saver.quarantine(after=10, tainted=lambda found: True)
-    assert saver.newest() == 10
-    assert [key for key in keys(s3, bucket) if "a/step-000000020" in key] == ["a/step-000000020/of-another"]
-    assert "a/quarantine/a1-step-000000020/manifest.json" in keys(s3, bucket)
-    assert log[-1].endswith("moved to quarantine/a1-step-000000020, without 1 of its objects, which S3 does not copy")
-    assert save(saver, 20).error is None
+    left = {f"a/step-000000020/archived{end}" for end in ("", ".left")}
+    s3.put_object(Bucket=bucket, Key="a/step-000000020/archived", Body=b"x")
+    for attempt in (1, 2):
+        saver.quarantine(after=10, tainted=lambda found: True)
+        assert saver.newest() == 10
+        assert {key for key in keys(s3, bucket) if "a/step-000000020" in key} == left
+        assert f"a/quarantine/a{attempt}-step-000000020/manifest.json" in keys(s3, bucket)
+        assert log[-1].endswith(f"a{attempt}-step-000000020, without 1 of its objects, which S3 does not copy")
+        assert save(saver, 20, attempt=2).error is None
+    later = Saver(open_store(f"s3://{bucket}/a"))  # it finds them when it starts
+    later.prune(keep=1, doublings=0)
+    for step in (30, 40):
+        assert save(later, step, attempt=2).error is None
+    later.close()
+    assert settle(lambda: {key for key in keys(s3, bucket) if "a/step-000000020" in key} == left)
     saver.close()
 
 

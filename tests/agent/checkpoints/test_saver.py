@@ -386,12 +386,12 @@ def test_quarantine_moves_what_is_tainted(saver: Saver, tmp_path: Path, logged: 
 
 def test_pruning_follows_each_commit(saver: Saver, tmp_path: Path) -> None:
     """The last ones stay, torn ones go, newer ones of another attempt and the newest clean one are left alone."""
+    (tmp_path / "step-000000015").mkdir()
     save(saver, 10)
     save(saver, 90, attempt=0)
     saver.prune(keep=2, doublings=0)
     for step in (20, 30):
         save(saver, step, health="suspect")
-    (tmp_path / "step-000000015").mkdir()
     save(saver, 40, health="suspect")
     wanted = ["step-000000010", "step-000000030", "step-000000040", "step-000000090"]
     assert settle(lambda: sorted(path.name for path in tmp_path.iterdir()) == wanted)

@@ -23,7 +23,7 @@ from rerail_agent.checkpoints.restore import UnfitState
 from rerail_agent.checkpoints.safe_load import load_metadata
 from rerail_agent.checkpoints.store import compute_checksum
 from rerail_agent.checkpoints.trust import ManifestTrust
-from tests.agent.checkpoints.ranks import manifest
+from tests.agent.checkpoints.ranks import manifest, settle
 
 pytestmark = pytest.mark.slow
 
@@ -290,8 +290,14 @@ def add_folder(root: Path) -> None:
     (root / "step-000000020" / MANIFEST / "x").mkdir(parents=True)
 
 
+def add_names(root: Path) -> None:
+    """Folders whose names are read as steps, and that no save creates."""
+    for name in ("step-0000000010", "step-0000000030", f"step-{'9' * 250}", f"step-{chr(0x661) * 9}"):
+        (root / name).mkdir()
+
+
 @pytest.mark.threat("T25")
-@pytest.mark.parametrize("add", [add_nothing, add_files, add_folder])
+@pytest.mark.parametrize("add", [add_nothing, add_files, add_folder, add_names])
 def test_a_checkpoint_that_others_add_keeps_none_from_being_saved(
     tmp_path: Path, as_attempt: Callable[..., None], add: Callable[[Path], None]
 ) -> None:
@@ -308,6 +314,28 @@ def test_a_checkpoint_that_others_add_keeps_none_from_being_saved(
     saver.quarantine(after=10, tainted=lambda manifest: True)
     saver.close()
     assert restored(tmp_path)[0] == 10
+
+
+@pytest.mark.threat("T19")
+@pytest.mark.parametrize("keys", [(KEY, ANOTHER), ("", "")])
+def test_runs_that_share_a_folder_delete_nothing_of_each_other(
+    tmp_path: Path, as_attempt: Callable[..., None], keys: tuple[str, str]
+) -> None:
+    """Neither what the other run has saved, nor the shards of a save that it has not finished."""
+    savers = []
+    for key in keys:
+        as_attempt(1, key)
+        savers.append(Saver(open_store(tmp_path)))
+        savers[-1].prune(keep=2, doublings=0)
+    (tmp_path / "step-000000005").mkdir()
+    for number, steps in ((1, (15, 25, 35)), (0, (10, 20, 30, 40))):
+        as_attempt(1, keys[number])
+        for step in steps:
+            assert savers[number].save({"w": torch.zeros(4)}, manifest(step, run=f"run-{number}"))
+            savers[number].wait()
+    assert settle(lambda: sorted(int(path.name[-9:]) for path in tmp_path.iterdir()) == [5, 25, 30, 35, 40])
+    for saver in savers:
+        saver.close()
 
 
 @pytest.mark.threat("T25")
