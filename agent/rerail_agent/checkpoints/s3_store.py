@@ -5,7 +5,6 @@ with s3torchconnector, whose client is used without its torch part in the writer
 """
 
 import hashlib
-import itertools
 import os
 import sys
 import urllib.parse
@@ -37,6 +36,7 @@ SMALLEST_PART = 8 << 20
 MOST_PARTS = 9_000  # S3 takes 10,000
 LARGEST_COPY = 5 << 30  # of one CopyObject
 LEFT = ".left"  # the end of the name of an empty object beside one that could not be moved to quarantine
+NUMBERED_NAMES = 9  # of one step in quarantine
 ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
@@ -232,11 +232,14 @@ class S3Store:
             stream.close()
 
     def _free_prefix(self, wanted: str, manifest: bytes) -> str:
-        """Return a prefix without objects, or with a complete or partial copy of this very checkpoint."""
-        for prefix in itertools.chain([f"{wanted}/"], (f"{wanted}-{number}/" for number in itertools.count(2))):
-            if self._content(prefix + MANIFEST) in (None, manifest):
-                return prefix
-        raise AssertionError("numbers do not end")
+        """Return a prefix without manifest, or with a complete or partial copy of this very checkpoint.
+
+        Others may have taken many names: after a few of them it is one made of the manifest.
+        """
+        for end in ("", *(f"-{number}" for number in range(2, NUMBERED_NAMES + 1))):
+            if self._content(f"{wanted}{end}/{MANIFEST}") in (None, manifest):
+                return f"{wanted}{end}/"
+        return f"{wanted}-{hashlib.sha256(manifest).hexdigest()}/"
 
 
 class S3FileSystem:

@@ -182,6 +182,21 @@ def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
     saver.close()
 
 
+@pytest.mark.threat("T26")
+def test_names_that_others_take_in_quarantine_slow_no_rollback(s3: Any, bucket: str) -> None:
+    """They could take thousands of numbers, each of which costs a request."""
+    saver = Saver(open_store(f"s3://{bucket}/a"))
+    for step in (10, 20):
+        save(saver, step)
+    for end in ("", *(f"-{number}" for number in range(2, 21))):
+        s3.put_object(Bucket=bucket, Key=f"a/quarantine/a1-step-000000020{end}/manifest.json", Body=b"{}")
+    saver.quarantine(after=10, tainted=lambda found: True)
+    assert saver.newest() == 10
+    moved = {key.split("/")[2] for key in keys(s3, bucket) if "quarantine" in key and key.endswith(".distcp")}
+    assert [len(name) for name in moved] == [len(f"a1-step-000000020-{64 * 'f'}")]
+    saver.close()
+
+
 @pytest.mark.parametrize("end", ["manifest.json", ""])
 def test_a_checkpoint_whose_manifest_cannot_be_copied_stays_whole(
     s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, end: str
