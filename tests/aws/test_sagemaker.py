@@ -113,7 +113,7 @@ def test_a_new_job_has_empty_fields():
         "-c",
         "x.py; true",
         "$(true)",
-        "[1",
+        "[" * 2_500,
         "a" * 201,
         '"rerail_command.sh"',
     )

@@ -3,7 +3,7 @@
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -368,8 +368,8 @@ class Saver:
         except DamagedCheckpoint as damage:
             return None, str(damage)
 
-    def _listing(self) -> dict[int, tuple[Manifest | None, str | None]]:
-        listed = {step: self._read(step) for step in self.place.steps()}
+    def _listing(self, among: Container[int] | None = None) -> dict[int, tuple[Manifest | None, str | None]]:
+        listed = {step: self._read(step) for step in self.place.steps() if among is None or step in among}
         untrusted = self._trust.find_untrusted(manifest for manifest, _ in listed.values() if manifest)
         return listed | dict.fromkeys(untrusted, (None, UNTRUSTED))
 
@@ -430,12 +430,11 @@ class Saver:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []
-        for step, (manifest, problem) in (self._listing() | {newest.step: (newest, None)}).items():
-            if step not in self._seen or problem in (UNREADABLE, UNTRUSTED):
-                continue  # another run that shares the folder may have saved it, or be saving it
+        # What appeared since the start, and is not of this process, another run may have saved or be saving.
+        for step, (manifest, problem) in (self._listing(self._seen) | {newest.step: (newest, None)}).items():
             if manifest is not None:
                 saved.append(KeptCheckpoint(step, manifest.health == "clean"))
-            elif step < newest.step:
+            elif step < newest.step and problem not in (UNREADABLE, UNTRUSTED):
                 torn.append(step)
         spared = [self._restoring] if self._restoring else []
         return sorted(

@@ -194,7 +194,7 @@ def _read_script(hyperparameters: Mapping[str, str]) -> str:
     program = hyperparameters.get(SCRIPT_SETTING) or hyperparameters.get("sagemaker_program", "")
     try:
         name = str(json.loads(program))
-    except ValueError:
+    except (ValueError, RecursionError):
         name = program
     if name == COMMAND_SCRIPT:  # the command itself would need quotes
         return "FOLDER --command COMMAND"
