@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench.floor import BadFloor, read_floors, shortfalls, write_floors
@@ -24,7 +23,7 @@ from bench.judging import CONTENDERS, PER_MINUTE, PER_STEP, Judged, Task, judge
 from bench.rules import RULES
 from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus
 from cli.backtest.scoring import FAMILIES, Hit, Recall, Score, measures, score
-from cli.parallel import spread
+from cli.parallel import show_progress, spread
 from rerail.model.thresholds import Thresholds
 
 HERE = Path(__file__).resolve().parent
@@ -83,14 +82,7 @@ def _judge_all(corpus: LogCorpus, detection: Thresholds, console: Console) -> li
     """Every log, the longest first, so that no core waits for the last one."""
     longest_first = sorted(corpus.runs, key=lambda run: -run.rows)
     tasks = [Task(corpus.file(run), run, detection) for run in longest_first]
-    results = spread(judge, tasks)
-    judged = [next(results)]  # the workers are forked before the progress bar starts its thread
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("judging logs", total=len(tasks), completed=1)
-        for one in results:
-            judged.append(one)
-            progress.advance(bar)
+    judged = show_progress(spread(judge, tasks), len(tasks), "judging logs", console)
     return sorted(judged, key=lambda one: one.run.id)
 
 

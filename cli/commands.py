@@ -79,7 +79,6 @@ destroy      Take Rerail out of an account and region. Runs, mail, reports, logs
 doctor       Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.
 acceptance   Try in an account, for cents, what no emulator can show: jobs that fail are started, and everything is
              removed.
-connect      Open a shell in the running job of a run. The job is changed only after asking; its training goes on.
 tensorboard  Open TensorBoard on all attempts of runs, and keep it fresh until Ctrl-C.
 policy       Policies: checked, compared with what is deployed, shown in full.
 local        An AWS on this machine, with Rerail deployed into it.

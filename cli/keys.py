@@ -200,16 +200,6 @@ acceptance: one object
     interrupted  whether it was interrupted
     checks  each assumption's id, text, what was expected and seen, verdict and evidence
     measurements  median, largest value and count of each duration in seconds; null: not seen
-connect: one object
-    run  the run
-    job  its running job
-    host  the machine
-    target  Systems Manager's name of the container
-    command  the words that open a shell in it
-    switched_on  whether remote debugging was switched on just now
-    role  the job's role
-    role_needs  what that role must be allowed
-    you_need  what you must be allowed
 tensorboard: one object
     run  the run
     logdir  the folder with a sub-folder for each attempt, or for each run

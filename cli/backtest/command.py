@@ -3,25 +3,23 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli import place
-from cli.backtest import plots, report, sources, text
+from cli.backtest import report, sources, text
 from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import complete_policies
+from cli.parallel import show_progress
 from cli.place import Local
 from cli.project import read_policy
 
 NARROWEST = 120
-Item = TypeVar("Item")
 
 
 def backtest(
@@ -56,19 +54,17 @@ def backtest(
     findings: Annotated[
         Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw logs with their findings into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for another program.")] = False,
     local: Local = False,
 ) -> None:
     """Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed."""
     console = Console(stderr=as_json) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=as_json)
     try:
-        if plot:
-            plots.check()
         detection = replace(read_policy(policy).detection, plateau=plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()), loss=loss)
-        judged = list(_shown(evaluate_logs(logs, detection, by_minute=by_minute), len(logs), "judging logs", console))
+        evaluated = evaluate_logs(logs, detection, by_minute=by_minute)
+        judged = list(show_progress(evaluated, len(logs), "judging logs", console))
         judged.sort(key=lambda log: log.log.name)
         quality, seconds = score_logs(judged), time.perf_counter() - began
         if findings:
@@ -77,27 +73,8 @@ def backtest(
             typer.echo(json.dumps(report.make_json(judged, policy=policy, seconds=seconds, scored=quality), indent=2))
         else:
             report.show(console, judged, policy=policy, seconds=seconds, scored=quality)
-        if plot:
-            worth = plots.select_logs(judged)
-            drawn = list(_shown(plots.draw(worth, plot), len(worth), "drawing", console))
-            console.print(f"{len(drawn)} picture(s) in {plot}")
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
-
-
-def _shown(results: Iterator[Item], total: int, what: str, console: Console) -> Iterable[Item]:
-    """The results as they come, under a progress bar. The first is taken before the bar starts its thread: work is
-    spread by forking, and a process is forked best while it has one thread."""
-    first = next(results, None)
-    if first is None:
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=total < 2) as progress:
-        bar = progress.add_task(what, total=total, completed=1)
-        yield first
-        for result in results:
-            progress.advance(bar)
-            yield result
 
 
 def _write(judged: list[EvaluatedLog], file: Path) -> None:

@@ -2,21 +2,20 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli import place
 from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import complete_policies
-from cli.parallel import spread
+from cli.parallel import show_progress, spread
 from cli.project import read_policy
-from cli.simulate import pictures, report
+from cli.simulate import report
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.measured import read_measurements, replace_assumptions
 from cli.simulate.months import SimulationResult, SimulationTask, simulate
@@ -50,7 +49,6 @@ def run_simulations(
     measured: Annotated[
         Path | None, typer.Option(help="An acceptance.json of `rerail acceptance`: its times, not the assumed ones.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, a .png or .svg.")] = None,
     as_json: Annotated[str, typer.Option("--json", help="Write all figures to this file, - for the screen.")] = "",
     quiet: Annotated[bool, typer.Option(help="Leave out the tables of faults and assumptions.")] = False,
 ) -> None:
@@ -67,8 +65,6 @@ def run_simulations(
         sizes = _checked(gpus or [16_384], days, seeds, failures)
         _known("way", way or [], list(WAYS))
         _known("sweep", sweeps, list(SWEEPS))
-        if plot:
-            pictures.check(plot)
         names = way or ([] if sweep else list(WAYS))
         made = Maker(sizes, days, range(seed, seed + seeds), rules, failures)
         compared = sizes if names else []
@@ -77,10 +73,6 @@ def run_simulations(
         rows = made.simulate_rows(variants, console)
         _show(console, rows, sizes, days, seeds, assumed if not quiet else None, sources)
         _written(rows, as_json)
-        if plot:
-            by_size = {size: rows[f"ways:{size}"] for size in compared}
-            pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweeps}, plot)
-            console.print(f"drawn: {plot}")
     except BadInput as error:
         place.fail(" ".join(error.problem.split()), error.remedy)
 
@@ -103,8 +95,14 @@ class Maker:
                     places.append((group, name))
                     tasks.append(SimulationTask(way, size, self.days, seed, assumed, self.policy, self.factor))
         outcomes: list[SimulationResult | None] = [None] * len(tasks)
-        for number, outcome in self._shown(list(enumerate(tasks)), console):
+        is_logged = not console.is_terminal and len(tasks) > 1
+        if is_logged:
+            print(f"simulating {len(tasks)} times {self.days:g} days ...", file=sys.stderr, flush=True)
+        results = show_progress(spread(_numbered, list(enumerate(tasks))), len(tasks), "simulating", console)
+        for count, (number, outcome) in enumerate(results, 1):
             outcomes[number] = outcome
+            if is_logged and count % max(1, len(tasks) // 5) == 0:
+                print(f"{count} of {len(tasks)} simulated", file=sys.stderr, flush=True)
         rows: dict[str, dict[str, list[SimulationResult]]] = {}
         for (group, name), done in zip(places, outcomes, strict=True):
             assert done
@@ -112,25 +110,6 @@ class Maker:
         return {
             group: [ReportRow(name, list(results)) for name, results in named.items()] for group, named in rows.items()
         }
-
-    def _shown(
-        self, tasks: list[tuple[int, SimulationTask]], console: Console
-    ) -> Iterator[tuple[int, SimulationResult]]:
-        """The first is taken before the bar starts its thread: a process is forked best while it has one.
-
-        Where no bar can be drawn, the progress is printed on stderr."""
-        results, every = spread(_numbered, tasks), max(1, len(tasks) // 5)
-        if not console.is_terminal and len(tasks) > 1:
-            print(f"simulating {len(tasks)} times {self.days:g} days ...", file=sys.stderr, flush=True)
-        yield next(results)
-        columns = TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=console, transient=True, disable=len(tasks) < 2) as progress:
-            bar = progress.add_task("simulating", total=len(tasks), completed=1)
-            for done, result in enumerate(results, 2):
-                progress.advance(bar)
-                if not console.is_terminal and done % every == 0:
-                    print(f"{done} of {len(tasks)} simulated", file=sys.stderr, flush=True)
-                yield result
 
 
 def _numbered(task: tuple[int, SimulationTask]) -> tuple[int, SimulationResult]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli import text_files
-from cli.backtest import plots
 from cli.backtest.scoring import FAMILIES
 from tests.backtest.command import DATA, refused, run
 from tests.house.sources import ROOT
@@ -94,24 +93,6 @@ def test_the_policy_decides(tmp_path: Path):
     assert run(CSV, "--policy", policy).exit_code == 0
 
 
-@pytest.mark.slow
-def test_pictures_are_drawn(tmp_path: Path, corpus: Path):
-    """One PNG a log, whatever its name; the progress of drawing is not on stdout."""
-    name = tmp_path / "a b:c.csv"
-    name.write_text(CSV.read_text())
-    assert run(name, "--plot", tmp_path / "out").exit_code == 0
-    assert run(corpus, "--plot", tmp_path / "out").exit_code == 0
-    pictures = sorted((tmp_path / "out").iterdir())
-    assert [picture.name for picture in pictures] == ["a-b-c.png", *(f"{run}.png" for run in RUNS)]
-    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-
-
-def test_matplotlib_is_asked_for_before_any_work(tmp_path: Path, monkeypatch):
-    """One line, with the version that is known to work."""
-    monkeypatch.setattr(plots.importlib, "import_module", _not_installed)
-    assert "pip install matplotlib==" in refused(CSV, "--plot", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
@@ -183,7 +164,3 @@ def test_an_unusable_option_is_refused_in_one_line(tmp_path: Path):
     assert "moode" in refused(CSV, "--policy", tmp_path / "bad.toml")
     assert "cannot write" in refused(CSV, "--findings", tmp_path / "no" / "out.jsonl")
     assert "names no job" in refused("job:")
-
-
-def _not_installed(name: str) -> None:
-    raise ImportError(name)

@@ -57,9 +57,7 @@ def completed(*words: str, shell: str = "bash") -> list[str]:
         ("zzzz", "`rerail status` lists the runs"),
     ],
 )
-@pytest.mark.parametrize(
-    "command", [("checkpoints",), ("hold",), ("rollback", "--to", "5"), ("connect",), ("tensorboard",)]
-)
+@pytest.mark.parametrize("command", [("checkpoints",), ("hold",), ("rollback", "--to", "5"), ("tensorboard",)])
 def test_a_wrong_name_is_answered_with_the_nearest(deployed, command, typed, meant):
     """By every command that takes a run; the name of a job leads to its run."""
     first, *more = command

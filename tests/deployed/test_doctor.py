@@ -99,25 +99,6 @@ def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, t
         LOCAL.open(url, timeout=2)
 
 
-def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environment, trained: str):
-    """Remote debugging is switched on by SageMaker's own operation, once and after a yes."""
-    name = account.submit("entered", steps=10_000)
-    account.run_in(name, "watching")
-    refused = rerail(environment, "connect", name, "--local", "--json")
-    assert refused.returncode == 2 and "--yes" in refused.stderr
-    shown = json.loads(rerail(environment, "connect", name, "--local", "--json", "--yes").stdout)
-    assert shown["target"] == f"sagemaker-training-job:{name}_algo-1" and shown["switched_on"]
-    described = account.sagemaker.describe_training_job(TrainingJobName=name)
-    assert described["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
-    again = rerail(environment, "connect", name, "--local", "--print")
-    assert again.stdout.startswith("aws ssm start-session --target sagemaker-training-job:")
-    stopped = json.loads(rerail(environment, "stop", name, "--local", "--json", "--why", "enough").stdout)
-    assert (stopped["verb"], stopped["why"]) == ("stop", "enough")
-    account.run_in(name, "stopped")
-    over = rerail(environment, "connect", name, "--local")
-    assert over.returncode == 2 and "does not run" in over.stderr
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 HEAVY = (
     *("boto3", "botocore.session", "botocore.client", "s3transfer", "urllib3", "pydantic", "asyncio"),
-    *("matplotlib", "numpy", "torch", "tensorboard", "jinja2", "pygal", "aws_cdk", "ministack", "hypercorn", "moto"),
+    *("numpy", "torch", "tensorboard", "jinja2", "pygal", "aws_cdk", "ministack", "hypercorn", "moto"),
     *("rich.markdown", "rich.traceback", "markdown_it", "pygments"),
 )
 # The list of commands needs nothing of a command, and nothing of what it works with.
@@ -223,7 +223,7 @@ def test_a_look_at_the_fleet_imports_no_other_command(state):
     """Nor the emulator's own libraries, nor what a deployment needs."""
     modules = loaded("status", "--local", RERAIL_LOCAL_STATE=str(state), **KEYS)
     assert not below(modules, "ministack", "hypercorn", "local.deploy", "bench", "cli.deploy", "cli.simulate")
-    assert not below(modules, "rich.markdown", "rich.traceback", "typer.rich_utils", "jinja2", "matplotlib", "pydantic")
+    assert not below(modules, "rich.markdown", "rich.traceback", "typer.rich_utils", "jinja2", "pydantic")
 
 
 def test_a_value_is_converted_and_refused_as_typer_does_it():

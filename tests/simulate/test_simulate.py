@@ -72,14 +72,6 @@ def test_measured_times_take_the_place_of_assumed_ones(tmp_path):
     assert refused.exit_code == 2 and "field 'clock_scale' is not 1" in refused.stderr
 
 
-def test_a_picture_is_drawn(tmp_path):
-    """Where the time went, and what a setting is worth."""
-    pytest.importorskip("matplotlib.figure")
-    file = tmp_path / "months.png"
-    assert run(*QUICK, "--way", "human", "--way", "warm", "--quiet", "--plot", file).exit_code == 0
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     "args",
     [
@@ -95,7 +87,6 @@ def test_a_picture_is_drawn(tmp_path):
         ("--assume", "magic=1"),
         ("--assume", "init_s=soon"),
         ("--assume", "step_s=0"),
-        ("--plot", "months.gif"),
     ],
     ids=" ".join,
 )

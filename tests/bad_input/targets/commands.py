@@ -37,7 +37,7 @@ CALLED = (
     *("restart", "rollback", "save", "approve", "deny", "pause", "resume", "policy", "logs", "submit"),
 )
 # They open something, go on for ever, or ask another process: left out of what is called.
-NEVER = ("--watch", "-w", "--follow", "-f", "--download", "--plot", "--open", "--local", "--all")
+NEVER = ("--watch", "-w", "--follow", "-f", "--download", "--open", "--local", "--all")
 DENIED = b'{"__type": "AccessDeniedException", "message": "User: me is not authorized to perform: x:Y"}'
 
 
@@ -148,7 +148,6 @@ LINES = (
     "logs gpt --attempt 1 --since 30m --grep loss",
     "report gpt --out page.html",
     "drill gpt --steps 10 --tolerance 0.1 --patience 90m --yes",
-    "connect gpt --host algo-1 --print",
     "policy show default",
     "metrics --format sdk",
     "deploy --plan -c chat=true",
