@@ -71,8 +71,8 @@ def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> No
     write_page(page, render)
 
 
-def write_page(page: Path, render: Callable[[], str], *, option: str = "--out") -> None:
-    """Write what `render` returns; exit with an error if it cannot be rendered, or written to the option's file.
+def write_page(page: Path, render: Callable[[], str]) -> None:
+    """Write what `render` returns; exit with an error if it cannot be rendered or written.
 
     `render` imports what it renders with: no other command needs it, or waits for it.
     """
@@ -84,7 +84,7 @@ def write_page(page: Path, render: Callable[[], str], *, option: str = "--out") 
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        place.fail(f"cannot write {page}: {error.strerror}", f"name another file with {option}")
+        place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
 
 
 def open_page(page: Path) -> None:

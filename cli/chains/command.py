@@ -60,9 +60,6 @@ def chain(
     state_machine: Annotated[
         bool, typer.Option("--state-machine", help="Upload the tasks; print a definition for Step Functions.")
     ] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write a page about the chain; those of its runs lie beside it.")
-    ] = None,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +91,6 @@ def chain(
         if dry_run:
             plan = runner.make_plan()
             screen.show_plan(found, plan)
-            write_page(report, runner, plan, screen)
             return
         for task in again or ():
             number = runs[task].facts.repetition
@@ -110,17 +106,7 @@ def chain(
     except KeyboardInterrupt:
         screen.say(f"the runs go on; `{world.command}` follows them again, `rerail stop RUN` ends one")
         raise typer.Exit(INTERRUPTED) from None
-    write_page(report, runner, plan, screen)
     screen.end(found, plan, runner)
-
-
-def write_page(page: Path | None, runner: ChainRunner, plan: Mapping[str, TaskPlan], screen: "ChainScreen") -> None:
-    """Write the report of the chain if one was asked for."""
-    if page is not None:
-        from cli.chains.report import write_report  # what it draws with is slow to import
-
-        write_report(page, runner.chain, plan, runner.progress, runner.world)
-        screen.say(f"report: {page}")
 
 
 def find_records(chain: Chain, where: Place) -> ChainRecords:

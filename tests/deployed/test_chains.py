@@ -36,7 +36,7 @@ def read(printed: str) -> dict[str, Any]:
 
 
 def test_a_chain_that_was_killed_is_resumed_and_starts_each_task_once(
-    account: Account, environment: dict[str, str], chain: list[str], tmp_path: Path
+    account: Account, environment: dict[str, str], chain: list[str]
 ):
     """SIGKILL hits it while a task trains, a fault hits that task's job, the second attempt's model is read."""
     planned = read(rerail(environment, *chain, "--dry-run").stdout)
@@ -53,8 +53,7 @@ def test_a_chain_that_was_killed_is_resumed_and_starts_each_task_once(
         first.send_signal(signal.SIGKILL)
         first.wait()
 
-    page = tmp_path / "report.html"
-    resumed = rerail(environment, *chain, "--report", str(page))
+    resumed = rerail(environment, *chain)
     assert resumed.returncode == 0, resumed.stderr
     assert f"prepare: skipped: complete, and nothing has changed ({runs['prepare']})" in resumed.stderr
     assert "prepare: starts" not in resumed.stderr and "pretrain: starts" not in resumed.stderr
@@ -69,11 +68,6 @@ def test_a_chain_that_was_killed_is_resumed_and_starts_each_task_once(
     read_from = account.sagemaker.describe_training_job(TrainingJobName=runs["finetune"])["InputDataConfig"]
     uris = {channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in read_from}
     assert uris == {"base": done["pretrain"]["artifacts"]["model"], "data": done["prepare"]["artifacts"]["output"]}
-
-    text = page.read_text()
-    linked = re.findall(r'href="(report/[^"]+)"', text)
-    assert "All 4 tasks are complete." in text and f"report/{runs['pretrain']}.html" in linked
-    assert all((tmp_path / link).is_file() for link in linked)
 
     again = rerail(environment, *chain)
     assert again.returncode == 0 and len(re.findall("skipped: complete", again.stderr)) == len(TASKS)

@@ -65,9 +65,7 @@ def test_the_functions_come_as_the_folder_is(assembly):
     shipped = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
     assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
     runbooks = {f"report_page/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
-    drawn = {
-        f"report_page/{name}" for name in ("page.html", "chain.html", "fleet.html", "head.html", "style.css")
-    } | runbooks
+    drawn = {f"report_page/{name}" for name in ("page.html", "fleet.html", "head.html", "style.css")} | runbooks
     assert {path for path in shipped if not path.endswith(".py")} == drawn
 
 
