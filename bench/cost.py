@@ -21,6 +21,8 @@ from rerail.messages.service_metrics import ALL
 MINUTES, HOURS = 43_200, 720  # in a month of 30 days
 SIZES = (1, 10, 100, 1000)
 GPUS = 8  # of a run, where a figure is given for each GPU-hour
+# Dollars: items of one run below this share a row.
+SMALL = 0.005
 AS_OF = "November 2026"
 
 
@@ -206,15 +208,19 @@ def bill(lines: Sequence[PriceLine]) -> Table:
 
 
 def run_bill() -> Table:
-    """Return the lines of one run, with the dollars with the agent and without it."""
+    """Return the lines of one run, with the dollars with the agent and without it; small ones are one row."""
     table = Table("what", "of", title="one run, a month")
     for name in ("a month", "list price", "with the agent", "without"):
         table.add_column(name, justify="right")
     bills = [{line.what: line for line in per_run(agent=agent)} for agent in (True, False)]
-    for what in dict.fromkeys(what for lines in bills for what in lines):
+    names = dict.fromkeys(what for lines in bills for what in lines)
+    small = [what for what in names if all(lines[what].dollars < SMALL for lines in bills if what in lines)]
+    for what in (what for what in names if what not in small):
         line = next(lines[what] for lines in bills if what in lines)
         dollars = (f"{lines[what].dollars:.3f}" if what in lines else "" for lines in bills)
         table.add_row(what, PRICES[line.price].what, f"{line.count:,.10g}", PRICES[line.price].text, *dollars)
+    rest = (f"{sum(lines[what].dollars for what in small if what in lines):.3f}" for lines in bills)
+    table.add_row(f"{len(small)} others, each below ${SMALL}", "", "", "", *rest)
     sums = (f"**{sum(line.dollars for line in lines.values()):.2f}**" for lines in bills)
     table.add_row("**sum**", "", "", "", *sums)
     return table
