@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +36,6 @@ def backtest(
             help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=complete_policies
         ),
     ] = "default",
-    plateau: Annotated[bool, typer.Option(help="Look for plateaus, even if the policy does not.")] = True,
     by_minute: Annotated[
         bool,
         typer.Option(
@@ -60,7 +58,7 @@ def backtest(
     """Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed."""
     console = Console(stderr=as_json) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=as_json)
     try:
-        detection = replace(read_policy(policy).detection, plateau=plateau)
+        detection = read_policy(policy).detection
         began = time.perf_counter()
         logs = sources.find(path, local=local, patterns=text.parse_patterns(metric or ()), loss=loss)
         evaluated = evaluate_logs(logs, detection, by_minute=by_minute)

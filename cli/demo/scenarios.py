@@ -65,9 +65,9 @@ class Scenario:
     # One line for the reader.
     summary: str
     # The state in which the run must end.
-    ends: RunState
+    ends: RunState = RunState.COMPLETED
     # The causes of the failed attempts, in order.
-    causes: tuple[str, ...]
+    causes: tuple[str, ...] = ()
     # The fault that the training process itself makes, at the fault's step.
     drill: str = ""
     # The faults that SageMaker makes once every job has come to that step, at which it waits for them.
@@ -144,7 +144,6 @@ def make_metric_fault(
     """Return a scenario whose fault only the metrics show."""
     return Scenario(
         summary,
-        ends=RunState.COMPLETED,
         causes=causes,
         drill=drill,
         findings=findings,
@@ -159,7 +158,6 @@ def make_ladder_fault(summary: str, drill: str, *rungs: str) -> Scenario:
     """Return a scenario whose loss diverges again until the last of these rungs."""
     return Scenario(
         summary,
-        ends=RunState.COMPLETED,
         causes=("diverged",) * len(rungs),
         drill=drill + LAST_WAIT,
         findings=("divergence", "loss_spike"),
@@ -206,19 +204,16 @@ def stop(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
 SCENARIOS: Mapping[Name, Scenario] = {
     Name.CRASH: Scenario(
         "every process of the job is killed in the middle of a step",
-        ends=RunState.COMPLETED,
         causes=("unknown",),
         drill=KILL,
     ),
     Name.INFRA: Scenario(
         "SageMaker loses the node under the job",
-        ends=RunState.COMPLETED,
         causes=("infrastructure",),
         faults=lose_the_node,
     ),
     Name.CAPACITY: Scenario(
         "the node is lost, and for a while there are no others to be had",
-        ends=RunState.COMPLETED,
         causes=("infrastructure", "capacity"),
         faults=lose_the_node_and_have_no_other,
     ),
@@ -305,21 +300,17 @@ SCENARIOS: Mapping[Name, Scenario] = {
     Name.SIGTERM: Scenario(
         "a person stops the job from outside: it saves within its grace, and is not relaunched",
         ends=RunState.STOPPED,
-        causes=(),
         faults=stop,
         saves="sigterm",
     ),
     Name.SPOT: Scenario(
         "the spot market takes the machine back: SageMaker itself restarts the job, and Rerail keeps still",
-        ends=RunState.COMPLETED,
-        causes=(),
         faults=reclaim,
         spot=True,
         self_repairs=1,
     ),
     Name.WARM: Scenario(
         "the script is killed, and its machines are kept warm: the next attempt takes them over and starts sooner",
-        ends=RunState.COMPLETED,
         causes=("unknown",),
         drill=KILL,
         keep_alive=3600,
@@ -327,7 +318,6 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.SUSPECT: Scenario(
         "a machine computes wrong results, and is kept warm: given back before the next attempt could land on it",
-        ends=RunState.COMPLETED,
         causes=("hardware",),
         drill="exit:step={step}:code=16:attempt=1",
         keep_alive=3600,
@@ -335,14 +325,12 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.FALLBACK: Scenario(
         "the node is lost, and there are no others of its type: after the wait the policy's next best type is used",
-        ends=RunState.COMPLETED,
         causes=("infrastructure", "capacity"),
         faults=lose_the_node_and_all_like_it,
         fallbacks=(NEXT_BEST_TYPE,),
     ),
     Name.PARALLEL: Scenario(
         "a model spread 2 x 2 x 2 over 8 processes loses its node: resumed as 2 x 1 x 2 on a machine for 4",
-        ends=RunState.COMPLETED,
         causes=("infrastructure", "capacity"),
         faults=lose_the_node_and_all_like_it,
         fallbacks=(NEXT_BEST_TYPE,),
@@ -361,14 +349,12 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.APPROVE: Scenario(
         "the node is lost, and the policy asks first: a human reads the page, says yes, and the run goes on",
-        ends=RunState.COMPLETED,
         causes=("infrastructure",),
         faults=lose_the_node,
         approves=True,
     ),
     Name.STORM: Scenario(
         "every job of the account dies at once: two relaunches an hour go ahead, the others wait, and on-call is paged",
-        ends=RunState.COMPLETED,
         causes=("infrastructure",),
         faults=lose_every_node,
         other_runs=3,
@@ -376,7 +362,6 @@ SCENARIOS: Mapping[Name, Scenario] = {
     ),
     Name.HF: Scenario(
         "a Hugging Face script that knows nothing of Rerail: a weight turns into a NaN, and it trains on",
-        ends=RunState.COMPLETED,
         causes=("diverged",),
         findings=("non_finite",),
         script=HUGGING_FACE,
