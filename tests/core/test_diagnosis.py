@@ -35,6 +35,8 @@ SOURCES |= {"[local_rank 0]": None}
 STALE = "OSError: [Errno 116] Stale file handle"
 OOM = "torch.OutOfMemoryError: CUDA out of memory"
 LAUNCH = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+BAR = "9it [00:35,  7.00s/it]"
+SHM = "RuntimeError: unable to allocate shared memory(shm) for file\n  </torch_1_2_0>: No space left on device (28)"
 PARSED = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
 PARSING = f'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    {{}}\n{PARSED}'
 HUB = "HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. (read timeout=10)"
@@ -42,6 +44,7 @@ HINT = "This is most likely caused by incorrect usages of collectives, or other 
 NCCL = "[rank1]: torch.distributed.DistBackendError: unhandled cuda error\n[rank1]: ncclUnhandledCudaError: Call failed"
 FRAMES = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 2, in x'
 GLOO = "[rank4]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for"
+PAIR = "[pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
 TABLE = (
     "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_10:00:{}\n  rank      : {}\n  exitcode : -9\n"
 )
@@ -187,6 +190,11 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
         ("[rank1]: RuntimeError: odd\n[rank3]: RuntimeError: even", None),
         (f"[rank0]: {OOM}\n{FRAMES}", None),
         ("[rank3]:[E] [Rank 5] Watchdog caught collective operation timeout", None),
+        # The launcher's first rank printed nothing, or a line that is not the named error.
+        (f"[rank3]: KeyError: 'labels'\n{TABLE.format(1, 1)}", None),
+        (f"[Rank 3] Watchdog caught collective operation timeout\n{TABLE.format(1, 1)}", None),
+        (f"[default0]: KeyError: 'labels'\n[default1]: RuntimeError: {PAIR}\n{TABLE.format(1, 1)}", None),
+        (f"[default1]: KeyError: 'labels'\n[default0]: RuntimeError: {PAIR}\n{TABLE.format(1, 1)}", 1),
         ("[rank6]:[E] [Rank 6] Received a dump signal due to a collective timeout from  rank 7 and we", None),
         ("0: UNAVAILABLE: The following tasks are unhealthy\n0: /job:w/replica:0/task:8\n0: /job:w/task:9", None),
     ],
@@ -222,7 +230,6 @@ PEER = (
     "[rank3]: Last error:\n[rank3]: socketProgress: Connection closed by remote peer algo-1<41234>"
 )
 
-PAIR = "[pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
 TIMEOUT = "[rank1]:[E] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
 KILLED = (
     "---------------------\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-"
@@ -278,6 +285,7 @@ def interleave(text: str) -> str:
         *(partial(RANK_LINE.sub, to) for to in (r"\1: ", r"[1,\1]<stderr>:", r"[\1]<stderr>:", r"(W pid=\1, ip=a) ")),
         *(partial(RANK_LINE.sub, to + r"\g<0>") for to in (r"worker-\1: ", "20%|#  | 2/9 [00:10<01:20,  1.10it/s]")),
         *(partial(indent, prefix=stamp) for stamp in ("Jan  2 03:04:05 ", "Fri Sep 25 16:52:36 2020", "01:02:03.4 ")),
+        partial(RANK_LINE.sub, r"gpu0\1: "),
     ],
 )
 def test_ranks_are_distinguished_in_any_order_and_behind_any_prefix(write) -> None:
@@ -305,6 +313,14 @@ def test_the_error_of_a_rank_counts_before_what_the_others_print(error: str, cau
     frames = FRAMED.rpartition("\n")[0]
     found = diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{frames}\n{error}\n{others}"])
     assert found.cause is cause or cause is Cause.INFRASTRUCTURE and found.cause is Cause.HANG
+
+
+def test_the_evidence_is_what_a_worker_raised_first() -> None:
+    raised = FRAMED.rpartition("\n")[0]
+    caught = (
+        f"{raised}\nKeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {raised}\nKeyError: 'labels'"
+    )
+    assert diagnose(caught).evidence == "KeyError: 'labels'"
 
 
 def test_a_healthy_counter_or_a_logger_is_no_reason_to_leave_the_log_unread() -> None:
@@ -417,6 +433,13 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ("CannotPullContainerError: i/o", "infrastructure"),
         ("dcgm diag: GPU memory test FAILED", "hardware"),
         ("host: ip-10-0-0-1 GPU 3 has fallen off the bus", "hardware"),
+        (indent(SHM, "2026-01-02T03:04:05.123Z algo-1 "), "oom"),
+        ("gpu01: [rank1]: RuntimeError: synchronize failed", "user_code"),
+        ("gpu01: LAUNCH ERROR Container failed\ngpu01: \ngpu02: exit code 1", "user_code"),
+        (f"{BAR}\n" * 9 + f"{BAR}slurmstepd: error: *** JOB 7 ON gr015 CANCELLED AT 04:10 ***", "infrastructure"),
+        ("wandb: wandb version 0.13.2 is available! To upgrade, please run:\nstep 7\nKilled", "unknown"),
+        ("6% 6/100 [00:00<00:07, 13.24it/s]NaN or Inf found in input tensor.", "diverged"),
+        ("on-device check-failure. Node 0 has stopped", "unknown"),
         ("RuntimeError: Error loading audio file: failed to open file /opt/ml/input/data/train/a.wav", "data"),
         (PARSED, "unknown"),
         (PARSING.format("reply = requests.get(url).json()"), "unknown"),

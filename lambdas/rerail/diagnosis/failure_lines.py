@@ -29,10 +29,17 @@ _SOURCE = LazyPattern(
     r"|\((?:rank|worker|node|trainer|task)[ _-]?\d+\) ?:|(?:worker|node|trainer)[-_]\d+: "
     r"|\d{1,4}: ) ?"
 )
-# pdsh's: the name or address of a host, before each line of its output.
-_HOST = LazyPattern(r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}): ?(?=Traceback|\s+File \"|\s{4})")
-# Where a progress bar ends that no line break separates from the line of a rank.
-_BAR_END = r"(?<=it/s\]|s/it\])(?=\[(?:rank|default)\d)"
+# CloudWatch's: the stream of a host, after the time of a line.
+_STREAM = LazyPattern(r"(?:[\w.-]{1,80}/)?algo-\d{1,4}(?:-\d{10,13})?(?: (?!(?:is|was|has|failed|lost)\b)|$)")
+# pdsh's: the name or address of a host, before each line of its output, and what it says of one whose command failed.
+_HOST = LazyPattern(
+    r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}): ?"
+    r"(?=Traceback|\s+File \"|\s{4}|\[rank\d|(?:\w{1,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception): |bash: )"
+    r"|^pdsh@[\w.-]{1,60}: ([\w.-]{1,60}): ssh exited"
+)
+_NUMBERED = LazyPattern(r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}):(?: |$)")
+# Where a progress bar ends that no line break separates from the next line.
+_BAR_END = r"(?<=it/s\]|s/it\])(?=[^\s\]])|(?<=it/s|s/it)(?=\[rank\d)"
 _STAMP = LazyPattern(
     r"\s{0,3}(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
     # "Fri Sep 25 16:52:36 2020", or syslog's "Sep 25 16:52:36".
@@ -91,6 +98,8 @@ OF_PROGRAM = LazyPattern(
     r"|SyntaxError|IndentationError|TabError|NotImplementedError|ZeroDivisionError|RecursionError)\b"
 )
 
+# What a process raises again for its worker, whose own traceback follows.
+_CAUGHT = LazyPattern(r"[\w.]{1,80}: Caught \w+ in (?:DataLoader worker process|pin memory thread|replica) .{0,40}$")
 # An exception that several processes print at once: "NameErrorNameError: : ".
 _DOUBLED = LazyPattern(r"\b([A-Z]\w{0,60}?(?:Error|Exception|Interrupt))\1+: (?:: ?)+")
 # What a handler raises that expects another type of exception than the one it got.
@@ -202,7 +211,7 @@ IRRELEVANT = LazyPattern(
     # The launcher's record of a process without an error of its own.
     r"|torchelastic\.worker\.status\..{0,600}<NONE>"
     # What libraries and SageMaker's toolkit print at the end of a process.
-    r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run )"
+    r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run |wandb version)"
     r"|sagemaker-training-toolkit INFO|Reporting training FAILURE|Primary job +terminated normally|^-{20,}$"
     r"|a non-zero exit code\. Per user-direction|mpirun\S* detected that one|the job to be terminated\. The first"
 )
@@ -345,16 +354,30 @@ def find_rank(
     failing = set() if is_wave else set(_list_failing(lines, is_own))
     is_only = bool(ranks) and len({*ranks, *failing}) == 1
     if (is_only or ranks and is_wave) and (len(tables) < 2 or ranks[0] in [rank for _, rank in tables]):
-        return int(ranks[0]) if is_only else None
+        # What the launcher's first rank printed may be missing from the text.
+        is_known = len(tables) != 1 or tables[0][1] in {_join_groups(_RANK.search(line)) for line in lines}
+        return int(ranks[0]) if is_only and (is_known or tables[0][1] == ranks[0]) else None
     launched = _LAUNCHER_RANK.search(joined)
     alike = next((kind for kind in (_EXITED, _ENDED) if launched and kind.match(launched[0])), None)
     first = {rank for time, rank in tables if time == min(tables)[0]}
     first = first or set(map(_join_groups, alike.finditer(joined) if alike else ()))
     named = _join_groups(launched) if not first else first.pop() if len(first) == 1 else ""
+    if named and not ranks and root and _is_of_other_source(joined, _make_key(root)[:30], named):
+        return None
     if not named and not first and not ranks and not is_wave and not _LOST.search(joined):
         framed = {rank for line in lines if '", line ' in line and (rank := _join_groups(_RANK.search(line)))}
         named = framed.pop() if len(framed) == 1 else ""
     return int(named) if named.isdecimal() and named not in lost else None
+
+
+def _is_of_other_source(text: str, key: str, named: str) -> bool:
+    """Return whether sources without a rank's number fail in different ways, and another one than the named one's."""
+    printed: dict[str, bool] = {}
+    host = _find_hosts(text)
+    for source, body in (_strip_prefixes(line, host) for line in re.split(r"[\r\n]+", text)):
+        if source and (is_exception(body) or key in _make_key(body)):
+            printed[source] = printed.get(source, False) or key in _make_key(body)
+    return set(printed.values()) == {True, False} and not printed.get(f"[default{named}]:")
 
 
 def _list_failing(lines: Iterable[str], is_own: Callable[[str], bool]) -> Iterator[str]:
@@ -447,9 +470,8 @@ def find_failure_lines(text: str, *logs: str) -> FailureLines:
 def _split_sources(text: str) -> dict[str, list[str]]:
     """Return the lines of each rank or host, without the prefixes; one-line tracebacks are split into lines."""
     sources: dict[str, list[str]] = {}
-    hosts = {re.escape(name) for name in _HOST.findall(text)}
-    host = re.compile(rf"(?:{'|'.join(hosts)}): ?") if hosts else None
-    lines = [_strip_prefixes(line, host) for line in re.split(rf"\r\n|[\r\n]|\\n|{_BAR_END}", text)]
+    host = _find_hosts(text)
+    lines = [piece for line in re.split(r"\r*\n|\\n", text) for piece in _strip_pieces(line, host)]
     logged = _find_logger([body for _, body in lines])
     for source, body in lines:
         if logged and (prefix := logged.match(body)):
@@ -457,6 +479,16 @@ def _split_sources(text: str) -> dict[str, list[str]]:
             source += inner
         sources.setdefault(source, []).extend(_unfold(_DOUBLED.sub(r"\1: ", body)))
     return sources
+
+
+def _find_hosts(text: str) -> "re.Pattern[str] | None":
+    """Return a pattern for the hosts that pdsh names before their lines, or None."""
+    named = [_join_groups(name) for name in _HOST.finditer(text)]
+    numbered = _NUMBERED.findall(text)
+    # Hosts that print no traceback are told by their number: nearly every line begins with one.
+    if len(numbered) > 2 and len(numbered) * 5 >= len(re.findall(r"(?m)^.*\S", text)) * 4:
+        named += numbered
+    return re.compile(rf"(?:{'|'.join(map(re.escape, sorted(set(named))))}): ?") if named else None
 
 
 def _find_logger(lines: list[str]) -> "re.Pattern[str] | None":
@@ -471,12 +503,21 @@ def _find_logger(lines: list[str]) -> "re.Pattern[str] | None":
     return re.compile("|".join(found.values())) if found else None
 
 
-def _strip_prefixes(line: str, host: "re.Pattern[str] | None" = None) -> tuple[str, str]:
+def _strip_pieces(line: str, host: "re.Pattern[str] | None") -> Iterator[tuple[str, str]]:
+    """Yield the source and the rest of what bars of progress print on one line; a piece without a prefix goes on."""
     source = ""
+    for piece in re.split(rf"\r|{_BAR_END}", line):
+        found, body = _strip_prefixes(piece, host)
+        source = found or source
+        yield source, body
+
+
+def _strip_prefixes(line: str, host: "re.Pattern[str] | None" = None) -> tuple[str, str]:
+    source, is_stamped = "", False
     for _ in range(4):
         if stamp := _STAMP.match(line):
-            line = line[stamp.end() :]
-        elif match := _SOURCE.match(line) or (host.match(line) if host else None):
+            line, is_stamped = line[stamp.end() :], True
+        elif match := (is_stamped and _STREAM.match(line)) or _SOURCE.match(line) or (host and host.match(line)):
             source, line = source + match[0].strip(), line[match.end() :]
         else:
             break
@@ -627,6 +668,7 @@ class _Scan:
         is_replaced = self.in_frames and self.is_chained
         if successor is not None:
             is_replaced = successor.is_chained and not is_wrapper(successor.text) and not successor.is_of_exit
+            is_replaced |= _CAUGHT.match(block.text) is not None
         return self.found.replaced if is_replaced else self.found.exceptions
 
 

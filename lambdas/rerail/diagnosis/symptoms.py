@@ -30,10 +30,10 @@ class SymptomRule:
 
 
 def _near(thing: str) -> tuple[str, str]:
-    """Return patterns for a thing close to a word for a problem, in either order."""
+    """Return patterns for a thing close to a word for a problem in one sentence, in either order."""
     thing += r"\b(?!\.\w|->|::)"  # not the object of an expression of a program: "&resources.deviceHandle"
     thing = rf"(?<!/)\b{thing}"  # not a folder: "/builds/worker/"
-    return rf"{thing}.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}{thing}"
+    return rf"{thing}(?:(?!\. ).){{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b(?:(?!\. ).){{0,25}}{thing}"
 
 
 def _list_not_finite(name: str) -> tuple[str, str]:
@@ -384,8 +384,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?:your )?input ran out of data|contains no (?:data|samples|records|files)|zero (?:samples|records|examples)",
         r"Couldn't find any class folder|Found no valid file|(?:input|label|data|feature|column|target|array|y|"
         r"X)s?\b.{0,20}contains? (?:NaN|null|inf|missing|non-?finite)|contains NaN, inf",
-        r"\bNaNs?\W{1,3}(?:\w+ ){0,4}in (?:\S+ ){0,3}?(?:data(?:set)?\b(?!-)|labels?|samples?|inputs?|annotations?|"
-        r"images?|features?|targets?|columns?)\b",
+        r"\bNaNs?\W{1,3}(?:\w+ ){0,4}in (?:\S+ ){0,3}?(?:data(?:set)?\b(?!-)|labels?|samples?|"
+        r"inputs?\b(?! tensor)|annotations?|images?|features?|targets?|columns?)\b",
         r"Found array with 0|inconsistent numbers? of samples|must be in (?:\[0, ?(?:1|num_class)|range of)",
         r"Labels? .{0,30}out of (?:range|bounds)|Check failed: .{0,60}(?:label|data)",
         r"columns? .{0,60}not in (?:the )?(?:dataset|index|data\w*)|not in index\b",
