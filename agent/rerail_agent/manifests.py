@@ -334,14 +334,15 @@ def find_safe(root: Path, *, newest: int, onset: int | None = None, among: Conta
 
 def _list_manifests(root: Path, among: Container[str] | None = None) -> list[Manifest]:
     """Return the manifests that can be read and are trusted, the newest step first."""
-    listed, untrusted = _list_with_untrusted(root, among)
-    return [manifest for manifest in listed if manifest.signature or manifest.step not in untrusted]
+    return list(_find_trusted(root, among).values())
 
 
-def _list_with_untrusted(root: Path, among: Container[str] | None = None) -> tuple[list[Manifest], set[int]]:
+def _find_trusted(root: Path, among: Container[str] | None = None) -> dict[str, Manifest]:
+    """Return the manifests that can be read and are trusted by their folder's name, the newest step first."""
     folders = [folder for folder in list_folders(root) if among is None or folder.name in among]
-    listed = list(filter(None, map(_read_or_none, folders)))
-    return listed, ManifestTrust.from_environment().find_untrusted(listed, signs_all=False)
+    listed = {folder.name: manifest for folder in folders if (manifest := _read_or_none(folder))}
+    untrusted = ManifestTrust.from_environment().find_untrusted(listed.values(), signs_all=False)
+    return {name: found for name, found in listed.items() if found.signature or found.step not in untrusted}
 
 
 def _read_or_none(folder: Path) -> Manifest | None:
@@ -428,7 +429,7 @@ class FrameworkCheckpoints:
 
     def __init__(self, guard: "Guard", root: Path, *, keep: int) -> None:
         self._guard, self._root, self._keep = guard, root, keep
-        # Other runs may share the folder: what appears later and is not of this process is not deleted.
+        # Other runs may share the folder: a folder that appears later may be one that they are writing.
         self._known = {folder.name for folder in list_folders(root)}
 
     def save(self, step: int, write: Callable[[Path], Any], *, reason: str, **facts: Any) -> None:
@@ -466,18 +467,22 @@ class FrameworkCheckpoints:
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:
-        # Rank 0 alone knows the onset.
-        staying = gather(
-            choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset, among=self._known)
-            if get_rank() == 0
-            else None
-        )[0]
+        # Rank 0 alone knows the onset, and has the manifests.
+        spared = gather(self._list_spared(newest) if get_rank() == 0 else None)[0]
         if is_host_leader():
-            spared = staying | _list_with_untrusted(self._root)[1]
             for folder in list_folders(self._root):
-                step = parse_step(folder) or 0
-                if folder.name in self._known and step < newest and step not in spared:
+                step = parse_step(folder)
+                if step is not None and step < newest and folder.name in self._known - spared:
                     delete_checkpoint(folder)
+
+    def _list_spared(self, newest: int) -> set[str]:
+        """Return the names of own folders that stay, and of those whose manifest is another run's or not trusted."""
+        manifests = _find_trusted(self._root, self._known)
+        run = AttemptInfo.from_environment().run
+        own = {name: manifest.step for name, manifest in manifests.items() if manifest.run == run}
+        kept = choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset, among=own)
+        readable = {folder.name for folder in list_folders(self._root) if _read_or_none(folder)}
+        return readable - {name for name, step in own.items() if step not in kept}
 
 
 def get_rank() -> int:

@@ -261,13 +261,14 @@ def test_a_damaged_checkpoint_is_saved_again_and_a_whole_one_is_kept(tmp_path, n
 
 @pytest.mark.threat("T19")
 def test_frameworks_delete_nothing_of_a_run_that_shares_their_folder(tmp_path, new_guard):
-    """Neither what the other run has saved, nor a folder that it is still writing."""
+    """Neither what the other run has saved, before or after this one began, nor a folder that it is still writing."""
+    saved(tmp_path, "step-000000001")
     checkpoints = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=1)
-    checkpoints.save(1, lambda place: (place / "model").write_text("own"), reason="periodic")
     saved(tmp_path, "step-000000002")
     (tmp_path / "step-000000003").mkdir()
-    checkpoints.save(4, lambda place: (place / "model").write_text("own"), reason="periodic")
-    assert sorted(int(path.name[-1]) for path in tmp_path.iterdir()) == [2, 3, 4]
+    for step in (2, 4, 5):
+        checkpoints.save(step, lambda place: (place / "model").write_text("own"), reason="periodic")
+    assert sorted(int(path.name[-1]) for path in tmp_path.iterdir()) == [1, 2, 3, 5]
 
 
 def test_ranks_save_one_checkpoint_together_and_agree_on_the_newest(tmp_path):

@@ -432,6 +432,7 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ("CannotPullContainerError: pull access denied for train", "user_code"),
         ("CannotPullContainerError: i/o", "infrastructure"),
         ("dcgm diag: GPU memory test FAILED", "hardware"),
+        ("".join(f"nvme{disk}n1: I/O error, sector {disk}\n" for disk in range(3)), "hardware"),
         ("host: ip-10-0-0-1 GPU 3 has fallen off the bus", "hardware"),
         (indent(SHM, "2026-01-02T03:04:05.123Z algo-1 "), "oom"),
         ("gpu01: [rank1]: RuntimeError: synchronize failed", "user_code"),

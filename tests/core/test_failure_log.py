@@ -11,8 +11,9 @@ from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown, Throttled
-from rerail.model.policy import OnDoubtfulEnd, Policy
+from rerail.model.policy import Mode, OnDoubtfulEnd, Policy
 from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 from tests.timing import growth
 
@@ -189,13 +190,15 @@ def test_a_job_that_completed_with_an_error_or_a_far_loss_is_reported(ends: tupl
     ("end", "planned", "why"),
     [
         ("cp: error writing 'model.pt': No space left on device\n", None, "No space left on device"),
+        (TRACE + "DataError: shard 7\n", None, "infrastructure"),
         ("", 1_001, "its last known step is 500"),
         ("", 1_000, ""),
     ],
 )
 def test_the_policy_can_treat_a_doubtful_end_as_a_failure(end: str, planned: int | None, why: str) -> None:
     world = World().with_saves()
-    world.policies.by_name["default"] = Policy(on_doubtful_end=OnDoubtfulEnd.FAIL)
+    causes = {"DataError: shard": Cause.INFRASTRUCTURE}
+    world.policies.by_name["default"] = Policy(on_doubtful_end=OnDoubtfulEnd.FAIL, causes=causes)
     world.logs.ends["gpt"] = (STEPS + end + SUCCESS,)
     world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics={"step": 500.0}, planned_steps=planned)
     world.supervisor().handle(JobStateChanged("gpt"))
@@ -227,6 +230,22 @@ def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.notice_titles()[-1] == "gpt: completed"
+    assert "could not be read" in world.bus.notices[-1].body and "AccessDenied" in world.bus.notices[-1].body
+
+
+def test_a_doubtful_end_fails_only_where_rerail_may_act_and_no_operator_ends_the_run() -> None:
+    """The mode `observe` ends no run in a hold; a restart that was under way goes on."""
+    ended = {}
+    for mode, verb in ((Mode.OBSERVE, ""), (Mode.ACT, "stop"), (Mode.ACT, "restart")):
+        world = World().with_saves()
+        world.policies.by_name["default"] = Policy(mode=mode, on_doubtful_end=OnDoubtfulEnd.FAIL)
+        if verb:
+            world.send_command(OperatorVerb(verb))
+        world.logs.ends["gpt"] = (STEPS + TRACE + "KeyError: 'eos'\n",)
+        world.sagemaker.end("gpt", JobStatus.COMPLETED)
+        world.supervisor().handle(JobStateChanged("gpt"))
+        ended[mode, verb] = world.run().state
+    assert list(ended.values()) == [RunState.COMPLETED, RunState.COMPLETED, RunState.WAITING]
 
 
 def test_the_end_of_a_completed_jobs_log_is_read_in_limited_time():

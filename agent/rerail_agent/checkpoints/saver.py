@@ -430,10 +430,11 @@ class Saver:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []
-        # What appeared since the start, and is not of this process, another run may have saved or be saving.
+        # Other runs may share the folder: their manifests name them, and what appears later they may be saving.
         for step, (manifest, problem) in (self._listing(self._seen) | {newest.step: (newest, None)}).items():
             if manifest is not None:
-                saved.append(KeptCheckpoint(step, manifest.health == "clean"))
+                if manifest.run == newest.run:
+                    saved.append(KeptCheckpoint(step, manifest.health == "clean"))
             elif step < newest.step and problem not in (UNREADABLE, UNTRUSTED):
                 torn.append(step)
         spared = [self._restoring] if self._restoring else []

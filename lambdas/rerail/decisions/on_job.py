@@ -247,6 +247,8 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         todo = f"Unless it was to stop early: `rerail logs {run.id}` shows why it ended"
     elif has_no_row(run, seen.job, policy):
         doubt, todo = NO_ROW, format_instruction(format_no_row(run))
+    elif seen.job.unread_end:
+        reason = f"{reason}; its log could not be read for an error at its end: {seen.job.unread_end}"
     if doubt:
         run, title = with_warnings(run, doubt), f"completed {DOUBTFUL_ENDS[doubt].partition(':')[0]}"
     notice = make_notice(run, Severity.INFORM, title, reason, key="completed", todo=todo)

@@ -30,14 +30,21 @@ _SOURCE = LazyPattern(
     r"|\d{1,4}: ) ?"
 )
 # CloudWatch's: the stream of a host, after the time of a line.
-_STREAM = LazyPattern(r"(?:[\w.-]{1,80}/)?algo-\d{1,4}(?:-\d{10,13})?(?: (?!(?:is|was|has|failed|lost)\b)|$)")
+_STREAM = LazyPattern(
+    r"(?:[\w.-]{1,80}/)?algo-\d{1,4}(?:-\d{10,13})?"
+    r"(?: (?!(?:is|was|has|had|did|cannot|failed|lost|exited|reported|unreachable)\b)|$)"
+)
 # pdsh's: the name or address of a host, before each line of its output, and what it says of one whose command failed.
 _HOST = LazyPattern(
     r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}): ?"
     r"(?=Traceback|\s+File \"|\s{4}|\[rank\d|(?:\w{1,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception): |bash: )"
     r"|^pdsh@[\w.-]{1,60}: ([\w.-]{1,60}): ssh exited"
 )
-_NUMBERED = LazyPattern(r"(?m)^([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}):(?: |$)")
+# Not a device, a part of a model or a program, which are numbered too.
+_NUMBERED = LazyPattern(
+    r"(?m)^(?!(?:nvme|mlx|ib|eth|en[ops]|bond|sd|md|dm-|cuda|epoch|step|iter|layer|stage|block|train|python))"
+    r"([a-z][\w.-]{0,60}\d|\d+(?:\.\d+){3}):(?: |$)"
+)
 # Where a progress bar ends that no line break separates from the next line.
 _BAR_END = r"(?<=it/s\]|s/it\])(?=[^\s\]])|(?<=it/s|s/it)(?=\[rank\d)"
 _STAMP = LazyPattern(
@@ -471,7 +478,7 @@ def _split_sources(text: str) -> dict[str, list[str]]:
     """Return the lines of each rank or host, without the prefixes; one-line tracebacks are split into lines."""
     sources: dict[str, list[str]] = {}
     host = _find_hosts(text)
-    lines = [piece for line in re.split(r"\r*\n|\\n", text) for piece in _strip_pieces(line, host)]
+    lines = [piece for line in re.split(r"\n|\\n", text) for piece in _strip_pieces(line.rstrip("\r"), host)]
     logged = _find_logger([body for _, body in lines])
     for source, body in lines:
         if logged and (prefix := logged.match(body)):
@@ -485,8 +492,8 @@ def _find_hosts(text: str) -> "re.Pattern[str] | None":
     """Return a pattern for the hosts that pdsh names before their lines, or None."""
     named = [_join_groups(name) for name in _HOST.finditer(text)]
     numbered = _NUMBERED.findall(text)
-    # Hosts that print no traceback are told by their number: nearly every line begins with one.
-    if len(numbered) > 2 and len(numbered) * 5 >= len(re.findall(r"(?m)^.*\S", text)) * 4:
+    # Hosts that print no traceback are known by their number: nearly every line begins with one of several.
+    if len(set(numbered)) > 1 and len(numbered) > 2 and len(numbered) * 5 >= len(re.findall(r"(?m)^.*\S", text)) * 4:
         named += numbered
     return re.compile(rf"(?:{'|'.join(map(re.escape, sorted(set(named))))}): ?") if named else None
 

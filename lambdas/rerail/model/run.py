@@ -102,6 +102,8 @@ class Job:
     error_at_end: str = ""
     # The loss with which the log of a completed job ends, if it is far above those before or not finite.
     loss_at_end: str = ""
+    # Why the end of the log of a completed job could not be read.
+    unread_end: str = ""
     # The number of steps that its hyperparameters ask for, where they name one.
     planned_steps: int | None = None
     checkpoint_uri: str = ""

@@ -23,25 +23,36 @@ LOSS = LazyPattern(r"(?i)\bloss['\"]?[ :=]{1,3}['\"]?" + _NUMBER)
 # The last rows of a log, compared with those before; what is above the highest of these times FAR is far.
 LAST_ROWS, LEVEL_ROWS, FAR = 10, 50, 10
 TEXT_LIMIT, MOST_TIMES = 30_000, 1e12
+CALLED_COMPLETED = "SageMaker calls the job Completed; by its policy it is handled as failed"
 NO_CAUSES: Mapping[str, Cause] = {}
 
 
 def with_log_read(
-    job: Job, description: Mapping[str, Any], logs: FailureLogs, causes: Mapping[str, Cause] = NO_CAUSES
+    job: Job,
+    description: Mapping[str, Any],
+    logs: FailureLogs,
+    causes: Mapping[str, Cause] = NO_CAUSES,
+    *,
+    fails_with_error: bool = False,
 ) -> Job:
     """Return the job with a diagnosis from its reason and its log, or with the reason why no log could be read.
 
     `causes` are those that the policy gives to texts; for them, the log of every failed job is read.
 
-    A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed.
+    A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed. With
+    `fails_with_error`, one whose log ends with an error is returned as failed.
     """
-    if job.status is JobStatus.COMPLETED:
-        return _with_end_read(job, description, logs)
+    is_completed = job.status is JobStatus.COMPLETED
+    if is_completed:
+        job = _with_end_read(job, description, logs)
+        if not fails_with_error or not job.error_at_end:
+            return job
+        job = replace(job, status=JobStatus.FAILED, failure_reason=job.error_at_end)
     reason, secondary = str(description.get("FailureReason") or job.failure_reason), job.secondary
     is_needed = bool(needs_log(reason, secondary_status=secondary) or causes)
     # The error of a script with a loss may follow from that loss.
     shows_loss = bool(job.metrics) and diagnose_job(job).cause in (Cause.USER_CODE, Cause.DIVERGED)
-    if job.status is not JobStatus.FAILED or not (is_needed or shows_loss):
+    if job.status is not JobStatus.FAILED or not (is_needed or shows_loss or is_completed):
         return job
     secrets = find_secrets(description)
     try:
@@ -52,7 +63,8 @@ def with_log_read(
     used = ends if needs_log(reason, secondary_status=secondary) else ()
     found = diagnose(reason, logs=used, secondary_status=secondary, hosts=job.cluster.count)
     diagnosis = with_redaction(with_named_cause(found, (reason, *ends), causes), secrets)
-    limitation = f"no log could be read: {problem}" if problem and is_needed else ""
+    limitation = CALLED_COMPLETED if is_completed else ""
+    limitation = f"no log could be read: {problem}" if problem and is_needed else limitation
     last_loss = next(filter(None, map(describe_last_loss, ends)), "")
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation, last_loss=last_loss))
 
@@ -86,8 +98,9 @@ def _with_end_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) 
     """Return a completed job with the error, and the loss far above those before, with which its log ends."""
     try:
         ends = logs.read_ends(job)
-    except (StateUnknown, Throttled):
-        return job  # the job is complete, whatever its log says
+    except (StateUnknown, Throttled) as refusal:
+        problem = redact_secrets(str(refusal), find_secrets(description))[:MAX_PROBLEM_CHARS]
+        return replace(job, unread_end=problem)  # the job is complete, whatever its log says
     error = redact_secrets(next(filter(None, map(find_final_error, ends)), ""), find_secrets(description))
     loss = next(filter(None, (describe_last_loss(end, among=1) for end in ends)), "")
     # A part of a secret may not look like one.

@@ -12,12 +12,12 @@ from rerail.diagnosis.classify import diagnose
 from rerail.messages.messages import QueueMessage
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
-from rerail.model.policy import OnDoubtfulEnd, Policy
+from rerail.model.policy import Mode, OnDoubtfulEnd, Policy
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
 from rerail.ports import Checkpoints, FailureLogs, Jobs, Policies
 from rerail.requests.relaunch import is_handed
-from rerail.supervisor.failure_log import with_log_read
+from rerail.supervisor.failure_log import CALLED_COMPLETED, with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
@@ -41,8 +41,8 @@ def observe(
     """Return the current job as it is now, and the time, as signals.
 
     `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
-    and the `policy` complete the diagnosis of a job that failed; without `logs`, a training plan's end is not read
-    either.
+    and the `policy` complete the diagnosis of a job that failed, and tell whether a completed one did; without `logs`,
+    a training plan's end is not read either.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -60,8 +60,9 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and description:
-        job = _with_plan_read(with_log_read(job, description, logs, policy.causes), jobs)
-        job = _with_doubt_as_failure(run, job, at) if policy.on_doubtful_end is OnDoubtfulEnd.FAIL else job
+        fails = _fails_with_doubt(run, policy)
+        job = _with_plan_read(with_log_read(job, description, logs, policy.causes, fails_with_error=fails), jobs)
+        job = _with_few_steps_failed(run, job, at) if fails else job
     return _observe_job(run, job, checkpoints, at=at, lists=lists)
 
 
@@ -78,16 +79,20 @@ def _observe_job(run: Run, job: Job, checkpoints: Checkpoints, *, at: datetime, 
     return (*refused, Tick(at)) if waits else (*refused, JobObserved(at, job, seen), Tick(at))
 
 
-def _with_doubt_as_failure(run: Run, job: Job, at: datetime) -> Job:
-    """Return a completed job as a failed one if its end is in doubt, unless it was to be stopped."""
-    if job.status is not JobStatus.COMPLETED or run.stop:
-        return job
+def _fails_with_doubt(run: Run, policy: Policy) -> bool:
+    """Return whether a completed job whose end is in doubt has failed: not if an operator ends or rewinds the run."""
+    if policy.on_doubtful_end is not OnDoubtfulEnd.FAIL or policy.mode is Mode.OBSERVE:
+        return False
+    return run.stop is None or (run.stop.then is AfterStop.RELAUNCH and not run.stop.is_rollback)
+
+
+def _with_few_steps_failed(run: Run, job: Job, at: datetime) -> Job:
+    """Return a completed job as a failed one if it did not do half of the steps that its arguments ask for."""
     few = describe_few_steps(with_attempt(run, with_facts(run.current, job, at)), job)
-    if not (doubt := job.error_at_end or few):
+    if job.status is not JobStatus.COMPLETED or not few:
         return job
-    limitation = "SageMaker calls the job Completed; by its policy it is handled as failed"
-    diagnosis = replace(diagnose(doubt), limitation=limitation)
-    return replace(job, status=JobStatus.FAILED, failure_reason=doubt, diagnosis=diagnosis)
+    diagnosis = replace(diagnose(few), limitation=CALLED_COMPLETED)
+    return replace(job, status=JobStatus.FAILED, failure_reason=few, diagnosis=diagnosis)
 
 
 def _with_plan_read(job: Job, jobs: Jobs) -> Job:

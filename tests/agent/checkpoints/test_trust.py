@@ -321,19 +321,27 @@ def test_a_checkpoint_that_others_add_keeps_none_from_being_saved(
 def test_runs_that_share_a_folder_delete_nothing_of_each_other(
     tmp_path: Path, as_attempt: Callable[..., None], keys: tuple[str, str]
 ) -> None:
-    """Neither what the other run has saved, nor the shards of a save that it has not finished."""
+    """Neither what the other run has saved, nor the shards of a save that it has not finished.
+
+    One run had saved before both began, and both save step 25.
+    """
+    as_attempt(1, keys[1])
+    before = Saver(open_store(tmp_path))
+    assert before.save({"w": torch.zeros(4)}, manifest(12, run="run-2"))
+    before.wait()
+    before.close()
     savers = []
     for key in keys:
         as_attempt(1, key)
         savers.append(Saver(open_store(tmp_path)))
         savers[-1].prune(keep=2, doublings=0)
     (tmp_path / "step-000000005").mkdir()
-    for number, steps in ((1, (15, 25, 35)), (0, (10, 20, 30, 40))):
+    for number, steps in ((1, (15, 25, 35)), (0, (10, 20, 25, 30, 40))):
         as_attempt(1, keys[number])
         for step in steps:
-            assert savers[number].save({"w": torch.zeros(4)}, manifest(step, run=f"run-{number}"))
+            savers[number].save({"w": torch.zeros(4)}, manifest(step, run=f"run-{number}"))
             savers[number].wait()
-    assert settle(lambda: sorted(int(path.name[-9:]) for path in tmp_path.iterdir()) == [5, 25, 30, 35, 40])
+    assert settle(lambda: sorted(int(path.name[-9:]) for path in tmp_path.iterdir()) == [5, 12, 25, 30, 35, 40])
     for saver in savers:
         saver.close()
 
