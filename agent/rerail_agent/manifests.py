@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -298,15 +298,13 @@ def _get_attempt_if_tainted(tainted: Callable[[Manifest], bool], folder: Path) -
     return manifest.attempt if tainted(manifest) else None
 
 
-def choose_kept(
-    root: Path, *, keep: int, newest: int, onset: int | None = None, among: Container[str] | None = None
-) -> set[int]:
-    """Return the steps up to `newest` that stay: those of choose_last(), and the one of find_safe().
+def choose_kept(manifests: Collection[Manifest], *, keep: int, newest: int, onset: int | None = None) -> set[int]:
+    """Return the steps up to `newest` that stay: those of choose_last(), and the one of _choose_safe().
 
-    With `among`, only folders of these names are considered.
+    The newest manifest comes first.
     """
-    there = [manifest.step for manifest in _list_manifests(root, among) if manifest.step <= newest]
-    safe = find_safe(root, newest=newest, onset=onset, among=among)
+    there = [manifest.step for manifest in manifests if manifest.step <= newest]
+    safe = _choose_safe(manifests, newest=newest, onset=onset)
     return choose_last(there, keep=keep, onset=onset) | ({safe} if safe is not None else set())
 
 
@@ -321,28 +319,30 @@ def choose_last(steps: Sequence[int], *, keep: int, onset: int | None) -> set[in
     return {*steps[:1], *[step for step in steps if step < onset][: max(1, keep)]}
 
 
-def find_safe(root: Path, *, newest: int, onset: int | None = None, among: Container[str] | None = None) -> int | None:
+def find_safe(root: Path, *, newest: int, onset: int | None = None) -> int | None:
+    """Return what _choose_safe() returns of a folder of checkpoints."""
+    return _choose_safe(select_trusted(read_all(root)).values(), newest=newest, onset=onset)
+
+
+def _choose_safe(manifests: Iterable[Manifest], *, newest: int, onset: int | None) -> int | None:
     """Return the step of the last clean checkpoint up to `newest`, which must not be deleted.
 
     While a problem with the loss is open, that is the last one from before its onset.
     """
-    clean = [manifest.step for manifest in _list_manifests(root, among) if manifest.health == "clean"]
-    clean = [step for step in clean if step <= newest]
+    clean = [manifest.step for manifest in manifests if manifest.health == "clean" and manifest.step <= newest]
     earlier = [step for step in clean if onset is not None and step < onset]
     return next(iter(earlier or clean), None)
 
 
-def _list_manifests(root: Path, among: Container[str] | None = None) -> list[Manifest]:
-    """Return the manifests that can be read and are trusted, the newest step first."""
-    return list(_find_trusted(root, among).values())
+def read_all(root: Path) -> dict[str, Manifest]:
+    """Return the manifests that can be read by their folder's name, the newest step first."""
+    return {folder.name: manifest for folder in list_folders(root) if (manifest := _read_or_none(folder))}
 
 
-def _find_trusted(root: Path, among: Container[str] | None = None) -> dict[str, Manifest]:
-    """Return the manifests that can be read and are trusted by their folder's name, the newest step first."""
-    folders = [folder for folder in list_folders(root) if among is None or folder.name in among]
-    listed = {folder.name: manifest for folder in folders if (manifest := _read_or_none(folder))}
-    untrusted = ManifestTrust.from_environment().find_untrusted(listed.values(), signs_all=False)
-    return {name: found for name, found in listed.items() if found.signature or found.step not in untrusted}
+def select_trusted(manifests: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """Return the manifests that are trusted, in the same order."""
+    untrusted = ManifestTrust.from_environment().find_untrusted(manifests.values(), signs_all=False)
+    return {name: found for name, found in manifests.items() if found.signature or found.step not in untrusted}
 
 
 def _read_or_none(folder: Path) -> Manifest | None:
@@ -477,12 +477,11 @@ class FrameworkCheckpoints:
 
     def _list_spared(self, newest: int) -> set[str]:
         """Return the names of own folders that stay, and of those whose manifest is another run's or not trusted."""
-        manifests = _find_trusted(self._root, self._known)
-        run = AttemptInfo.from_environment().run
-        own = {name: manifest.step for name, manifest in manifests.items() if manifest.run == run}
-        kept = choose_kept(self._root, keep=self._keep, newest=newest, onset=self._guard.onset, among=own)
-        readable = {folder.name for folder in list_folders(self._root) if _read_or_none(folder)}
-        return readable - {name for name, step in own.items() if step not in kept}
+        manifests, run = read_all(self._root), AttemptInfo.from_environment().run
+        trusted = {name: found for name, found in select_trusted(manifests).items() if name in self._known}
+        own = {name: found for name, found in trusted.items() if found.run == run}
+        kept = choose_kept(own.values(), keep=self._keep, newest=newest, onset=self._guard.onset)
+        return manifests.keys() - {name for name, found in own.items() if found.step not in kept}
 
 
 def get_rank() -> int:

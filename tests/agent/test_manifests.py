@@ -233,8 +233,9 @@ def test_the_last_clean_checkpoint_is_never_deleted(tmp_path):
     """However many suspect ones follow it."""
     for step in range(1, 6):
         saved(tmp_path, f"step-{step}", health="clean" if step < 3 else "suspect")
-    assert manifests.choose_kept(tmp_path, keep=2, newest=5) == {2, 4, 5}
-    assert manifests.choose_kept(tmp_path, keep=1, newest=2) == {2}
+    listed = manifests.read_all(tmp_path).values()
+    assert manifests.choose_kept(listed, keep=2, newest=5) == {2, 4, 5}
+    assert manifests.choose_kept(listed, keep=1, newest=2) == {2}
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -242,7 +243,8 @@ def test_the_last_checkpoints_from_before_an_open_problem_are_never_deleted(tmp_
     """Those saved between the onset and its detection call themselves clean; one more than `keep` stays."""
     for step in range(1, 10):
         saved(tmp_path, f"step-{step}", health="clean" if step < 6 else "suspect")
-    assert manifests.choose_kept(tmp_path, keep=keep, newest=9, onset=4) == {*range(4 - keep, 4), 9}
+    listed = manifests.read_all(tmp_path).values()
+    assert manifests.choose_kept(listed, keep=keep, newest=9, onset=4) == {*range(4 - keep, 4), 9}
     assert manifests.find_safe(tmp_path, newest=9) == 5
     assert manifests.find_safe(tmp_path, newest=9, onset=1) == 5  # nothing is from before it
 

@@ -430,7 +430,7 @@ class Saver:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []
-        # Other runs may share the folder: their manifests name them, and what appears later they may be saving.
+        # Other runs may share the folder: a manifest names its run, and they may be saving what appeared later.
         for step, (manifest, problem) in (self._listing(self._seen) | {newest.step: (newest, None)}).items():
             if manifest is not None:
                 if manifest.run == newest.run:

@@ -1,6 +1,6 @@
 """Read the log of a job that has ended: for the error of a failed one, and one with which a completed one ends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from statistics import median
@@ -42,29 +42,41 @@ def with_log_read(
     A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed. With
     `fails_with_error`, one whose log ends with an error is returned as failed.
     """
-    is_completed = job.status is JobStatus.COMPLETED
-    if is_completed:
-        job = _with_end_read(job, description, logs)
+    if job.status is JobStatus.COMPLETED:
+        secrets = find_secrets(description)
+        ends, problem = _read_ends(job, logs, secrets)
+        job = _with_end(job, ends, problem, secrets)
         if not fails_with_error or not job.error_at_end:
             return job
         job = replace(job, status=JobStatus.FAILED, failure_reason=job.error_at_end)
-    reason, secondary = str(description.get("FailureReason") or job.failure_reason), job.secondary
-    is_needed = bool(needs_log(reason, secondary_status=secondary) or causes)
+        return _with_diagnosis(job, job.failure_reason, ends, causes, secrets, CALLED_COMPLETED)
+    reason = str(description.get("FailureReason") or job.failure_reason)
+    is_needed = bool(needs_log(reason, secondary_status=job.secondary) or causes)
     # The error of a script with a loss may follow from that loss.
     shows_loss = bool(job.metrics) and diagnose_job(job).cause in (Cause.USER_CODE, Cause.DIVERGED)
-    if job.status is not JobStatus.FAILED or not (is_needed or shows_loss or is_completed):
+    if job.status is not JobStatus.FAILED or not (is_needed or shows_loss):
         return job
     secrets = find_secrets(description)
+    ends, problem = _read_ends(job, logs, secrets)
+    problem = problem or ("" if any(ends) else "the job has no log")
+    limitation = f"no log could be read: {problem}" if problem and is_needed else ""
+    return _with_diagnosis(job, reason, ends, causes, secrets, limitation)
+
+
+def _read_ends(job: Job, logs: FailureLogs, secrets: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return the ends of the job's logs, or none and why they cannot be read."""
     try:
-        ends = logs.read_ends(job)
-        problem = "" if any(ends) else "the job has no log"
+        return logs.read_ends(job), ""
     except (StateUnknown, Throttled) as error:
-        ends, problem = (), redact_secrets(str(error), secrets)[:MAX_PROBLEM_CHARS]
-    used = ends if needs_log(reason, secondary_status=secondary) else ()
-    found = diagnose(reason, logs=used, secondary_status=secondary, hosts=job.cluster.count)
+        return (), redact_secrets(str(error), secrets)[:MAX_PROBLEM_CHARS]
+
+
+def _with_diagnosis(
+    job: Job, reason: str, ends: Sequence[str], causes: Mapping[str, Cause], secrets: Sequence[str], limitation: str
+) -> Job:
+    used = ends if needs_log(reason, secondary_status=job.secondary) else ()
+    found = diagnose(reason, logs=used, secondary_status=job.secondary, hosts=job.cluster.count)
     diagnosis = with_redaction(with_named_cause(found, (reason, *ends), causes), secrets)
-    limitation = CALLED_COMPLETED if is_completed else ""
-    limitation = f"no log could be read: {problem}" if problem and is_needed else limitation
     last_loss = next(filter(None, map(describe_last_loss, ends)), "")
     return replace(job, diagnosis=replace(diagnosis, limitation=limitation, last_loss=last_loss))
 
@@ -94,14 +106,9 @@ def describe_last_loss(text: str, *, among: int = LAST_ROWS) -> str:
     return f"{described}; {rows_before} was {level:.4g}"
 
 
-def _with_end_read(job: Job, description: Mapping[str, Any], logs: FailureLogs) -> Job:
+def _with_end(job: Job, ends: Sequence[str], problem: str, secrets: Sequence[str]) -> Job:
     """Return a completed job with the error, and the loss far above those before, with which its log ends."""
-    try:
-        ends = logs.read_ends(job)
-    except (StateUnknown, Throttled) as refusal:
-        problem = redact_secrets(str(refusal), find_secrets(description))[:MAX_PROBLEM_CHARS]
-        return replace(job, unread_end=problem)  # the job is complete, whatever its log says
-    error = redact_secrets(next(filter(None, map(find_final_error, ends)), ""), find_secrets(description))
+    error = redact_secrets(next(filter(None, map(find_final_error, ends)), ""), secrets)
     loss = next(filter(None, (describe_last_loss(end, among=1) for end in ends)), "")
     # A part of a secret may not look like one.
-    return replace(job, error_at_end=error[:MAX_PROBLEM_CHARS], loss_at_end=loss)
+    return replace(job, error_at_end=error[:MAX_PROBLEM_CHARS], loss_at_end=loss, unread_end=problem)

@@ -24,7 +24,6 @@ EVENT_VISIBLE_AFTER = timedelta(seconds=1)
 # 30 minutes by SageMaker's documentation, and a little for clocks.
 TERMINATES_BEFORE = timedelta(minutes=32)
 MAX_PROBLEM_CHARS = 500
-DEFAULTS = Policy()
 
 
 def observe(
@@ -36,13 +35,13 @@ def observe(
     known: Job | None = None,
     lists: bool = False,
     logs: FailureLogs | None = None,
-    policy: Policy = DEFAULTS,
+    policy: Policy | None = None,
 ) -> tuple[Signal, ...]:
     """Return the current job as it is now, and the time, as signals.
 
-    `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs`
-    and the `policy` complete the diagnosis of a job that failed, and tell whether a completed one did; without `logs`,
-    a training plan's end is not read either.
+    `known` is the job where it need not be described. With `lists`, its checkpoints are listed in any case. `logs` and
+    `policy` together complete the diagnosis of a job that failed, and tell whether a completed one did; without them, a
+    training plan's end is not read either.
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
@@ -59,7 +58,7 @@ def observe(
     if description and run.current.number > 1 and not is_handed(description, run.signing_key):
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
-    if logs and description:
+    if logs and policy and description:
         fails = _fails_with_doubt(run, policy)
         job = _with_plan_read(with_log_read(job, description, logs, policy.causes, fails_with_error=fails), jobs)
         job = _with_few_steps_failed(run, job, at) if fails else job
