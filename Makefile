@@ -81,7 +81,8 @@ audit: $(VENV)/audit.ready $(VENV)/checkov.ready ## templates, weaknesses, secre
 audit-online: $(VENV)/audit.ready ## known vulnerabilities of all packages; it needs the internet (AUDIT="--ignore-vuln ID")
 	$(BIN)/python -m tools.audit_online $(AUDIT)
 
-release: $(VENV)/audit.ready ## wheels, source distributions, template without the CDK, SBOM, checksums, into .local/release
+release: $(VENV)/test.ready $(VENV)/audit.ready ## wheels, source distributions, template without the CDK, SBOM, checksums, into .local/release
+	$(BIN)/python -m pytest tests/tools -m rehearsal
 	$(BIN)/python -m tools.release
 
 sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped and what is installed, into .local/sbom
@@ -92,7 +93,7 @@ sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped a
 proof: $(VENV)/test.ready ## roles, a million bad inputs, scale, speed, the soak and the Airflow package (over an hour)
 	$(BIN)/python -m pytest tests/deployed -m rehearsal -s
 	$(BIN)/python -m pytest tests/demo -m "load and rehearsal"
-	$(BIN)/python -m pytest tests/container -m rehearsal
+	$(BIN)/python -m pytest tests/container tests/tools -m rehearsal
 	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py tests/core tests/detectors -n auto
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.speed

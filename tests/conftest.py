@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
 # The files that take longest: begun last, one of them would keep a single worker busy at the end.
 LONGEST = (
-    *("tools/test_release.py", "container/test_init.py", "container/test_processes.py", "agent/test_hf.py"),
+    *("container/test_init.py", "container/test_processes.py", "agent/test_hf.py"),
     "agent/test_frameworks.py",
     *("container/test_restarts.py", "local/test_repairs_lambda.py", "agent/test_lightning.py"),
     *("local/test_repairs_cloudwatch.py", "container/test_parallel.py", "house/test_cli_start.py"),

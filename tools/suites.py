@@ -108,27 +108,40 @@ def main() -> int:
     reference = measure_reference()
     pace = measure_pace(lambda: reference).slowdown
     clock = pace if VARIABLE in os.environ else min(SLOWEST, SHARED * pace)
-    began, cpu_began = time.monotonic(), os.times()
+    began, cpu_began = time.monotonic(), measure_children()
     print_line(f"the clocks of demos and deployed stacks run at 1/{clock:g} of their usual speed")
     failed = []
     for suites in STAGES:
+        stage_began, stage_cpu_began = time.monotonic(), measure_children()
         with ThreadPoolExecutor(len(suites)) as threads:
             statuses = threads.map(lambda suite: suite.run(pace, clock, sys.argv[1:]), suites)
             failed += [suite for suite, status in zip(suites, statuses, strict=True) if status]
-    took, cpu = time.monotonic() - began, os.times()
-    busy = cpu.children_user + cpu.children_system - cpu_began.children_user - cpu_began.children_system
-    share = busy / took / (os.cpu_count() or 1)
+        print_line(f"{' and '.join(suite.name for suite in suites)}: {describe_use(stage_began, stage_cpu_began)}")
+    took = time.monotonic() - began
     for suite in failed:
         print("\n".join(suite.failures[-FAILURE_LINES:]) or f"{suite.name} ended without a report")
     names = ", ".join(suite.name for suite in failed) or "none"
     # The load may have come or gone meanwhile: the slower reference counts.
     ratio, budget = took / max(reference, measure_reference()), read_budget()
-    print(f"tests took {took:.0f} s, {share:.0%} of the processors' time; failed: {names}")
+    print(f"tests took {describe_use(began, cpu_began)}; failed: {names}")
     print(f"that is {ratio:.0f} times the reference of local/pace.py; the budget is {budget}")
     if ratio > budget and not sys.argv[1:]:
         print(f"FAILED: over the budget in {BUDGETS.relative_to(ROOT)}: make tests faster, or raise it there")
         return 1
     return 1 if failed else 0
+
+
+def measure_children() -> float:
+    """Return the CPU seconds of the processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def describe_use(began: float, cpu_began: float) -> str:
+    """Return the seconds since these readings, and the share of the processors' time that was used."""
+    took = time.monotonic() - began
+    share = (measure_children() - cpu_began) / took / (os.cpu_count() or 1)
+    return f"{took:.0f} s, {share:.0%} of the processors' time"
 
 
 def read_budget() -> int:

@@ -13,7 +13,7 @@ from tests.bad_input.targets import answers, commands
 from tests.bad_input.targets.catalogue import AGENTS, COMMANDS, FILES, LOOP, PARSERS, TARGETS
 
 # Those that read little are asked more often.
-SLOW = {"failure reason": 8, "last words of a script": 6, "request for the doctor": 15, "corpus of logs": 30}
+SLOW = {"failure reason": 4, "last words of a script": 3, "request for the doctor": 15, "corpus of logs": 30}
 HEAVY = {"TensorBoard events": 5, "policy's file": 40, "record of a run": 60, "trainer_state.json": 40}
 COUNTS = {**SLOW, **HEAVY}
 

@@ -1,4 +1,7 @@
-"""What a release consists of works where it is used: outside of a checkout, and without the CDK."""
+"""What a release consists of works where it is used: outside of a checkout, and without the CDK.
+
+`make release` runs the tests that build one.
+"""
 
 import json
 import os
@@ -14,7 +17,6 @@ from local.stack import LocalAws
 from tests.house.sources import ROOT
 from tools import release
 
-pytestmark = pytest.mark.slow
 # Packages that the demo's lock file has for all that an installed command can do on this machine.
 LOCKED = ROOT / "requirements" / "demo.txt"
 SCRIPT = """
@@ -60,6 +62,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_each_distribution_has_packages_of_its_own(files: Path) -> None:
     """Installing both overwrites nothing, and a common name such as `cli` stays free."""
     names = [set(zipfile.ZipFile(wheel).namelist()) for wheel in sorted(files.glob("*.whl"))]
@@ -72,6 +76,8 @@ def test_each_distribution_has_packages_of_its_own(files: Path) -> None:
             assert f"{source.name.removesuffix('.tar.gz')}/{package}" in archive.getnames()
 
 
+@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path: Path) -> None:
     """In a bare environment: a run, a remote function, a backtest, a policy, a planned deployment."""
     venv, work = tmp_path / "venv", tmp_path / "work"
@@ -117,6 +123,8 @@ def test_the_installed_command_works_outside_of_a_checkout(files: Path, tmp_path
     assert (tmp_path / "data" / "rerail" / "assemblies").is_dir()
 
 
+@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_the_template_without_the_cdk_deploys(files: Path, tmp_path: Path) -> None:
     """Uploaded and created as its instructions say; the functions run, and doctor finds them in their places."""
     (archive,) = files.glob("rerail-standalone-*.zip")
