@@ -40,6 +40,7 @@ SHM = "RuntimeError: unable to allocate shared memory(shm) for file\n  </torch_1
 PARSED = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
 PARSING = f'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    {{}}\n{PARSED}'
 HUB = "HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. (read timeout=10)"
+LOST = "watchdog thread terminated with exception: NCCL error: remote process exited\nncclRemoteError: A call failed"
 HINT = "This is most likely caused by incorrect usages of collectives, or other reasons such as network errors, etc."
 NCCL = "[rank1]: torch.distributed.DistBackendError: unhandled cuda error\n[rank1]: ncclUnhandledCudaError: Call failed"
 FRAMES = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 2, in x'
@@ -236,6 +237,7 @@ KILLED = (
     "direction, the job has been aborted.\nslurmstepd: error: *** STEP 7.0 ON a-1 CANCELLED AT 2026-01-31T02:04:51 ***"
 )
 FRAMED = 'Traceback (most recent call last):\n  File "a.py", line 2, in x\n    y()\nRuntimeError: the step has failed'
+TRACE = FRAMED.rpartition("\n")[0]
 
 # What loggers and launchers put before each line.
 PREFIXES = ("2026-01-31 02:04:51,549 - train.main - ERROR - ", "[2026-01-31 02:04:51][ERROR] ", "(worker_7) : ")
@@ -321,6 +323,18 @@ def test_the_evidence_is_what_a_worker_raised_first() -> None:
         f"{raised}\nKeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {raised}\nKeyError: 'labels'"
     )
     assert diagnose(caught).evidence == "KeyError: 'labels'"
+
+
+def test_the_evidence_is_what_a_message_announces_after_an_empty_line() -> None:
+    """TensorFlow begins the message of each exception of a graph with the same words."""
+    found = diagnose(f"{TRACE}\nInvalidArgumentError: Graph execution error:\n\nExpected size[1] in [0, 9]")
+    assert "Expected size[1]" in found.evidence
+
+
+def test_an_exception_at_the_end_of_a_process_does_not_replace_the_root() -> None:
+    handled = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = f"{TRACE}\nOSError: Too many open files{handled}{TRACE.replace('in x', 'in _run_finalizers')}\nOSError: x"
+    assert "Too many open files" in diagnose(text).evidence
 
 
 def test_a_healthy_counter_or_a_logger_is_no_reason_to_leave_the_log_unread() -> None:
@@ -457,6 +471,13 @@ def test_texts_of_all_kinds_are_understood() -> None:
             "[type.googleapis.com/tensorflow.CoordinationServiceError='']",
             "hang",
         ),
+        (f"Some NCCL operations have failed or timed out.\n{LOST}", "infrastructure"),
+        (f"{LOST}\nterminate called ... c10::DistBackendError\n[n-0:1 :0:98] Caught signal 11", "infrastructure"),
+        (f"{LOST}\n[n-0:1 :0:98] Caught signal 11 (Segmentation fault)", "user_code"),
+        ("bash: line 0: cd: /data/asc23/src: No such file or directory", "user_code"),
+        ("client.APIError: The request exceeded the maximum allowed time, please try again.", "infrastructure"),
+        ("client.APIError: bad field, try again with a number", "user_code"),
+        (f"Reading config file\n{TRACE}\n{OOM}\nReading config file\nKeyError: 'labels'", "user_code"),
         ('ValueError: NOT_FOUND: Error opening "zarr" driver: Metadata at "/ck/7/w/.zarray"', "damaged_checkpoint"),
     ],
 )

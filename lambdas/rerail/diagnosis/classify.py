@@ -52,7 +52,7 @@ FIRM_RULES = tuple(rule for rule in RULES if rule.firm)
 # A rule of these found an error; any other only found that there was one.
 NAMED_RULES = frozenset(rule.name for rule in (*FIRM_RULES, SETTINGS, FALLBACKS[0]) if rule.cause is not Cause.UNKNOWN)
 # What these rules match may follow from an error of another rank.
-_SECONDARY = ("peer-gone", "peer-failed", "collective-timeout", "node-note")
+_SECONDARY = ("peer-gone", "peer-failed", "collective-failed", "collective-timeout", "node-note")
 # The words of an exception that may follow from a service that did not answer.
 _OF_SERVICE = LazyPattern(r"load|connect|hub|http|fetch|retriev|offline|cache|reach|network|time ?out|server", re.I)
 # A rule, the evidence, and the root error.

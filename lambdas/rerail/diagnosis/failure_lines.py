@@ -109,6 +109,7 @@ OF_PROGRAM = LazyPattern(
 _CAUGHT = LazyPattern(r"[\w.]{1,80}: Caught \w+ in (?:DataLoader worker process|pin memory thread|replica) .{0,40}$")
 # An exception that several processes print at once: "NameErrorNameError: : ".
 _DOUBLED = LazyPattern(r"\b([A-Z]\w{0,60}?(?:Error|Exception|Interrupt))\1+: (?:: ?)+")
+_ANNOUNCED = LazyPattern(r"Error: \S.{0,200}:$")
 # What a handler raises that expects another type of exception than the one it got.
 _OF_HANDLER = LazyPattern(r"\w+Error: '\w+(?:Error|Exception|Timeout)' object (?:has no attribute|is not)\b")
 
@@ -205,6 +206,11 @@ WAVE = LazyPattern(
 _CLOSING = LazyPattern(
     r"_run_finalizers|_run_exitfuncs|\batexit\b|\b__del__\b|\bException ignored (?:in|on)\b|_remove_temp_dir"
 )
+# A line that a program may print as it starts.
+_BANNER = LazyPattern(r"(?!Traceback|\[rank|\d+: )[A-Za-z+#=>*-][^|%]{0,60}[A-Za-z]{3}[^|%]*$")
+# An exception that aborts a process, and the signal with which the process then ends.
+_ABORTS = LazyPattern(r"terminate called (?:after|without|recursively|\.\.\.)|taking the entire process down")
+_SIGNAL = LazyPattern(r"\bCaught signal \d+|\*{3} (?:SIG|Process received signal)|\] Signal: |\bFatal Python error: ")
 # What a launcher prints once, as it starts the program: torchrun, SageMaker's toolkit, DeepSpeed.
 _LAUNCH = LazyPattern(
     r"OMP_NUM_THREADS environment variable for each process|\bInvoking (?:user )?(?:training )?script\b"
@@ -294,10 +300,11 @@ class _Block:
         return " ".join(" ".join(self.lines).split())
 
     @property
-    def is_of_exit(self) -> bool:
-        """Return whether the end of a `with` block, or a handler, raised it after another exception, the root."""
+    def is_consequence(self) -> bool:
+        """Return whether it came after the root: at the end of the process or of a `with` block, or in a handler."""
         is_exit = self.frames.rpartition(", in ")[2].startswith("__exit__")
-        return self.is_chained and (is_exit or _OF_HANDLER.match(self.text) is not None)
+        is_of_exit = self.is_chained and (is_exit or _OF_HANDLER.match(self.text) is not None)
+        return is_of_exit or _CLOSING.search(self.frames) is not None
 
 
 @dataclass(slots=True)
@@ -421,8 +428,14 @@ def _join_groups(match: "re.Match[str] | None") -> str:
 
 
 def cut_older_launches(text: str) -> str:
-    """Return the text from its last launch on."""
-    return text[max((launch.end() for launch in _LAUNCH.finditer(text)), default=0) :]
+    """Return the text from its last launch on: from a launcher's words, or where its first line comes again."""
+    starts = [launch.end() for launch in _LAUNCH.finditer(text)]
+    first = text.partition("\n")[0].rstrip()
+    if _BANNER.match(first) and not is_exception(first) and not _begins_anew(first):
+        again = text.rfind(f"\n{first}\n")
+        # Several ranks print one line too, but not after the exception of a traceback.
+        starts += [again] if find_failure_lines(text[:again]).exceptions and again > 0 else []
+    return text[max(starts, default=0) :]
 
 
 def find_final_error(log: str) -> str:
@@ -575,6 +588,8 @@ class _Scan:
     progress: int = 0
     is_closing: bool = False
     is_announced: bool = False
+    # An exception has aborted the process: a later signal follows from that.
+    is_aborted: bool = False
     # Exceptions outside tracebacks, with the progress before them.
     printed: list[tuple[str, int]] = field(default_factory=list)
 
@@ -626,6 +641,9 @@ class _Scan:
         """Add the line to the message of the exception before it, and return whether it belongs there."""
         if self.block is None or bare in ('"""', "'''"):
             return self.block is not None
+        # What a message announces may follow an empty line: TensorFlow's "Graph execution error:".
+        if not bare and _ANNOUNCED.search(self.block.lines[-1]):
+            return True
         if not bare or len(self.block.lines) >= MAX_MESSAGE_LINES or _begins_anew(line):
             self.block = None
             return False
@@ -640,6 +658,10 @@ class _Scan:
             self.is_announced = True
         elif is_metric or _IS_LOADED.search(line):
             self.is_announced = False
+        self.is_aborted |= _ABORTS.search(line) is not None
+        if self.is_aborted and _SIGNAL.search(line):
+            self.found.noise.append(bare)
+            return
         _sort_line(line, bare, self.found)
         if is_exception(bare):
             if self.is_announced:
@@ -668,13 +690,13 @@ class _Scan:
             self._choose_list(block, successor, survived_before).append(block.text)
 
     def _choose_list(self, block: _Block, successor: _Block | None, survived_before: int) -> list[str]:
-        if _CLOSING.search(block.frames) or block.is_of_exit:
+        if block.is_consequence:
             return self.found.noise
         if block.progress <= survived_before:
             return self.found.survived
-        is_replaced = self.in_frames and self.is_chained
+        is_replaced = self.in_frames and self.is_chained and not _CLOSING.search("\n".join(self.frames))
         if successor is not None:
-            is_replaced = successor.is_chained and not is_wrapper(successor.text) and not successor.is_of_exit
+            is_replaced = successor.is_chained and not is_wrapper(successor.text) and not successor.is_consequence
             is_replaced |= _CAUGHT.match(block.text) is not None
         return self.found.replaced if is_replaced else self.found.exceptions
 

@@ -401,6 +401,12 @@ RULES: tuple[SymptomRule, ...] = (
         r"xml\.etree\.\w+\.ParseError|bounding box.{0,40}(?:invalid|degenerate|positive height)",
         r"nan in (?:the )?(?:input|data|label|feature)s?\b|All bounding boxes should have positive",
     ),
+    # What the shell of a launch script reports: its own folders and commands, not the input.
+    _rule(
+        "launch-script",
+        Cause.USER_CODE,
+        r"\b(?:ba|z|da|k)?sh: (?:line )?\d{0,6}:? ?.{1,300}: No such file or directory",
+    ),
     _rule(
         "missing-input",
         Cause.DATA,
@@ -546,6 +552,9 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?!.{0,300}(?:denied|not found|not exist|manifest|no basic auth|unauthorized|forbidden|\b40[134]\b))",
         r"Consistency check failed: file should|(?-i:Hash Sum mismatch|Error: OS Error)|"
         r"fatal: unable to (?:access|connect to) (?!.{0,200}returned error: 4)",
+        # A client's exception with the words of a server that is too slow or not there.
+        r"(?-i:\b\w*(?:API|HTTP|Http|Gateway|Service|Server)\w*(?:Error|Exception)): .{0,600}?(?:try again(?! with)"
+        r"|check back|exceeded the (?:maximum )?allowed time)",
         r"index files failed to download|\b(?:(?:up|down)load|https?:/\S{1,200}|requests?)\b.{0,80}"
         r"\bafter (?:\d+|multiple) (?:retries|attempts|tries)\b(?!.{0,200}\b40[0134]\b)",
     ),
@@ -607,6 +616,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"outside the range|index out of (?:range|bounds)|out of bounds for dimension|unexpected key .{0,40}state_dict",
         r"one of the variables needed|newly initialized.{0,30}mismatch|result type .{0,30}can't be cast|Found dtype",
         r"No module named|cannot import name|unrecognized arguments|the following arguments are required|mixed dtype",
+        r"\bs(?:run|batch): (?:fatal|error): .{1,60}(?:set by two|conflict|[Ii]nvalid|[Uu]nrecogni[sz]ed)",
         r"invalid choice:|ambiguous option|expected one argument|can't open file|No such option|Can't call numpy\(\)",
         r"Error: Missing (?:option|argument)|Invalid value for|Got unexpected extra argument|ModuleNotFound",
         r"(?m:command not found|: not found$)|not found in PATH|mpirun was unable to find the specified exec",
@@ -660,7 +670,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"no heartbeat from|Hang ?Detect\w*|(?:not|no) (?:made |making |any )?progress (?:since|for|in)\b|sync timeout",
         r"detected by watchdog|heartbeat of its watchdog|stuck notify|synchronize timeout|task timeout|Wait ?timeout",
         r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Timeout at NCCL work",
-        r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|wait\w*\(\w*\) time ?out",
+        r"collective (?:operation )?time(?:d )?out|wait\w*\(\w*\) time ?out",
         r"\bNPU .{0,80}error code is (?:107020|50704[68])\b",  # ACL: timeout of a task, or of the wait for it
         r"Watchdog caught|watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected|hang\b)|Barrier time",
         r"WorkNCCL\((?!.{0,250}raised the following async exception: NCCL error)",
@@ -696,6 +706,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
         r"Transport (?:closed|error)|Stop_waiting response is expected|function error: Hccl\w+",
     ),
+    # What the watchdog says of both: the error that it prints next tells which.
+    _rule("collective-failed", Cause.HANG, r"operations? have failed or timed out"),
     _rule("peer-failed", Cause.UNKNOWN, r"Horovod has been shut ?down"),
     # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.
     _vague_rule(
@@ -839,8 +851,8 @@ SETTINGS = _rule("unreadable-settings", Cause.USER_CODE, r"\b(?:\w*Decode|YAML|P
 TIMEOUT_WHILE_READING = _vague_rule("timeout-while-reading", Cause.UNKNOWN, r"(?!)")
 
 # Rules that match what the other ranks print when one has failed: the root error may stand elsewhere.
-CASCADES = ("collective-timeout", "peer-gone", "peer-failed", "fabric", "service", "storage", "program-fault-on-device",
-            "node-failure", "nccl-system-error")  # fmt: skip
+CASCADES = ("collective-timeout", "collective-failed", "peer-gone", "peer-failed", "fabric", "service", "storage",
+            "program-fault-on-device", "node-failure", "nccl-system-error")  # fmt: skip
 
 # Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
