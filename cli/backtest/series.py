@@ -25,6 +25,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "train_lm_loss",
         *("batch_loss", "train_batch_loss", "total_loss", "train_total_loss", "loss_total", "nll_loss", "ce_loss"),
         "rmse_trn",  # DeePMD-kit
+        "train_box_loss",  # ultralytics: the first of several, as in its text
     ),
     "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "train_grad_norm", "total_norm", "grad_norm_total", "norm"),
     "step_time_s": (
@@ -112,6 +113,8 @@ def is_loss(name: str) -> bool:
 def find_losses(names: Iterable[str]) -> list[str]:
     """Return which of some normalized names may be of the loss that is trained on."""
     losses = [name for name in names if is_loss(name)]
+    # Beside `t_loss`, `v_loss` is of a validation; elsewhere it may be of a value function.
+    losses = [name for name in losses if not (name.startswith("v_") and f"t_{name[2:]}" in losses)]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
     return training or [name for name in losses if _OF_TRAINING.search(name) and not _OF_VALIDATION.search(name)]
 

@@ -32,6 +32,14 @@ _FIELD = re.compile(
     + READ_END
     + "(?!:[0-9]{2})"  # a time, as in `45it [00:45, 1.01s/it]`
 )
+# A loss whose name says of which steps it is: `Loss at step 10: 0.5`, `Average loss for last 200 batches is 20.6`.
+_COUNTED = re.compile(
+    r"(?P<name>(?:[\w/.-]{1,40} ){0,4}?[\w/.-]{0,40}?loss(?:es)?) (?:\(|(?:after|at|during|for|in|of|on|over) )"
+    r"(?:(?:all|every|first|last|past|previous|the) ){0,3}(?:(?P<unit>batch|epoch|iter|iteration|step|update) #?)?"
+    r"(?P<count>[0-9]+)(?:/[0-9]+)?(?: [a-z]{1,20})?\)?(?: is| was)? ?[:=]? {0,8}"
+    rf"(?:{WRAPPED}(?P<number>[-+]?[.0-9][-+.,0-9eE]*|(?i:nan|inf(?:inity)?)){READ_END})?",
+    re.I,
+)
 # A name in other letters, which no expression is proposed for.
 _FOREIGN = re.compile(r"([^\W\d_a-zA-Z]{1,40})[:：= ] {0,8}[-+]?[0-9]")
 # What a logger writes before a name: a level, a module or a rank.
@@ -49,7 +57,8 @@ _QUOTED = re.compile(
 _ANCHOR, _COLOURED_ANCHOR = "(?:^|[^A-Za-z0-9_/.-])", r"(?:^|[^A-Za-z0-9_/.-]|\x1b\[[0-9;]*m)"
 # The start of a line, a number or a sign: another word before the name may say that it is of something else.
 _ALONE = r"(?:^|[^A-Za-z_/. \t-][ \t]+|[^A-Za-z0-9_/. \t-])"
-_NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?")
+_NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?|(?<![^\s:=])(?i:nan|inf)(?![^\s,|;)])")
+_COUNT_TO = re.compile(r"(?<![0-9./])[0-9]+/([0-9]+)(?![0-9./])")
 _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
 _WORD = re.compile("[A-Za-z]{2,}")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
@@ -110,7 +119,7 @@ def find_metrics(lines: Sequence[str], *, where: str, loss: str = "", coloured: 
     known = None if loss else _find_format(looked_at)
     if known and known.expressions.get("step"):
         return known
-    rows = [(line, list(_find_fields(line))) for line in looked_at]
+    rows = _drop_evaluations([(line, list(_find_fields(line))) for line in looked_at])
     try:
         found = _find_by_name(rows, where=where, loss=loss, coloured=coloured)
     except BadInput:
@@ -200,8 +209,37 @@ def _find_fields(line: str) -> Iterator[_Field]:
         start = match.start("name")
         if validation and validation.start() < start:
             return
-        if not _VALIDATION.search(match["name"].replace("_", " ")):
+        if _VALIDATION.search(match["name"].replace("_", " ")):
+            continue
+        counted = _COUNTED.match(line, start)
+        if counted and counted.start("count") == match.start("number"):
+            if counted["unit"]:
+                yield _Field(counted["unit"].lower(), counted["count"], counted.start("unit"), counted.start("count"))
+            if counted["number"]:
+                yield _Field(_normalize(counted["name"]), counted["number"], start, counted.start("number"))
+        else:
             yield _Field(_normalize(match["name"]), match["number"], start, match.start("number"))
+
+
+def _drop_evaluations(rows: _Rows) -> _Rows:
+    """Return the rows without the numbers of evaluations whose lines look like those of training.
+
+    Such lines count to another total, `step 10/88 - loss: 0.3`, and begin behind a line such as `Eval begin...`.
+    """
+    behind: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    is_announced, last = False, ""
+    for line, found in rows:
+        if any(is_loss(field.name) for field in found) and (match := _COUNT_TO.search(line)):
+            behind[match[1]] += (1 if is_announced else -1) if match[1] != last else 0
+            counts[match[1]] += 1
+            is_announced, last = False, match[1]
+        elif _VALIDATION.search(line) and not _NUMBERS.search(line):
+            is_announced = True
+    evaluations = {total for total in counts if behind[total] > 0 and 2 * counts[total] < counts.total()}
+    if not evaluations:
+        return rows
+    return [(line, () if set(_COUNT_TO.findall(line)) & evaluations else found) for line, found in rows]
 
 
 @lru_cache(maxsize=10_000)
@@ -225,7 +263,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
 def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) -> dict[str, str]:
     """Return the name under which the log prints each metric that it has."""
     chosen = {"loss": _choose_loss(names, rows, where=where, wanted=loss)}
-    if step := _choose_step(names, rows, seldom=names[chosen["loss"]] // _PRINTED_OFTEN):
+    if step := _choose_step(names, rows, chosen["loss"]):
         chosen["step"] = step
         if step not in _EPOCH_NAMES and (epoch := _find_epoch(names, step, rows)):
             chosen["epoch"] = epoch
@@ -287,13 +325,20 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
     raise BadInput(f"no line of {where} has a loss with its name", remedy)
 
 
-def _choose_step(names: Counter[str], rows: _Rows, *, seldom: int) -> str:
-    """Return the name of the step that is printed often and falls least, "" if there is none; epochs are the last."""
+def _choose_step(names: Counter[str], rows: _Rows, loss: str) -> str:
+    """Return the name of the step that is printed often and falls least, "" if there is none; epochs are the last.
+
+    One that falls often and never stands beside the loss is of a text that a model wrote: `Step 1: add them`.
+    """
+    seldom = names[loss] // _PRINTED_OFTEN
+    beside = {field.name for _, found in rows if any(field.name == loss for field in found) for field in found}
+    most_falls = seldom + max(sum(1 for _ in groupby(_list_values(name, rows))) for name in _EPOCH_NAMES)
     steps = [name for name in dict.fromkeys(_STEP_NAMES) if names[name] > seldom]  # others are settings
     for candidates in (steps, _EPOCH_NAMES):
         listed = {name: _list_values(name, rows) for name in candidates if name in names}
         # One that never changes is a setting, such as the size of a batch.
         whole = [name for name, values in listed.items() if len(set(values)) > (len(values) > 1)]
+        whole = [name for name in whole if name in beside or _count_falls(listed[name]) <= most_falls]
         often = [name for name in whole if names[name] >= 0.5 * max(names[other] for other in whole)]
         if often:
             return min(often, key=lambda name: _count_falls(listed[name]))
@@ -360,9 +405,9 @@ def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) ->
     place = INTEGER if metric in ("step", "epoch") else NUMBER
     anchor = _COLOURED_ANCHOR if coloured else _ANCHOR
     best = (len(wanted) + 1, 0, 0, 0, "")
-    contexts = (enumerate(_list_contexts(*examples[shape], anchor)) for shape in common if shape in launches)
-    for depth, context in chain.from_iterable(contexts):
-        best = min(best, (*_compare(_compile(f"{context}{place}"), wanted), depth, f"{context}{place}"))
+    places = (_list_places(*examples[shape], anchor, place) for shape in common if shape in launches)
+    for depth, read in chain.from_iterable(enumerate(expressions) for expressions in places):
+        best = min(best, (*_compare(_compile(read), wanted), depth, read))
         if best[:3] == (0, 0, 0):
             break
     wrong, missed_beside, missed, _, expression = best
@@ -401,6 +446,17 @@ def _compare(pattern: re.Pattern[str], wanted: Iterable[tuple[str, float | None,
         elif value is None or not (got == value or got != got and value != value):
             wrong += 1
     return wrong, missed_beside, missed
+
+
+def _list_places(line: str, field: _Field, anchor: str, place: str) -> Iterator[str]:
+    """Yield expressions for a number in a line; the last ones read only counts to the same total as in this line."""
+    contexts = list(_list_contexts(line, field, anchor))
+    yield from (f"{context}{place}" for context in contexts)
+    end = field.number_start + len(field.number)
+    if total := re.match("/[0-9]+", line[end:]):
+        yield from (f"{context}{place}{total[0]}(?:[^0-9]|$)" for context in contexts)
+    for total in _COUNT_TO.finditer(line, 0, field.start):
+        yield f"/{total[1]}{_escape(line[total.end() : field.number_start])}{place}"
 
 
 def _list_contexts(line: str, field: _Field, anchor: str) -> Iterator[str]:

@@ -78,6 +78,8 @@ def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path:
         (["lm loss", "aux loss"], "lm loss"),
         (["mlm_loss", "val_loss", "best_loss"], "mlm_loss"),
         (["losses", "val_losses"], "losses"),
+        (["train/box_loss", "train/cls_loss", "val/box_loss"], "train/box_loss"),
+        (["t_loss", "v_loss"], "t_loss"),
         (["num_loss_tokens", "train_mean_nll", "test/nll"], "train_mean_nll"),
     ],
 )
@@ -226,10 +228,10 @@ def test_logs_of_other_kinds_are_read(tmp_path, name, text, steps):
 
 
 def test_one_of_several_losses_is_named(tmp_path):
-    """As in the results of ultralytics."""
+    """As in the results of a segmentation."""
     file = tmp_path / "results.csv"
-    file.write_text("epoch,train/box_loss,train/cls_loss,val/box_loss\n1,1.5,2.5,3\n2,1.25,2.25,3\n")
-    with pytest.raises(BadInput, match="several losses: train/box_loss, train/cls_loss"):
+    file.write_text("epoch,train/seg_loss,train/cls_loss,val/seg_loss\n1,1.5,2.5,3\n2,1.25,2.25,3\n")
+    with pytest.raises(BadInput, match="several losses: train/seg_loss, train/cls_loss"):
         sources.find(str(file), local=False)
     series = sources.find(str(file), local=False, loss="train/cls_loss")[0].read()
     assert [sample.loss for sample in series.samples] == [2.5, 2.25]

@@ -230,6 +230,62 @@ def test_the_bar_of_a_save_is_no_step():
         assert ("/400" in step) is bool(step) is bool(bar)
 
 
+@pytest.mark.parametrize(
+    ("form", "has_step"),
+    [
+        ("Average loss for last 200 batches is {loss}", False),
+        ("mean loss over the last 100 iterations: {loss}", False),
+        ("Loss (last 50 batches): {loss}", False),
+        ("Loss at step {step}: {loss}", True),
+        ("loss after epoch {step} is {loss}", True),
+        ("The loss in iteration {step}/900 = {loss}", True),
+    ],
+)
+def test_the_steps_that_a_loss_is_of_are_not_read_as_the_loss(form, has_step):
+    lines = [form.format(step=step, loss=f"{5 - step / 100:.2f}") for step in range(10, 40)]
+    found = find_metrics(lines, where="train.log").expressions
+    assert values(compile_reader(found["loss"]), lines) == [round(5 - step / 100, 2) for step in range(10, 40)]
+    assert values(compile_reader(found["step"]), lines) == list(range(10, 40)) if has_step else "step" not in found
+
+
+def test_an_evaluation_that_prints_like_training_is_not_read():
+    """Paddle's high-level API prints both alike; only their totals and the line above the evaluation differ."""
+    steps, checks = range(10, 110, 10), range(10, 40, 10)
+    lines = []
+    for epoch in (1, 2, 3):
+        lines += [f"Epoch {epoch}/3", *(f"step {step}/100 - loss: 0.{900 - step - epoch}" for step in steps)]
+        lines += ["Eval begin...", *(f"step {step}/30 - loss: 2.5" for step in checks), "Eval samples: 11219"]
+    found = find_metrics(lines, where="train.log").expressions
+    assert len(read := values(compile_reader(found["loss"]), lines)) == 30 and max(read) < 1
+    assert values(compile_reader(found["step"]), lines) == [*steps] * 3
+    assert values(compile_reader(found["epoch"]), lines) == [1, 2, 3]
+    assert len(values(re.compile(write_definition(found["step"])), lines)) == 30
+
+
+def test_the_steps_of_a_text_that_a_model_wrote_are_not_those_of_the_run():
+    texts = [
+        ["Step 1: add them.", "Step 2: halve that.", "**Step 3:** done", f"grpo_loss is 0.{n}"] for n in range(20, 50)
+    ]
+    found = find_metrics([line for text in texts for line in text], where="train.log").expressions
+    assert "loss" in found and "step" not in found
+    apart = [line for n in range(20, 50) for line in (f"Step {n}/900", f"loss is 0.{n}")]
+    assert "step" in find_metrics(apart, where="train.log").expressions
+
+
+def test_what_is_beside_a_loss_is_read_whether_or_not_the_loss_is_finite():
+    lines = [f"step {n} (1%) | loss: {'nan' if n > 17 else 2.5} | dt: 5ms | tok/sec: {n},000" for n in range(10, 90)]
+    found = find_metrics(["Average tok/sec: 9", *lines], where="train.log").expressions
+    assert len(values(compile_reader(found["tokens_per_s"]), lines)) == len(lines)
+    assert (
+        len(
+            values(
+                re.compile(write_definition(found["tokens_per_s"])), ["step 7 (1%) | loss: 2.5 | dt: 5ms | tok/sec: 9"]
+            )
+        )
+        == 1
+    )
+
+
 def test_several_losses_are_asked_for():
     lines = [f"step {step} mlm_loss=1.{step} nsp_loss=0.3" for step in range(10, 20)]
     with pytest.raises(BadInput, match="several losses: mlm_loss, nsp_loss"):
