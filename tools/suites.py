@@ -117,13 +117,13 @@ def main() -> int:
             statuses = threads.map(lambda suite: suite.run(pace, clock, sys.argv[1:]), suites)
             failed += [suite for suite, status in zip(suites, statuses, strict=True) if status]
         print_line(f"{' and '.join(suite.name for suite in suites)}: {describe_use(stage_began, stage_cpu_began)}")
-    took = time.monotonic() - began
+    took, use = time.monotonic() - began, describe_use(began, cpu_began)
     for suite in failed:
         print("\n".join(suite.failures[-FAILURE_LINES:]) or f"{suite.name} ended without a report")
     names = ", ".join(suite.name for suite in failed) or "none"
     # The load may have come or gone meanwhile: the slower reference counts.
     ratio, budget = took / max(reference, measure_reference()), read_budget()
-    print(f"tests took {describe_use(began, cpu_began)}; failed: {names}")
+    print(f"tests took {use}; failed: {names}")
     print(f"that is {ratio:.0f} times the reference of local/pace.py; the budget is {budget}")
     if ratio > budget and not sys.argv[1:]:
         print(f"FAILED: over the budget in {BUDGETS.relative_to(ROOT)}: make tests faster, or raise it there")

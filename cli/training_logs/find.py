@@ -231,9 +231,11 @@ def _drop_evaluations(rows: _Rows) -> _Rows:
     is_announced, last = False, ""
     for line, found in rows:
         if any(is_loss(field.name) for field in found) and (match := _COUNT_TO.search(line)):
-            behind[match[1]] += (1 if is_announced else -1) if match[1] != last else 0
-            counts[match[1]] += 1
-            is_announced, last = False, match[1]
+            total = match[1]
+            if total != last:
+                behind[total] += 1 if is_announced else -1
+            counts[total] += 1
+            is_announced, last = False, total
         elif _VALIDATION.search(line) and not _NUMBERS.search(line):
             is_announced = True
     evaluations = {total for total in counts if behind[total] > 0 and 2 * counts[total] < counts.total()}

@@ -1,4 +1,4 @@
-"""What a release consists of works where it is used: outside of a checkout, and without the CDK.
+"""The parts of a release work where they are used: outside of a checkout, and without the CDK.
 
 `make release` runs the tests that build one.
 """

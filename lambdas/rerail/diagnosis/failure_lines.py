@@ -434,7 +434,8 @@ def cut_older_launches(text: str) -> str:
     if _BANNER.match(first) and not is_exception(first) and not _begins_anew(first):
         again = text.rfind(f"\n{first}\n")
         # Several ranks print one line too, but not after the exception of a traceback.
-        starts += [again] if find_failure_lines(text[:again]).exceptions and again > 0 else []
+        if again > 0 and find_failure_lines(text[:again]).exceptions:
+            starts.append(again)
     return text[max(starts, default=0) :]
 
 
