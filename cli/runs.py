@@ -86,13 +86,17 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
 
 def describe_step(row: FleetRow) -> str:
     """Return the newest step of the current attempt and its age, in words."""
-    number, defined = row.run.current.number, row.run.defined_metrics
-    if row.step is None and defined is not None and "step" not in defined and not row.run.current.agent:
-        return "step: - (its jobs define no metric named step)"
+    number = row.run.current.number
     if row.step is None:
-        return f"step: - (attempt {number} has reported none yet)"
+        none = f"attempt {number} has reported none" + (" yet" if row.run.current.ended_at is None else "")
+        return f"step: - ({'its jobs define no metric named step' if lacks_step_metric(row.run) else none})"
     age = f", {format_duration(now() - row.step_at)} ago" if row.step_at else ""
     return f"step {row.step:,} in attempt {number}{age}"
+
+
+def lacks_step_metric(run: Run) -> bool:
+    """Return whether no step can arrive: without an agent, its jobs define no metric for it."""
+    return run.defined_metrics is not None and "step" not in run.defined_metrics and not run.current.agent
 
 
 def complete_commands(where: Place, incident_report: IncidentReport) -> IncidentReport:
@@ -159,7 +163,7 @@ def make_time_table(account: Account, recent: float | None) -> Table:
         table.add_row(f"  of the last {RECENT.total_seconds() / 3600:.0f} h", f"{recent:.1%}", "")
     for kind, seconds in sorted(account.badput_s.items(), key=lambda item: -item[1]):
         if seconds:
-            table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_length(seconds))
+            table.add_row(kind.label, f"{seconds / account.wall_s:.1%}", format_length(seconds))
     return table
 
 

@@ -20,7 +20,7 @@ from cli.console import Console
 from cli.fleet import FleetReader, select_rows
 from cli.names import complete_policies, complete_states
 from cli.place import AsJson, Local
-from cli.runs import STYLES, describe_saving
+from cli.runs import STYLES, describe_saving, lacks_step_metric
 from rerail.decisions.checkpoint_health import find_open_warning
 from rerail.incident_report.fleet import FleetRow, FleetStatus, describe_incident, describe_state
 from rerail.model.errors import RerailError
@@ -37,7 +37,7 @@ PAUSES = {
     False: ("active", "green"),
     None: ("pause unknown", "yellow"),
 }
-MINUTE, HOUR, DAY, CENT = 60.0, 3600.0, 86400.0, 0.01
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 States = Annotated[
     list[RunState] | None,
@@ -216,10 +216,17 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     yield Text(words, style="yellow" if warning else STYLES.get(run.state, "yellow"))
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
-    yield Text("-" if row.step is None else f"{row.step:,}")
+    yield Text(_step(row))
     yield Text(format_age(row.step_at, at))
     yield Text("" if row.share is None else f"{row.share:.1%}")
-    yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else format_dollars(row.dollars))
+    yield Text("" if row.dollars is None else format_dollars(row.dollars))
+
+
+def _step(row: FleetRow) -> str:
+    """Return the newest step, or why there is none."""
+    if row.step is not None:
+        return f"{row.step:,}"
+    return "no metric" if lacks_step_metric(row.run) else "none yet" if row.run.current.ended_at is None else "-"
 
 
 def _incident(run: Run, at: datetime) -> Text:

@@ -225,6 +225,17 @@ def test_a_job_that_only_an_operator_may_stop_is_shown_with_its_cost_and_the_com
     assert said.count("To end the run and its job") == len(asked)
 
 
+def test_a_row_names_why_it_has_no_step_and_a_small_cost_as_the_page_does(where):
+    first, blind = a_run("first", RunState.WATCHING), a_run("blind", RunState.WATCHING)
+    began = NOW - 60 * SECOND
+    cheap = Attempt(
+        1, "first", JobStatus.IN_PROGRESS, "Training", began, training_started_at=began, instance_type="ml.m5.xlarge"
+    )
+    keep(where, replace(first, created_at=began, attempts=(cheap,)), replace(blind, defined_metrics=("loss",)))
+    said = print_status()
+    assert "none yet" in said and "no metric" in said and "under $0.01" in said
+
+
 def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):
     """The last metrics of a job arrive late: what it has saved counts where that is farther, with its age."""
     client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})

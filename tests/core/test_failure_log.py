@@ -10,6 +10,7 @@ from rerail.incident_report.facts import Facts
 from rerail.incident_report.summary import make_summary
 from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
+from rerail.model.diagnosis import FEW_STEPS
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.policy import Mode, OnDoubtfulEnd, Policy
 from rerail.model.run import JobStatus, Run, RunState
@@ -208,6 +209,7 @@ def test_the_policy_can_treat_a_doubtful_end_as_a_failure(end: str, planned: int
         return
     assert (run.state, run.attempts[0].status) == (RunState.WAITING, JobStatus.FAILED)
     assert why in notice.body and "SageMaker calls the job Completed" in notice.body
+    assert (world.runs.timeline[-1].inputs["rule"] == FEW_STEPS) is (why.startswith("its last known step"))
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt-a002"] and world.run().current.resumed_from_step == 500
 

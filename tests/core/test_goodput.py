@@ -220,6 +220,16 @@ def test_a_held_run_waits_for_people():
     assert minutes(account) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 9}
 
 
+@pytest.mark.parametrize("state", [RunState.STOPPED, RunState.HELD])
+@pytest.mark.parametrize(("kept", "lost"), [(None, 0), (600, 0), (400, 20), (0, 60)])
+def test_steps_that_were_not_saved_are_lost_when_the_run_stops(state, kept, lost):
+    """No later attempt need show it. What a run has trained that completes is its result."""
+    run = a_run(an_attempt(1, 0, 5, 65, last_step=600, kept_step=kept), state=state, commanded_at=at(60))
+    assert minutes(make_account(run, at(65), PRICED)).get("LOST", 0) == lost
+    completed = make_account(replace(run, state=RunState.COMPLETED), at(65), PRICED)
+    assert completed.goodput_s == 3600
+
+
 def test_a_job_that_is_left_running_while_people_are_asked_earns_nothing():
     """Held with the job alive: nobody knows whether its steps are worth anything."""
     held = an_incident(45, 50, 50, recovered=False, cause=Cause.DIVERGED, kind=Kind.DIVERGENCE, actions=("hold",))

@@ -384,6 +384,7 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     world.minutes(3)
     assert world.run().state is RunState.STOPPED
     assert any("was saved after the request to stop" in entry.reason for entry in world.runs.timeline)
+    assert world.run().current.kept_step is None, "its step is not known"
 
 
 def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
@@ -509,6 +510,7 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     assert world.run().state is RunState.STOPPING and world.sagemaker.live() == []
     world.minutes(1)
     assert world.run().state is RunState.STOPPED
+    assert world.run().current.kept_step == 0, "nothing was saved"
 
 
 @pytest.mark.parametrize(("trained", "waits"), [(60, 15), (6, 6), (0, 0)])

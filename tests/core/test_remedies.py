@@ -20,7 +20,7 @@ from rerail.decisions.remedies import (
 )
 from rerail.diagnosis.classify import diagnose
 from rerail.model.causes import Cause
-from rerail.model.diagnosis import Diagnosis
+from rerail.model.diagnosis import FEW_STEPS, Diagnosis
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Backoff, Capacity, Limits, Policy, Retries
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
@@ -204,6 +204,27 @@ def test_a_spent_budget_holds_with_a_remedy(cause, advice):
         advice,
         RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT),
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "first", "rest"),
+    [
+        ({"rule": FEW_STEPS}, "a release repeats the same code: fix what ends it early", "`rerail stop gpt`"),
+        (
+            {"last_loss": "the last loss was nan"},
+            "a release repeats the same code: fix it",
+            "`rerail rollback gpt --to",
+        ),
+    ],
+)
+def test_the_advice_of_a_hold_fits_the_end(facts, first, rest):
+    """An early end without an error needs no checkpoints; the newest ones of a bad loss are as bad."""
+    failure = a_failure(Cause.UNKNOWN)
+    failure = replace(failure, diagnosis=replace(failure.diagnosis, **facts))
+    for run in (a_run(earlier(Cause.UNKNOWN)), a_run(ledger=Ledger(without_progress=3))):
+        advice = choose_remedy(run, failure, Policy()).advice
+        assert rest in advice and ("last_loss" in facts or "save checkpoints" not in advice)
+    assert choose_remedy(a_run(earlier(Cause.UNKNOWN)), failure, Policy()).advice.startswith(first)
 
 
 def test_running_out_of_memory_is_not_retried():

@@ -106,6 +106,17 @@ def test_self_repairs_are_counted_classified_and_not_charged():
     ]
 
 
+def test_a_description_from_before_the_training_is_no_restart():
+    """Two events are handled at once: the older description may be recorded last."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Starting")
+    world.minutes(1)
+    assert world.run().current.self_repairs == 0
+    assert not any("itself restarts" in entry.reason for entry in world.runs.timeline)
+
+
 def test_a_restart_between_two_looks_is_counted_by_the_jobs_own_history():
     world = World()
     world.sagemaker.submit("gpt")

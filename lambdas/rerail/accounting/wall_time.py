@@ -22,8 +22,8 @@ OVER = (RunState.COMPLETED, RunState.STOPPED)
 class Badput(StrEnum):
     """The kinds of time without progress, named as in `rerail simulate`.
 
-    LOST is estimated from the share of steps that were rolled back. The others are measured, to the minute of the
-    observation.
+    LOST is estimated from the share of steps that were rolled back, or not saved when the run was stopped or held. The
+    others are measured, to the minute of the observation.
     """
 
     LOST = "steps trained again"
@@ -34,6 +34,11 @@ class Badput(StrEnum):
     MACHINES = "machines"  # from CreateTrainingJob to TrainingStartTime
     REPAIR = "repair"  # SageMaker itself restarts the job, by the job's status history
     RESTART = "restart in place"  # from the request to the first step after it
+
+    @property
+    def label(self) -> str:
+        """Return the words for people: a run that ends trains no lost step again."""
+        return "steps lost" if self is Badput.LOST else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,8 @@ def _count_job(accounting: _Accounting, run: Run, attempt: Attempt) -> None:
 def _count_rest(accounting: _Accounting, run: Run) -> None:
     """Count the time after the last job: until its end is noticed, or as waiting for people, at most until a stop."""
     last, is_over = run.current, run.state in OVER
+    if last.ended_at and run.state in (RunState.HELD, RunState.STOPPED):
+        accounting.rewind(last.kept_step)
     end = run.commanded_at if is_over else accounting.until
     if last.created_at is None or last.ended_at is None or end is None:
         return

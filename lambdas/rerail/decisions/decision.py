@@ -20,7 +20,7 @@ from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Incident, Job, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import parse_step
-from rerail.model.self_repairs import ON_THE_WAY
+from rerail.model.self_repairs import INTERRUPTION_STATUSES
 from rerail.model.signals import JobObserved, OperatorCommand
 
 MAX_WARNINGS = 20
@@ -74,7 +74,8 @@ def with_attempt(run: Run, attempt: Attempt) -> Run:
 
 def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
     """Return the attempt with the facts of a job description; facts that it no longer contains are kept."""
-    restarted = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
+    # Other statuses on the way to training may be of an older description, which was recorded late.
+    restarted = attempt.secondary == "Training" and job.secondary in INTERRUPTION_STATUSES
     step = parse_step(job.metrics)
     return replace(
         attempt,

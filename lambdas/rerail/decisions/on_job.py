@@ -1,5 +1,6 @@
 """Decide on the current attempt's job as SageMaker describes it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -34,7 +35,7 @@ from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.start_check import SUBJECT, with_start_confirmed
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, Severity, StopJob
 from rerail.model.checkpoint_layouts import Layout
-from rerail.model.checkpoints import find_newest_step
+from rerail.model.checkpoints import Checkpoint, find_newest_step
 from rerail.model.policy import OnMaxRuntime, Policy
 from rerail.model.run import AfterStop, Attempt, Incident, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
@@ -101,10 +102,19 @@ def _with_observation(run: Run, seen: JobObserved) -> Run:
     """Return the run with the facts of its current attempt's job, whose creation is no longer pending."""
     job, repairs = seen.job, run.current.self_repairs
     run = without_pending(run, CreateJob)
-    run = with_attempt(run, with_facts(run.current, job, seen.at))
+    attempt = with_facts(run.current, job, seen.at)
+    kept = _find_kept_step(seen.checkpoints) if job.status.is_terminal else None
+    run = with_attempt(run, replace(attempt, kept_step=kept))
     run = with_sagemaker_restart(run, seen.at) if run.current.self_repairs > repairs else run
     cluster = job.cluster if run.current.number == 1 else run.cluster
     return replace(run, cluster=cluster, defined_metrics=job.defined_metrics, script=job.script)
+
+
+def _find_kept_step(checkpoints: Sequence[Checkpoint] | None) -> int | None:
+    """Return the newest step that is saved completely, 0 for none; None if the folder was not read or hides it."""
+    if checkpoints is None or any(checkpoint.layout == Layout.FILE for checkpoint in checkpoints):
+        return None
+    return max((checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole), default=0)
 
 
 def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy) -> Decision:

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from rerail.decisions.budgets import remaining_retries
@@ -18,7 +18,7 @@ from rerail.diagnosis.symptoms import DEVICE_MEMORY, IMPORT
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
-from rerail.model.diagnosis import Diagnosis
+from rerail.model.diagnosis import FEW_STEPS, Diagnosis
 from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
@@ -78,8 +78,22 @@ def choose_remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
     """Return the verdict of the first rule that applies; the last rule always does."""
     for rule in RULES:
         if verdict := rule(run, failure, policy):
-            return verdict
+            return replace(verdict, advice=_fit_advice(run, failure, verdict)) if isinstance(verdict, Hold) else verdict
     raise AssertionError("the last rule answers every failure")
+
+
+def _fit_advice(run: Run, failure: Failure, hold: Hold) -> str:
+    """Return the hold's advice as it fits an early end without an error, or an end with a loss in trouble."""
+    diagnosis = failure.diagnosis
+    if diagnosis.rule == FEW_STEPS:
+        code = SAME_CODE.format(what="fix what ends it early,", continue_=format_continue(run))
+        return (
+            f'{code}; if it is to end early, `rerail stop {run.id}`, and set on_doubtful_end = "inform" in its policy'
+        )
+    if diagnosis.last_loss and diagnosis.cause is not Cause.DIVERGED:
+        older = f"`rerail rollback {run.id} --to STEP` resumes from an older one"
+        return f"{hold.advice}; its newest checkpoints may have the bad loss: {older}"
+    return hold.advice
 
 
 def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> Verdict | None:

@@ -39,7 +39,7 @@ def list_costs(known: Facts) -> Iterator[CostLine]:
         yield CostLine("goodput, last 24 h", f"{recent:.1%}", "of the last day")
     lost_steps = [steps for incident in known.run.incidents if (steps := incident.lost_steps)]
     if lost_steps:
-        yield CostLine("steps trained again", f"{sum(lost_steps):,}", "between the checkpoint and the last step")
+        yield CostLine("steps lost", f"{sum(lost_steps):,}", "between the checkpoint and the last step")
     if (mttd_s := _mean_time_to_decision(known, account.mttd_s)) is not None:
         yield CostLine("onset to decision", format_length(mttd_s), f"mean of {account.decided}")
     if account.mttr_s is not None:
@@ -73,7 +73,7 @@ def _mean_time_to_decision(known: Facts, recorded_s: float | None) -> float | No
 def list_time_shares(known: Facts) -> tuple[tuple[str, float], ...]:
     """Return name and seconds of goodput, then of each kind of badput, the longest first."""
     account = make_account(known.run, known.at, known.policy)
-    badput = sorted(((kind.value, s) for kind, s in account.badput_s.items() if s > 0), key=lambda share: -share[1])
+    badput = sorted(((kind.label, s) for kind, s in account.badput_s.items() if s > 0), key=lambda share: -share[1])
     return ((GOODPUT, account.goodput_s), *badput) if account.wall_s > 0 and has_goodput(known.run) else ()
 
 

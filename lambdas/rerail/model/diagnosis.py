@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from rerail.model.causes import Cause
 
+CALLED_COMPLETED = "SageMaker calls the job Completed; by its policy it is handled as failed"
+# The rule of a job that completed long before its last step.
+FEW_STEPS = "few-steps"
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:

@@ -17,7 +17,7 @@ def format_duration(duration: timedelta) -> str:
 def format_dollars(amount: float) -> str:
     """Return an amount in dollars, for people."""
     if 0 < amount < 0.01:
-        return "less than a cent"
+        return "under $0.01"
     return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"
 
 

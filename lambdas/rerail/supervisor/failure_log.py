@@ -9,6 +9,7 @@ from typing import Any
 from rerail.diagnosis.classify import diagnose, diagnose_job, needs_log, with_named_cause, with_redaction
 from rerail.diagnosis.failure_lines import find_final_error
 from rerail.model.causes import Cause
+from rerail.model.diagnosis import CALLED_COMPLETED
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.lazy_pattern import LazyPattern
 from rerail.model.redaction import find_secrets, redact_secrets
@@ -23,7 +24,6 @@ LOSS = LazyPattern(r"(?i)\bloss['\"]?[ :=]{1,3}['\"]?" + _NUMBER)
 # The last rows of a log, compared with those before; what is above the highest of these times FAR is far.
 LAST_ROWS, LEVEL_ROWS, FAR = 10, 50, 10
 TEXT_LIMIT, MOST_TIMES = 30_000, 1e12
-CALLED_COMPLETED = "SageMaker calls the job Completed; by its policy it is handled as failed"
 NO_CAUSES: Mapping[str, Cause] = {}
 
 

@@ -11,13 +11,14 @@ from rerail.decisions.on_policy import is_page_due
 from rerail.diagnosis.classify import diagnose
 from rerail.messages.messages import QueueMessage
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.diagnosis import CALLED_COMPLETED, FEW_STEPS
 from rerail.model.errors import BoundsExceeded, JobNotFound, PolicyError, StateUnknown
 from rerail.model.policy import Mode, OnDoubtfulEnd, Policy
 from rerail.model.run import AfterStop, Job, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import CheckpointsRefused, JobGone, JobObserved, PolicyRead, Signal, Tick
 from rerail.ports import Checkpoints, FailureLogs, Jobs, Policies
 from rerail.requests.relaunch import is_handed
-from rerail.supervisor.failure_log import CALLED_COMPLETED, with_log_read
+from rerail.supervisor.failure_log import with_log_read
 
 # An event's change is visible in DescribeTrainingJob at most this long after the event was sent.
 EVENT_VISIBLE_AFTER = timedelta(seconds=1)
@@ -90,7 +91,7 @@ def _with_few_steps_failed(run: Run, job: Job, at: datetime) -> Job:
     few = describe_few_steps(with_attempt(run, with_facts(run.current, job, at)), job)
     if job.status is not JobStatus.COMPLETED or not few:
         return job
-    diagnosis = replace(diagnose(few), limitation=CALLED_COMPLETED)
+    diagnosis = replace(diagnose(few), rule=FEW_STEPS, limitation=CALLED_COMPLETED)
     return replace(job, status=JobStatus.FAILED, failure_reason=few, diagnosis=diagnosis)
 
 
