@@ -501,6 +501,9 @@ def test_a_file_saved_at_the_moment_of_getting_past_the_incident_proves_nothing(
 def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""
     adopt_run(world)
+    has_agent = not waits
+    if has_agent:
+        Agent(world, attempt=1, job="gpt").hello()
     if waits:
         world.minutes(9)
         world.send_command(OperatorVerb.STOP)
@@ -510,7 +513,8 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     assert world.run().state is RunState.STOPPING and world.sagemaker.live() == []
     world.minutes(1)
     assert world.run().state is RunState.STOPPED
-    assert world.run().current.kept_step == 0, "nothing was saved"
+    kept = 0 if has_agent else None
+    assert world.run().current.kept_step == kept, "without an agent, its layout may not be recognized"
 
 
 @pytest.mark.parametrize(("trained", "waits"), [(60, 15), (6, 6), (0, 0)])
