@@ -61,9 +61,6 @@ ORGANIZATION = (
     "organizationDelegated",
     "organizationView",
 )
-ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
-UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
-REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 REPORT_LINKS = ("signed", "console")
 # Lambda's limits of an event source's concurrency.
@@ -73,6 +70,19 @@ URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
 SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
 ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
+_KEY = (r"arn:[\w*-]+:kms:[\w*-]+:(\d{12}|[x*]):key/[\w*?-]+", "arn:aws:kms:REGION:123456789012:key/ID")
+# The form of each text, with "x" for a token, and an example. IAM accepts others too, which match nothing.
+FORMS = {
+    "trainingRoleArns": (r"arn:[\w*-]+:iam::(\d{12}|[x*]):role/[\w+=,.@/*?-]+", "arn:aws:iam::123456789012:role/NAME"),
+    "checkpointBuckets": (r"[a-z0-9*?][a-z0-9.*?-]{0,62}", "my-bucket, without s3:// and prefix"),
+    "checkpointKeyArns": _KEY,
+    "volumeKeyArns": _KEY,
+    "functionSubnets": (r"subnet-\w+", "subnet-0123456789abcdef0"),
+    "functionSecurityGroups": (r"sg-\w+", "sg-0123456789abcdef0"),
+    "organizationalUnits": (r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}", "ou-ab12-c3d4e5f6 or r-ab12"),
+    "organizationId": (r"o-[a-z0-9]{10,32}", "o-a1b2c3d4e5"),
+    "organizationRegions": (r"[a-z]{2}(-[a-z]+)+-\d", "eu-west-1"),
+}
 # Each folder costs some 400 of the 10,240 characters that the policies of a role may have.
 MAX_FOLDERS = 10
 # They are a variable of the function's environment, of which Lambda keeps 4 KB.
@@ -162,10 +172,10 @@ class DeploymentOptions:
         """Return the options. Raises BadOption if a value is malformed."""
         context = {name: node.try_get_context(name) for name in NAMES}
         options = cls(
-            training_role_arns=_texts(context, "trainingRoleArns", starts="arn:"),
+            training_role_arns=_texts(context, "trainingRoleArns"),
             checkpoint_buckets=_texts(context, "checkpointBuckets"),
-            checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
-            volume_key_arns=_texts(context, "volumeKeyArns", starts="arn:"),
+            checkpoint_key_arns=_texts(context, "checkpointKeyArns"),
+            volume_key_arns=_texts(context, "volumeKeyArns"),
             quarantine_folders=_quarantine_folders(context),
             log_retention=_retention(context, "logRetentionDays"),
             page_email=_address(context, "pageEmail"),
@@ -182,8 +192,8 @@ class DeploymentOptions:
             sdk_layer=context["sdkLayer"] is None or _yes_or_no(context, "sdkLayer"),
             supervisor_concurrency=_concurrency(context, "supervisorConcurrency"),
             tags=_tags(context, "tags"),
-            subnets=_texts(context, "functionSubnets", starts="subnet-"),
-            security_groups=_texts(context, "functionSecurityGroups", starts="sg-"),
+            subnets=_texts(context, "functionSubnets"),
+            security_groups=_texts(context, "functionSecurityGroups"),
             forward_run_events=_yes_or_no(context, "forwardRunEvents"),
             orchestration=_yes_or_no(context, "orchestration"),
         )
@@ -226,14 +236,14 @@ class Organization:
     def from_context(cls, node: Node) -> "Organization | None":
         """None where no unit is named, the default; raises BadOption where only a part is given."""
         context = {name: node.try_get_context(name) for name in ORGANIZATION}
-        units = _matching(context, "organizationalUnits", UNIT, "ou-ab12-c3d4e5f6, or the root, r-ab12")
+        units = _texts(context, "organizationalUnits")
         if not units:
             return None
-        ids = _matching(context, "organizationId", ORGANIZATION_ID, "o-a1b2c3d4e5")
+        ids = _texts(context, "organizationId")
         if len(ids) > 1:
             raise BadOption(f"context 'organizationId' names {len(ids)} organizations; give the id of one")
         id = next(iter(ids), "")
-        regions = _matching(context, "organizationRegions", REGION, "eu-west-1")
+        regions = _texts(context, "organizationRegions")
         for name, given in (("organizationId", id), ("organizationRegions", regions)):
             if not given:
                 raise BadOption(f"context 'organizationalUnits' is given without {name!r}; give both, or neither")
@@ -249,15 +259,6 @@ class Organization:
             is_delegated=_yes_or_no(context, "organizationDelegated"),
             has_view=_yes_or_no(context, "organizationView"),
         )
-
-
-def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], such_as: str) -> tuple[str, ...]:
-    found = _texts({name: [value] if isinstance(value := context[name] or [], str) and value else value}, name)
-    values = tuple(part.strip() for text in found for part in text.split(","))
-    for value in values:
-        if not pattern.fullmatch(value):
-            raise BadOption(f"context {name!r} has {value!r:.200}; write it as {such_as}")
-    return values
 
 
 def _text(context: Mapping[str, Any], name: str) -> str:
@@ -339,14 +340,15 @@ def _one_of(context: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> 
     return value
 
 
-def _texts(context: Mapping[str, Any], name: str, *, starts: str = "") -> tuple[str, ...]:
+def _texts(context: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = context[name] or []
     if isinstance(value, str):  # from the command line: -c checkpointBuckets=one,two
         value = [part.strip() for part in value.split(",")]
-    if not isinstance(value, list) or not all(isinstance(v, str) and v and v.startswith(starts) for v in value):
-        form = f"a list of texts{f' that start with {starts!r}' if starts else ''}"
-        raise BadOption(f"context {name!r} is {value!r:.200}; it must be {form}, none of them empty")
-    return tuple(_with_tokens(v) for v in value)
+    form, example = FORMS[name]
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str) or not re.fullmatch(form, _plain(text), re.ASCII):
+            raise BadOption(f"context {name!r} has {text!r:.200}; it must be a list of texts such as {example}")
+    return tuple(_with_tokens(text) for text in value)
 
 
 def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -403,11 +405,7 @@ def _is_tag(pair: tuple[Any, Any]) -> bool:
 
 def _is_folder(uri: Any) -> bool:
     """Return whether the text is one folder in S3, neither a pattern nor with a variable that IAM would replace."""
-    if not isinstance(uri, str):
-        return False
-    for token in TOKENS:
-        uri = uri.replace(token, "x")
-    return is_below(uri, uri) and not set(uri) & set("*?$")
+    return isinstance(uri, str) and is_below(_plain(uri), _plain(uri)) and not set(_plain(uri)) & set("*?$")
 
 
 def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:
@@ -415,6 +413,13 @@ def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:
     if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) not in RETENTIONS:
         raise BadOption(f"context {name!r} is {value!r:.200}; it must be one of {', '.join(map(str, RETENTIONS))}")
     return RETENTIONS[int(value)]
+
+
+def _plain(text: str) -> str:
+    """Return the text with an "x" instead of each token."""
+    for token in TOKENS:
+        text = text.replace(token, "x")
+    return text
 
 
 def _with_tokens(text: str) -> str:
