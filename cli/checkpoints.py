@@ -236,10 +236,10 @@ def _explain(
     layout = f"{save.layout}, {save.number}" if save.layout else "no manifest" if not save.has_manifest else "manifest"
     if save is chosen:
         why = "chosen: the newest that is whole and may be resumed from"
+    elif not save.has_step and not save.damage and not save.is_quarantined:
+        why = "not chosen by Rerail, since its step is not known; the script may resume from it"
     elif why := explain_passed_over(run, save, saves):
         why = f"not chosen: {why}"
-    elif not save.has_step:
-        why = "not chosen: its step is not known"
     else:
         why = f"not chosen: step {chosen.step} is newer" if chosen else "not chosen"
     pointer = f"; {save.pointer}" if save.pointer else ""

@@ -261,10 +261,12 @@ def test_an_error_names_the_problem_and_the_remedy(s3, run, problem, remedy):
 
 
 def test_a_file_that_is_overwritten_in_place_is_shown_without_a_step(s3):
-    """A relaunch resumes from wherever the script does."""
+    """A relaunch resumes from wherever the script does, also if an agent runs in the job."""
+    keep(replace(RUN, version=RUN.version + 1, attempts=(replace(RUN.current, agent=True),)))
     s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}ckpt.pt", Body=b"weights")
-    answer = rerail("gpt")
+    answer = rerail("gpt", "--explain")
     assert answer.exit_code == 0 and "ckpt.pt" in answer.stdout and "wherever the script does" in answer.stdout
+    assert "the script may resume from it" in " ".join(answer.stdout.split()) and "under way" not in answer.stdout
     assert "S3 versioning" in " ".join(answer.stdout.split())
     printed = json.loads(rerail("gpt", "--json").stdout)
     (row,) = printed["checkpoints"]
@@ -322,7 +324,7 @@ def test_epochs_are_listed_with_their_number_but_give_no_step(s3, tmp_path):
     answer = rerail("gpt", "--explain")
     shown = " ".join(answer.stdout.split())
     assert "epoch 2" in shown and "count epochs or saves, not steps" in shown
-    assert "epoch_2.pth (file with an epoch, epoch 2): not chosen: its step is not known" in shown
+    assert "epoch_2.pth (file with an epoch, epoch 2): not chosen by Rerail, since its step" in shown
     printed = facts("--download", str(tmp_path))
     assert printed["resume_from"] is None
     assert [row["step"] for row in printed["checkpoints"]] == [None, None]
