@@ -164,7 +164,7 @@ def _check_expression(name: str, expression: str) -> None:
     try:
         groups = re.compile(expression).groups
     except re.error as error:
-        raise Problem(f"--metric {name}: not a regular expression: {error}", "quote it for the shell") from error
+        raise Problem(f"--metric {name}: not a regular expression: {error}", "correct it, and quote it") from error
     if groups != 1:
         raise Problem(f"--metric {name}: has {groups} groups", "put one ( ) around the number, and (?: ) around others")
 
