@@ -102,12 +102,15 @@ def test_a_hold_that_has_ended_promises_nothing():
         assert make_report(replace(known, run=replace(known.run, state=state, pages=()))).did == did
 
 
-@pytest.mark.parametrize(("key", "recovered"), [("gpt/held-1", False), ("gpt/proposal-p9", True)])
-def test_an_operators_answer_stands_with_what_became_of_it(key, recovered):
+@pytest.mark.parametrize(
+    ("key", "recovered", "hours"), [("gpt/held-1", False, 0), ("gpt/held-1", False, 2), ("gpt/proposal-p9", True, 0)]
+)
+def test_an_operators_answer_stands_with_what_became_of_it(key, recovered, hours):
     """After an answer, "nothing yet" is not shown; a command that changed nothing is not an answer."""
     known = held()
     (first,) = known.timeline
-    ended = replace(known.run.incidents[0], recovered=recovered, resolution="how it ended")
+    closed_at = first.at + timedelta(hours=hours)
+    ended = replace(known.run.incidents[0], recovered=recovered, closed_at=closed_at, resolution="how it ended")
     run = replace(known.run, state=RunState.WATCHING, pages=(), incidents=(ended,))
     asked = replace(first, actions=({"type": "Notify", "key": key, "did": "nothing yet: proposal p9"},))
     said = {"at": first.at + timedelta(hours=1), "signal": {"type": "OperatorCommand"}, "before": RunState.HELD}
@@ -117,7 +120,7 @@ def test_an_operators_answer_stands_with_what_became_of_it(key, recovered):
     )
     report = make_report(replace(known, run=run, timeline=(asked, *answers)))
     lines = ["ada said release", "how it ended"]
-    assert report.did.split("\n") == (lines if recovered else lines[::-1])
+    assert report.did.split("\n") == (lines if recovered or hours else lines[::-1])
     waits = Proposal("p9", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
     waiting = make_report(replace(known, run=replace(run, proposal=waits), timeline=(asked,)))
     assert waiting.did.startswith("nothing yet") is recovered

@@ -1,6 +1,7 @@
 """Summarize a run: what happened, what Rerail did, what to do, and by when."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -61,8 +62,12 @@ def make_summary(known: Facts) -> dict[str, Any]:
     end = _find_doubtful_end(known)
     if end or (warning and not run.open_incident):  # not what was done about an earlier incident
         incident, notice, did, resolution = None, end, "" if end else _find_denial(known), ""
-    first, last = ("", resolution) if incident and incident.recovered else (resolution, "")
-    done = did, first, *_list_answers(known, incident, is_over=is_over), _format_relaunches(run, incident)
+    answers, last = list(_list_answers(known, incident, is_over=is_over)), ""
+    if incident and incident.recovered:
+        last = resolution
+    elif incident and incident.closed_at:
+        answers = sorted([(incident.closed_at, resolution), *answers], key=lambda answer: answer[0])
+    done = did, *(text for _, text in answers), _format_relaunches(run, incident)
     return {
         "tone": tone,
         "headline": _headline(run, tone),
@@ -152,12 +157,12 @@ def _commands(run: Run) -> Iterator[str]:
     yield f"rerail show {run.id}"
 
 
-def _list_answers(known: Facts, incident: Incident | None, *, is_over: bool) -> Iterator[str]:
-    """Yield the operators' commands about an incident, and what came of a proposal or a hold for it."""
+def _list_answers(known: Facts, incident: Incident | None, *, is_over: bool) -> Iterator[tuple[datetime, str]]:
+    """Yield the operators' commands about an incident, and what came of a proposal or a hold for it, with its time."""
     later = [e for e in known.timeline if incident and e.at > incident.decided_at and e.before is not e.after]
     for index, entry in enumerate(later[-LISTED_RELAUNCHES:]):
         if (is_over and index == 0) or entry.signal.get("type") == OperatorCommand.__name__:
-            yield entry.reason
+            yield entry.at, entry.reason
 
 
 def _find_denial(known: Facts) -> str:
