@@ -7,6 +7,7 @@ import pytest
 
 from rerail.messages.messages import AlarmStateChanged, FindingsReceived
 from rerail.model.actions import Severity
+from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Limits, Mode, OnAlarm, Policy, Retries
@@ -92,6 +93,32 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
     (page,) = [notice for notice in world.bus.notices if notice.severity is Severity.PAGE]
     assert page.title.startswith(f"gpt: {kind}: ")
     assert page.todo.startswith("Decide whether the job should go on\nTo see what it prints: rerail logs gpt --since")
+
+
+@pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.STALL, Kind.THROUGHPUT_DROP])
+@pytest.mark.parametrize("order", ["in one message", "the end first"])
+def test_a_problem_that_is_over_stops_no_healthy_job(world, kind, order):
+    """After an outage, one message contains both; a message that is delivered again comes after later ones."""
+    at = world.clock()
+    found = Finding(kind, Level.INTERVENE, 480, 350, "it lasts", at - 40 * MINUTE)
+    over = Finding(kind, Level.RECOVERED, 490, 350, "it is over", at - 20 * MINUTE)
+    for findings in ([found, over],) if order == "in one message" else ([over], [found]):
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", tuple(findings)))
+    world.minutes(3)
+    assert (world.sagemaker.live(), world.notice_titles()) == (["gpt"], [f"gpt: {kind} (over)"])
+    assert not [label for label in world.run().labels if label.health is not Health.CLEAN]
+    again = replace(found, step=495, at=at - MINUTE)
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (again,)))
+    assert world.run().stop, "it has come again since"
+
+
+def test_a_recovery_from_the_future_hides_no_problem(world):
+    over = Finding(Kind.DIVERGENCE, Level.RECOVERED, None, None, "", world.clock() + timedelta(days=400))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (over,)))
+    world.minutes(5)
+    found = Finding(Kind.DIVERGENCE, Level.INTERVENE, 480, 350, "it lasts", world.clock())
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (found,)))
+    assert world.run().stop
 
 
 def test_observe_mode_reports_what_it_would_do(world):

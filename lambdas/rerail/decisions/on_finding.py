@@ -97,7 +97,11 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     run = _with_first_step(run, observed.first_step)
     estimated = (with_onset_estimated(run, finding, observed.checkpoints or ()) for finding in observed.findings)
     observed = replace(observed, findings=tuple(estimated))
+    observed = _without_past(run, observed)
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
+    # After an outage, one message contains a problem and its end.
+    run = _with_recoveries(run, observed)
+    observed = _without_past(run, observed)
     if run.state not in LIVE_STATES or run.current.status is JobStatus.STOPPING:
         return Decision(run)  # it is being handled already, or is being stopped, and not by Rerail
     new = _select_new(run, observed, policy)
@@ -107,6 +111,30 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     warnings = tuple(finding for finding in new if finding.level not in RESOLVED_LEVELS)
     resolved = tuple(finding for finding in new if finding.level in RESOLVED_LEVELS)
     return _on_warning(_with_recovered(run, resolved, observed.at), warnings, resolved) if new else Decision(run)
+
+
+def _with_recoveries(run: Run, observed: FindingsObserved) -> Run:
+    """Return the run with the recoveries among the findings recorded; of each kind the newest is kept."""
+    newest = {finding.kind: finding for finding in run.current.recoveries}
+    for finding in observed.findings:
+        if finding.level is Level.RECOVERED and finding.at and not _is_past(run, finding):
+            # A time in the future would hide later problems.
+            newest[finding.kind] = replace(finding, evidence="", at=min(finding.at, observed.at))
+    return with_attempt(run, replace(run.current, recoveries=tuple(newest.values())))
+
+
+def _without_past(run: Run, observed: FindingsObserved) -> FindingsObserved:
+    """Return the findings without the problems that have recovered: a healthy job is not stopped for one."""
+    left = (finding for finding in observed.findings if finding.level in RESOLVED_LEVELS or not _is_past(run, finding))
+    return replace(observed, findings=tuple(left))
+
+
+def _is_past(run: Run, finding: Finding) -> bool:
+    """Return whether the problem of that kind recovered after this finding, by its time and its step."""
+    for end in run.current.recoveries:
+        if end.kind is finding.kind and end.at and finding.at and finding.at < end.at:
+            return finding.step is None or end.step is None or finding.step < end.step
+    return False
 
 
 def _with_first_step(run: Run, step: int | None) -> Run:

@@ -271,6 +271,8 @@ class Attempt(Record):
     stalled_seconds: float = 0.0
     # The newest step that was saved when it ended, 0 for none; None: not known.
     kept_step: int | None = None
+    # The newest recovery of each kind of problem: messages about the problem itself may come after it.
+    recoveries: tuple[Finding, ...] = ()
 
     @property
     def began_step(self) -> int | None:
