@@ -193,6 +193,20 @@ def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, cho
     assert len([title for title in world.notice_titles(Severity.INFORM) if "alarm" in title]) == 1
 
 
+def test_an_alarm_that_comes_late_restarts_nothing(world):
+    """The queue keeps events for days, and an archive replays them: one of hours ago may be over, or of another job."""
+    world.policies.by_name["default"] = Policy(on_alarm=OnAlarm.RESTART)
+    world.minutes(30)
+    world.checkpoints.save(step=600)
+    for age in (timedelta(hours=30), timedelta(minutes=70), timedelta()):
+        assert world.run().stop is None
+        alarm = AlarmStateChanged("gpt", "gpu-idle", "ALARM", "below 10", OURS, world.clock() - age)
+        world.supervisor().handle(alarm)
+    assert world.run().stop
+    warnings = [notice for notice in world.bus.notices if "gpu-idle" in notice.body and "warning" in notice.title]
+    assert [world.clock() - notice.since for notice in warnings] == [timedelta(minutes=70)]
+
+
 def test_only_so_many_alarms_restart_a_run(world):
     """Progress refunds nothing; each later alarm is a notice, and the run stays supervised."""
     world.policies.by_name["default"] = Policy(on_alarm=OnAlarm.RESTART, limits=Limits(alarm_restarts=2))

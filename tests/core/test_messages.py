@@ -199,7 +199,8 @@ def test_an_event_of_s3_that_is_no_new_object_is_refused(change, complaint):
 def test_an_alarm_names_its_job_in_a_dimension():
     """Custom metrics carry TrainingJobName, machine metrics Host, which is the job and its machine."""
     sources = parse_message((EVENTS / "alarm_on_a_job.json").read_text())
-    assert sources == AlarmStateChanged("gpt", "gpu-idle", "ALARM", sources.reason, "/aws/sagemaker/TrainingJobs")
+    went_off, namespace = datetime(2026, 1, 31, 3, tzinfo=UTC), "/aws/sagemaker/TrainingJobs"
+    assert sources == AlarmStateChanged("gpt", "gpu-idle", "ALARM", sources.reason, namespace, went_off)
     assert "less than the threshold" in sources.reason
 
 

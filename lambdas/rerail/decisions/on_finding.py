@@ -154,14 +154,16 @@ def _with_first_step(run: Run, step: int | None) -> Run:
     return replace(run, incidents=tuple(incidents))
 
 
-def make_alarm_finding(alarm: str, namespace: str, reason: str, policy: Policy, *, at: datetime) -> Finding:
+def make_alarm_finding(
+    alarm: str, namespace: str, reason: str, policy: Policy, *, at: datetime, is_late: bool
+) -> Finding:
     """Return the finding of a CloudWatch alarm on a job.
 
     Anyone who may set alarms may name any job in any namespace. So it calls for a restart only if the policy says so,
-    and if its metric is SageMaker's own or the policy names the alarm.
+    and if its metric is SageMaker's own or the policy names the alarm. One that comes late may be over.
     """
     may_restart = policy.on_alarm is OnAlarm.RESTART and (namespace == ALARM_NAMESPACE or alarm in policy.alarms)
-    level = Level.INTERVENE if may_restart else Level.WARN
+    level = Level.INTERVENE if may_restart and not is_late else Level.WARN
     return Finding(Kind.ALARM, level, None, None, f"alarm {alarm} went off: {reason}", at)
 
 

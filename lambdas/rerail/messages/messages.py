@@ -120,6 +120,8 @@ class AlarmStateChanged:
     reason: str
     # The namespace of the job's metric.
     namespace: str = ""
+    # When it changed; None: unknown.
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def parse_message(body: str) -> Message:
         case "aws.sagemaker":
             return JobStateChanged(_require_name(detail, "TrainingJobName"), _is_routine(detail))
         case "aws.cloudwatch":
-            return _parse_alarm(detail)
+            return _parse_alarm(envelope, detail)
         case "aws.s3":
             return _parse_report(envelope, detail)
         case "rerail.sweep" if "findings" in detail:
@@ -280,7 +282,7 @@ def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Rep
     return ReportFiled(run, id, key)
 
 
-def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObject:
+def _parse_alarm(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObject:
     state = _require_object(detail.get("state"), "field 'detail.state'")
     job_name, namespace = _find_alarmed_job(detail)
     if not job_name:  # the rule matches every alarm on a metric of hosts, of which most are other people's
@@ -291,6 +293,7 @@ def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObje
         state=str(state.get("value", "")),
         reason=_make_words(state.get("reason", "")),
         namespace=namespace,
+        at=_parse_event_time(envelope),
     )
 
 

@@ -24,6 +24,7 @@ from rerail.decisions.adoption import (
 )
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision, find_first_start, may_carry_out
+from rerail.decisions.on_command import EXPIRES_AFTER
 from rerail.decisions.on_finding import make_alarm_finding
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.quarantine import BY_HAND, check_folder, has_claim, may_share
@@ -392,8 +393,12 @@ class Supervisor:
         run_id = self.runs.run_of(changed.job_name)
         if run_id is None or changed.state != "ALARM":
             return None
-        policy = policy_of(self._load(run_id), self.policies)
-        finding = make_alarm_finding(changed.alarm, changed.namespace, changed.reason, policy, at=self.clock())
+        run, now = self._load(run_id), self.clock()
+        at = min(changed.at or now, now)
+        if run.current.created_at and at < run.current.created_at:
+            return None  # on an older job of that name
+        policy, is_late = policy_of(run, self.policies), now - at > EXPIRES_AFTER
+        finding = make_alarm_finding(changed.alarm, changed.namespace, changed.reason, policy, at=at, is_late=is_late)
         return self.on_findings(run_id, changed.job_name, (finding,))
 
     def adopt(self, job_name: str) -> Run | None:
