@@ -29,7 +29,7 @@ MARKUP = ["*", "_", "`", "~", "<!channel>", "<@U1>", "[x](http://e.vil)", "<http
 UNSEEN = ["\x00", "\x1b[31m", "\u202e", "\ud800", "\u2028What to do:", "🔥", "loss", " "]
 EVIDENCE = st.lists(st.sampled_from([*MARKUP, *UNSEEN]) | st.text(), max_size=20)
 NAMES = st.from_regex(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", fullmatch=True) | st.text(min_size=1)
-LIVE = re.compile(r"https?://\S+|<[!@#]|<https?|\]\(")
+LIVE = re.compile(r"(?i)https?://\S+|\bwww\.|<[!@#]|<https?|\]\(")
 
 
 @given(st.sampled_from(NOTICES), NAMES, EVIDENCE.map("".join))
@@ -52,6 +52,7 @@ def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, ev
 @pytest.mark.threat("T12")
 @given(EVIDENCE.map("".join))
 @example("click [here](http://e.vil) or <http://e.vil|here>, <!channel> *now*")
+@example("\u9ede\u6b64https://e.vil or 0http://e.vil, or www.e.vil")
 def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
     """An address in a log line could be one to approve something with; ours are the only ones."""
     notice = nasty(NOTICES[0], "gpt", evidence)
