@@ -126,7 +126,7 @@ class Saver:
         manifest = replace(manifest, loss=None if loss is None or not math.isfinite(loss) else float(loss))
         leaves = self._plan_leaves(state)
         assert self._plan is not None and self._writer is not None
-        if manifest.step in self._seen and not self._make_room(manifest.step):
+        if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
             return False
         self._seen.add(manifest.step)
         commit_queue.await_arena()
@@ -352,13 +352,20 @@ class Saver:
         if self._writer.pid is None:
             self.log(f"rank {self.rank} cannot start a process to write checkpoints; a thread does its work")
 
-    def _make_room(self, step: int) -> bool:
-        """Return whether a save may replace a step: not if that is complete; a damaged one is deleted."""
+    def _make_room(self, step: int, run: str) -> bool:
+        """Return whether a save may replace a step: not if that is complete.
+
+        What this run has left there is deleted. A checkpoint that may be another run's is moved to quarantine.
+        """
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        manifest = self._run_on_every_rank(lambda: None if self.rank else self._listing().get(step, (None, ""))[0])[0]
+        found: tuple[Manifest | None, str | None] = (None, None)
+        found = self._run_on_every_rank(lambda: found if self.rank else self._listing().get(step, found))[0]
+        manifest, problem = found
         if manifest is not None and not self._damage(manifest):
             return False
+        if problem not in (None, UNREADABLE) or (manifest is not None and manifest.run != run):
+            self._run_on_every_rank(partial(self._quarantine_step, step, "unknown"))
         self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
 

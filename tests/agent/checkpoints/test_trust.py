@@ -344,6 +344,14 @@ def test_runs_that_share_a_folder_delete_nothing_of_each_other(
     assert settle(lambda: sorted(int(path.name[-9:]) for path in tmp_path.iterdir()) == [5, 12, 25, 30, 35, 40])
     for saver in savers:
         saver.close()
+    later = Saver(open_store(tmp_path))  # where another run had saved before this start
+    as_attempt(1, keys[0])
+    assert later.save({"w": torch.zeros(4)}, manifest(35, run="run-0")) == bool(keys[0])
+    later.wait()
+    later.close()
+    places = tmp_path.rglob(f"*step-000000035/{MANIFEST}")
+    found = [parse(path.read_bytes(), folder="step-000000035").run for path in places]
+    assert found.count("run-1") == 1, "it is in quarantine, or where it was"
 
 
 @pytest.mark.threat("T25")
