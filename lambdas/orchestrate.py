@@ -17,7 +17,7 @@ from wiring.orchestrate import make_orchestrator
 @metrics.log_metrics(raise_on_empty_metrics=False)
 @traced
 def handler(event: dict[str, Any], context: Any) -> None:
-    """Handle a state machine's request, or one message: a callback step's, or the schedule's.
+    """Handle a state machine's request, the schedule's, or one message of a callback step.
 
     An error fails the task, or returns the message to the queue; one that cannot be read is dropped.
     """
@@ -25,16 +25,16 @@ def handler(event: dict[str, Any], context: Any) -> None:
     if "token" in event:
         orchestrator.begin(read_task(event, at=now()))
         return
+    if "check" in event:
+        logger.info("checked", extra={"left": orchestrator.check_all()})
+        return
     for record in event["Records"]:
         try:
             received = read_message(record["body"], at=now())
         except BadMessage as error:  # without a token no answer is possible, and pipelines' roles write here
             logger.warning("dropped", extra={"why": str(error)})
             continue
-        if received is None:
-            logger.info("checked", extra={"left": orchestrator.check_all()})
-        else:
-            orchestrator.on_callback(received)
+        orchestrator.on_callback(received)
 
 
 loaded(make_orchestrator, clients("dynamodb", "ssm", "stepfunctions", "sagemaker", "events"))

@@ -3,6 +3,7 @@
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
@@ -58,6 +59,7 @@ class Orchestration(Construct):
             description="Rerail: answers state machines and pipelines that wait for runs",
             timeout=TIMEOUT,
             memory_mb=256,
+            dead_letters=dead_letters,
         )
         self.function = made.function
         runs.let_keep_waits(made.role)
@@ -77,7 +79,7 @@ class Orchestration(Construct):
         )
         feed(made, self.queue, batch=1, concurrency=CONCURRENCY)
         OldMessages(self, "Old", queue=self.queue, page=page, of="a message for orchestrate")
-        _check_each_minute(self, self.queue, dead_letters, key)
+        _check_each_minute(self, self.function, dead_letters, key)
         self.machine = TrainSupervised(
             self,
             "Train",
@@ -87,14 +89,17 @@ class Orchestration(Construct):
         ).machine
 
 
-def _check_each_minute(scope: Construct, queue: sqs.Queue, dead_letters: DeadLetterQueue, key: kms.IKey) -> None:
-    """Send the message that has all waits checked; answers are at most a minute late."""
+def _check_each_minute(
+    scope: Construct, function: lambda_.IFunction, dead_letters: DeadLetterQueue, key: kms.IKey
+) -> None:
+    """Have all waits checked; answers are at most a minute late, however many messages others put into the queue."""
     role = make_scheduler_role(scope, "Scheduler")
-    allow(role, "sqs:SendMessage", on=[queue.queue_arn, dead_letters.queue.queue_arn])
+    allow(role, "lambda:InvokeFunction", on=function.function_arn)
+    allow(role, "sqs:SendMessage", on=dead_letters.queue.queue_arn)
     use_key(role, key, *SEND_MESSAGE, service="sqs")
     call_each_minute(
         scope,
-        queue.queue_arn,
+        function.function_arn,
         role=role,
         dead_letters=dead_letters.queue,
         description="Rerail: the check of all waits for runs",

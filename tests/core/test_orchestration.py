@@ -17,7 +17,6 @@ from rerail.orchestration.orchestrator import ADOPTED_WITHIN, MOST_OF_A_JOB, MOS
 from rerail.orchestration.waits import Caller, CallerState, KeyWithdrawn, RunWait, WaitIsOver, read_message, read_task
 from rerail.requests.identity import make_digest
 from rerail.requests.states import EXECUTION_VARIABLE
-from stacks.parts.orchestration import CHECK
 from stacks.parts.train_supervised import HEARTBEAT
 from tests.core.failures import NODE_LOST
 from tests.fakes import MIDNIGHT, World
@@ -358,8 +357,3 @@ def test_a_request_without_a_job_fails_its_step_with_the_remedy(job):
     error, cause = waiting.callers.answers["token"]
     assert error == "Rerail.BadRequest" and "name the training job that was started" in cause
     assert not waiting.waits.kept
-
-
-def test_the_schedules_message_is_none_of_a_callback_step():
-    assert read_message(CHECK, at=MIDNIGHT) is None
-    assert read_message('{"check": "all", "token": "t1"}', at=MIDNIGHT) is not None

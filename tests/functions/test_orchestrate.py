@@ -1,5 +1,7 @@
 """The waits for runs: what the function does with each message of its queue."""
 
+import json
+
 import pytest
 
 import orchestrate
@@ -17,5 +19,7 @@ def test_a_message_without_a_token_is_dropped_and_logged(logged, monkeypatch):
     bodies = ["{", "[]", "{}", '{"token": 7}', '{"token": ""}', f'{{"token": "{"x" * 2049}"}}', CHECK]
     orchestrate.handler({"Records": [{"body": body} for body in bodies]}, Context("orchestrate"))
     dropped = [line["why"] for line in logged() if line.get("message") == "dropped"]
-    assert len(dropped) == 6 and all("token" in why or "JSON" in why for why in dropped)
+    assert len(dropped) == 7 and all("token" in why or "JSON" in why for why in dropped)
+    assert waiting.callers.heartbeats == [], "who writes to the queue has nothing checked"
+    orchestrate.handler(json.loads(CHECK), Context("orchestrate"))
     assert waiting.callers.heartbeats == ["token"]

@@ -122,14 +122,9 @@ class CallbackReceived:
     is_stopping: bool
 
 
-def read_message(body: str, *, at: datetime) -> CallbackReceived | None:
-    """Return what a callback step has sent, with the job still unchecked; None for the schedule's message.
-
-    Raises BadMessage.
-    """
+def read_message(body: str, *, at: datetime) -> CallbackReceived:
+    """Return what a callback step has sent, with the job still unchecked. Raises BadMessage."""
     message = _read_object(body)
-    if "check" in message and "token" not in message:
-        return None
     inputs = message.get("arguments")
     inputs = inputs if isinstance(inputs, dict) else {}
     wait = RunWait(
