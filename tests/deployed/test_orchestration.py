@@ -207,7 +207,6 @@ def test_heartbeats_end_only_with_rerail(waiting: Account):
     states, scheduler = account.aws.client("stepfunctions"), account.aws.client("scheduler")
     answer = account.aws.client("lambda").get_function(FunctionName=account.aws.outputs["OrchestrateFunctionName"])
     arn = answer["Configuration"]["FunctionArn"]
-    queue = account.aws.outputs["CallbackQueueUrl"].rpartition("/")[2]
     period_s = max(10, int(account.pace.real(10)))
     definition = make_definition(arn, heartbeat=Duration.seconds(period_s))
     role = states.describe_state_machine(stateMachineArn=account.aws.outputs["TrainSupervisedArn"])["roleArn"]
@@ -219,7 +218,7 @@ def test_heartbeats_end_only_with_rerail(waiting: Account):
     assert states.describe_execution(executionArn=execution)["status"] == "RUNNING"
 
     found = [scheduler.get_schedule(Name=schedule["Name"]) for schedule in scheduler.list_schedules()["Schedules"]]
-    (schedule,) = [found_one for found_one in found if found_one["Target"]["Arn"].endswith(f":{queue}")]
+    (schedule,) = [found_one for found_one in found if found_one["Target"]["Arn"] == arn]
     kept = {field: schedule[field] for field in SCHEDULE if field in schedule}
     scheduler.update_schedule(**kept, State="DISABLED")
     try:
