@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
-from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt, list_first_job_names
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.errors import PolicyError, UnknownPolicy
-from rerail.model.policy import Policy
+from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, make_job_name, make_run_id
+from rerail.requests.relaunch import CLUSTER_TAG
 from tests.core.strategies import job_names
 from tests.fakes import World
+from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 JOB = Job(
@@ -72,9 +75,10 @@ def test_sagemaker_is_not_asked_about_each_event_of_a_job_that_is_not_supervised
     assert len(asked) > 2, "a run is visited with each event"
 
 
-def test_a_job_that_copied_our_tags_is_refused_aloud():
+@pytest.mark.parametrize("copied", ["old", ""])
+def test_a_job_that_copied_our_tags_is_refused_aloud(copied):
     """A job cloned by hand from a successor is not the run's: its owner is told which tag to remove."""
-    refused = adopt_job(tags={**SUPERVISED, "rerail:run": "old"})
+    refused = adopt_job(tags={**SUPERVISED, "rerail:run": copied})
     assert refused.reason == (
         "its tag rerail:run names a run that did not launch it; remove the tag to have it supervised"
     )
@@ -108,8 +112,8 @@ def test_a_job_that_had_ended_is_left_alone(status):
 
 @pytest.mark.parametrize("status", [JobStatus.IN_PROGRESS, JobStatus.STOPPING, JobStatus.FAILED, JobStatus.UNKNOWN])
 def test_a_job_that_may_still_need_us_is_adopted(status):
-    """Also one that failed a moment ago: its events may have been lost."""
-    ended = NOON - timedelta(minutes=59) if status is JobStatus.FAILED else None
+    """Also one that failed within the last hour: its events may have been lost."""
+    ended = NOON - timedelta(minutes=60) if status is JobStatus.FAILED else None
     assert isinstance(adopt_job(replace(JOB, status=status, ended_at=ended)), Adopted)
 
 
@@ -127,21 +131,28 @@ def test_an_old_failure_is_not_dug_up():
     ],
 )
 def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
-    """The default's thresholds, no action, and one notice that says what to mend."""
-    enrolled = adopt_job(tags={"rerail:policy": asked})
+    """The default's thresholds, no action, and one notice that says what to correct, beside one of another tag."""
+    enrolled = adopt_job(tags={"rerail:policy": asked, CLUSTER_TAG: "my cluster!"})
     assert isinstance(enrolled, Adopted)
     assert (enrolled.run.policy, enrolled.run.observe_only) == ("default", True)
     assert enrolled.reason == f"adopted gpt under policy 'default', observing only: {problem}"
-    (notice,) = enrolled.run.pending
+    notice, other = enrolled.run.pending
+    assert other.key == "gpt/cluster"
     assert (notice.severity, notice.title, notice.key) == (Severity.INFORM, "gpt: observing only", "gpt/policy")
     assert notice.body == enrolled.reason
     assert notice.todo == "Deploy that policy or fix the tag rerail:policy, then start the job again"
+    unread = SimpleNamespace(get=raising(PolicyError("no bucket")))
+    assert adopt(JOB, {}, SUPERVISED, unread, taken=False, at=NOON).run.last_policy.mode is Mode.OBSERVE
 
 
 @given(job_names)
+@example("a" * 43 + "--" + "b" * 18)
 def test_names_leave_room_for_successors(name):
+    """The first job is found by the run's id; under a taken name a command replaces what the mailbox may hold."""
     for taken in (False, True):
         run = adopt_job(replace(JOB, name=name), taken=taken).run
+        assert name in (list_first_job_names(run.id) or (name,))
+        assert len(run.pending) == taken
         assert len(make_job_name(run.id, 999)) <= 63
         assert run.current.job_name == name
         assert (run.id == make_run_id(name)) == (not taken)

@@ -20,7 +20,7 @@ from rerail.requests.relaunch import CLUSTER_TAG, POLICY_TAG, RUN_TAG, find_refu
 # A job that failed longer ago than this is not adopted: Rerail was not supervising it when it failed.
 MAX_FAILURE_AGE = timedelta(hours=1)
 # How `_make_run` and `make_run_id` change a name.
-DATED_NAME_LIMIT, DATED, SHORTENED = 45, re.compile(r"-[0-9]{12}$"), re.compile(r".{40,}-[0-9a-f]{8}")
+DATED, SHORTENED = re.compile(r"-[0-9]{12}$"), re.compile(r".{40,}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,9 @@ def _choose_policy(name: str, policies: Policies) -> tuple[Policy, str]:
 
 def list_first_job_names(run_id: str) -> tuple[str, ...]:
     """Return what the first job of a run with this id may be called; () if a part of its name was left out."""
-    base = DATED.sub("", run_id)
-    if SHORTENED.fullmatch(run_id) or (base != run_id and len(base) >= DATED_NAME_LIMIT):
+    if SHORTENED.fullmatch(run_id):
         return ()
-    return tuple(dict.fromkeys((run_id, base)))
+    return tuple(dict.fromkeys((run_id, DATED.sub("", run_id))))
 
 
 def is_first_job_of_rebuilt(run: Run, job: Job) -> bool:
@@ -99,8 +98,7 @@ def is_first_job_of_rebuilt(run: Run, job: Job) -> bool:
 def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, at: datetime) -> Adopted:
     """Return the new run; with a `problem` it is only observed."""
     # A name may be used again after DeleteTrainingJob: the newer job is another run.
-    dated = f"{job.name[:DATED_NAME_LIMIT].rstrip('-')}-{job.created_at:%Y%m%d%H%M}"
-    name = make_run_id(dated if taken else job.name)
+    name = make_run_id(f"{job.name}-{job.created_at:%Y%m%d%H%M}" if taken else job.name)
     reason = f"adopted {job.name} under policy '{policy.name}'"
     notices: tuple[Notify, ...] = ()
     if problem:
