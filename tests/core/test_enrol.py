@@ -44,12 +44,12 @@ def adopt_job(
 
 
 def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
-    enrolled = adopt_job()
+    enrolled = adopt_job(replace(JOB, instance_count=4))
     assert isinstance(enrolled, Adopted)
     assert enrolled.reason == "adopted gpt under policy 'night'"
     run = enrolled.run
     assert (run.id, run.policy, run.state, run.created_at) == ("gpt", "night", RunState.STARTING, NOON)
-    assert run.attempts == (Attempt(number=1, job_name="gpt", created_at=JOB.created_at),)
+    assert run.attempts == (Attempt(1, "gpt", created_at=JOB.created_at, instance_count=4),)
     assert run.checkpoint_uri == "s3://bucket/gpt/"
     assert run.ledger == Ledger(starts=(JOB.created_at,))
     assert (run.observe_only, run.pending) == (False, ())

@@ -5,14 +5,18 @@ from datetime import timedelta
 
 import pytest
 
+from rerail.decisions.decision import Decision, with_attempt
+from rerail.decisions.file_copies import REFUSED_FOR, on_copied, with_copies, with_onset_dated
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.causes import Cause
+from rerail.model.checkpoint_layouts import Layout
+from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import PolicyError, StateUnknown
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import CopyPolicy, Mode, Policy, parse_policy
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import OperatorVerb
+from rerail.model.signals import FileCopied, JobObserved, OperatorVerb
 from tests.core.failures import NODE_LOST
 from tests.core.test_damaged_checkpoint import DAMAGED
 from tests.fakes import BUCKET, World
@@ -80,31 +84,34 @@ def test_other_checkpoints_are_neither_copied_nor_listed_more_often():
     assert (world.run().copies, listed) == ((), [])
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [{"name": "a.bin"}, {"bytes": 0}, {"etag": ""}, {"uri_missing": True}],
-    ids=["other name", "empty", "no etag", "no permission"],
-)
-def test_what_must_not_be_copied_is_not(facts):
-    """Without the permission this is recorded once for each attempt."""
-    world = World()
-    world.sagemaker.defined_metrics = ("step", "loss")
-    forbidden = "uri_missing" in facts
-    facts = {} if forbidden else facts
-    world.quarantine_folders = {} if forbidden else world.quarantine_folders
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    for _ in range(3):
-        world.minutes(5)
-        world.checkpoints.save_file(**facts)
-        if facts.get("etag") == "":
-            file = world.checkpoints.saved[BUCKET][0]
-            world.checkpoints.saved[BUCKET] = [replace(file, etag="")]
-        world.minutes(15)
-    run = world.run()
-    assert (run.copies, run.pending, world.checkpoints.copies) == ((), (), {})
-    recorded = [entry.reason for entry in world.runs.timeline if entry.finding == "not_copied"]
-    assert len(recorded) == forbidden and all("quarantineFolders" in reason for reason in recorded)
+def test_only_whole_new_files_of_the_present_attempt_are_copied():
+    """S3's times are whole seconds, and what a kill has torn, or what was restored, must not replace a copy."""
+    world = train("a", bytes=2 << 20)
+    run, job, (copy,) = world.run(), world.sagemaker.jobs["gpt"], world.run().copies
+    at, first = copy.saved_at + CopyPolicy().every, run.current
+    new = Checkpoint(f"{BUCKET}ckpt.pt", 0, 1, at, layout=Layout.FILE, bytes=2 << 20, etag="b")
+
+    def list_due(run=run, count=1, status="Training", keep=3, **facts):
+        files = [replace(new, **facts), *(replace(new, uri=f"{BUCKET}{n}.pt") for n in range(1, count))]
+        seen = JobObserved(at, replace(job, secondary=status), files)
+        return with_copies(run, Decision(run), seen, Policy(copies=CopyPolicy(keep))).actions
+
+    (action,) = list_due()
+    assert (action.copy.etag, action.is_first, len(list_due(count=4)), list_due(count=5)) == ("b", False, 4, ())
+    refused = [{"uri": f"{BUCKET}a.bin"}, {"bytes": 0}, {"etag": ""}, {"bytes": 1000}, {"status": "Restarting"}]
+    assert not any(list_due(**facts) for facts in refused)
+    assert not list_due(replace(run, pending=(action,)))
+    assert not list_due(replace(run, copies=(replace(copy, copy_etag="b"),)))
+    assert list_due(with_attempt(run, replace(first, copy_problem="denied", copy_refused_at=at - REFUSED_FOR)))
+    second = replace(first, number=2, training_started_at=at + timedelta(seconds=0.5))
+    later = replace(run, attempts=(replace(first, onset_at=at - timedelta(minutes=15)), second))
+    assert not list_due(later) and list_due(later, attempt=2, bytes=1000)
+    bad = replace(copy, key="bad", saved_at=at - timedelta(minutes=10))
+    sound = replace(copy, saved_at=at - timedelta(minutes=30))
+    (action,) = list_due(replace(later, copies=(sound, bad)), keep=2, attempt=2)
+    assert action.expired == (bad,), "it is never restored"
+    again = on_copied(replace(run, pending=(action,)), FileCopied(at, action, copy), Policy())
+    assert again.run.copies == (copy,), "one of the same key"
 
 
 def test_a_cleared_obstacle_is_tried_again():
@@ -118,21 +125,13 @@ def test_a_cleared_obstacle_is_tried_again():
     world.checkpoints.save_file(etag="a")
     world.minutes(90)
     problem = world.run().current.copy_problem
-    assert "half an hour" in problem and "release" not in problem
+    assert "half an hour" in problem and "quarantineFolders" in problem and "release" not in problem
     world.quarantine_folders = folders
     world.minutes(35)
     run = world.run()
     assert ([copy.etag for copy in run.copies], run.current.copy_problem) == (["a"], "")
     recorded = [entry.reason for entry in world.runs.timeline if "copied" in entry.reason]
     assert len(recorded) == 2 and recorded[1] == "ckpt.pt is copied again: nothing prevents it any more"
-
-
-def test_a_smaller_file_is_not_copied():
-    """A kill has torn it: it must not replace a copy."""
-    world = train("a", bytes=1 << 20)
-    world.checkpoints.save_file(etag="torn", bytes=1000)
-    world.minutes(15)
-    assert [copy.etag for copy in world.run().copies] == ["a"]
 
 
 def test_a_copy_that_takes_long_does_not_delay_anything_else():
@@ -199,14 +198,14 @@ def test_a_copy_of_another_content_is_not_restored():
 @pytest.mark.parametrize("saved", [True, False], ids=["saved since", "has trained"])
 def test_an_attempt_that_had_loaded_its_file_restores_nothing(saved):
     """Another file was damaged: the run is held, as without copies."""
-    world = train("a")
+    world = train("a", "b")
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     if saved:
-        world.checkpoints.save_file(etag="b")
+        world.checkpoints.save_file(etag="c")
     world.sagemaker.fail("gpt-a002", DAMAGED, metrics={} if saved else {"step": 120.0})
     world.minutes(30)
-    assert (world.run().state, now_there(world)) == (RunState.HELD, ["b" if saved else "a"])
+    assert (world.run().state, now_there(world)) == (RunState.HELD, ["c" if saved else "b"])
 
 
 def test_several_files_go_back_to_one_time():
@@ -304,6 +303,14 @@ def train_epochs(*epochs: int) -> World:
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], metrics={"step": float(epoch)})
         world.minutes(15)
     return world
+
+
+def test_an_onset_is_dated_by_copies_of_its_attempt_or_earlier_ones():
+    run = train("a", "b").run()
+    first, second = run.copies
+    run = replace(run, copies=(first, replace(second, attempt=2)))
+    dated = with_onset_dated(run, replace(run.current, onset_step=1000), margin_steps=0)
+    assert dated.onset_at == first.saved_at + timedelta(seconds=1)
 
 
 def test_copies_of_names_that_are_gone_are_bounded():
