@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.stub import Stubber
 
 from rerail.aws import logs
 from rerail.aws.clients import client
 from rerail.aws.logs import GROUP, CloudWatchLogs
-from rerail.aws.report_pages import HTML, S3ReportPages
+from rerail.aws.report_pages import S3ReportPages
 from rerail.incident_report.location import make_bucket_name, make_page_key
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.machines import Cluster
 from rerail.model.run import Job, JobStatus
+from tests.raising import raising
 
 # Logs take no line that is older than two weeks.
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
@@ -110,7 +112,8 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     pages.keep("gpt", "<p>jetzt: ü</p>")
     kept = client("s3").get_object(Bucket="rerail-reports-123456789012-eu-west-1", Key=make_page_key("gpt"))
     assert kept["Body"].read().decode() == "<p>jetzt: ü</p>"
-    assert (kept["ContentType"], kept["CacheControl"]) == (HTML, "no-cache")
+    assert (kept["ContentType"], kept["CacheControl"]) == ("text/html; charset=utf-8", "no-cache")
+    assert kept["ContentDisposition"] == "inline"
     assert make_page_key("gpt") == "runs/gpt/report.html"
 
 
@@ -124,6 +127,17 @@ def test_the_page_of_all_runs_is_kept_with_its_time_beside_those_of_the_runs():
     client("s3").put_object(Bucket=bucket, Key="runs/strange.html", Body=b"")
     pages.keep("gpt", "<p>report</p>")
     assert pages.list_runs() == ["gpt"]
+
+
+def test_the_newest_runs_of_five_listings_come_first_and_a_refusal_is_raised(monkeypatch):
+    runs = [{"Key": make_page_key(f"r{n}"), "LastModified": START + timedelta(seconds=n)} for n in range(5)]
+    found = SimpleNamespace(paginate=lambda **_: [{}, *({"Contents": [run]} for run in runs)])
+    refused = raising(ClientError({"Error": {"Code": "403"}}, "HeadObject"))
+    s3 = SimpleNamespace(get_paginator=lambda _: found, head_object=refused)
+    monkeypatch.setattr("rerail.aws.report_pages.client", lambda _: s3)
+    assert S3ReportPages("reports").list_runs() == ["r3", "r2", "r1", "r0"]
+    with pytest.raises(ClientError):
+        S3ReportPages("reports").find_time()
 
 
 @pytest.mark.threat("T7")

@@ -15,6 +15,7 @@ from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.policy import Mode, OnDoubtfulEnd, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from rerail.supervisor.failure_log import with_log_read
 from tests.fakes import World
 from tests.timing import growth
 
@@ -23,6 +24,7 @@ STEPS = "".join(f"step {step} loss 2.3\n" for step in range(50))
 TRACE = (
     'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    main()  # CUDA out of memory?\n'
 )
+OOM = f"{TRACE}torch.OutOfMemoryError: CUDA out of memory.\n"
 PEER = "[rank8]:[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
 
 
@@ -39,7 +41,7 @@ def fail(world: World, reason: str, *ends: str, **facts: Any) -> Run:
     ("reason", "ends", "cause", "evidence"),
     [
         (BARE, (STEPS + TRACE + "KeyError: 'eos'",), "user_code", "KeyError: 'eos'"),
-        (BARE, (PEER, STEPS + TRACE + "torch.OutOfMemoryError: CUDA out of memory."), "oom", "OutOfMemoryError"),
+        (BARE, (PEER, STEPS + OOM), "oom", "OutOfMemoryError"),
         (BARE, (STEPS + PEER, PEER), "hang", "Watchdog caught"),
         (f"AlgorithmError: {TRACE}", (STEPS + TRACE + "KeyError: 'eos'",), "user_code", "KeyError: 'eos'"),
         (BARE, (STEPS,), "user_code", "AlgorithmError"),
@@ -96,7 +98,7 @@ def test_no_part_of_a_secret_is_left_where_a_line_is_cut(error: str) -> None:
 def test_a_reason_that_names_the_error_needs_no_log(reason: str) -> None:
     """No call is made."""
     world = World()
-    assert fail(world, reason, TRACE + "torch.OutOfMemoryError: CUDA out of memory.").incidents[0].cause != "oom"
+    assert fail(world, reason, OOM).incidents[0].cause != "oom"
     assert world.logs.read == []
 
 
@@ -109,15 +111,19 @@ def make_rows(*last: object, first: int = 700) -> str:
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (make_rows(1e10), "the last loss was 1e+10 at step 760, 4,000,000,000 times"),
+        (make_rows(1e10) + OOM, "the last loss was 1e+10 at step 760, 4,000,000,000 times"),
         (make_rows(1e5, 2e5, 2.5), "the loss was 2e+05 at step 761, 79,000 times the median of the 50 rows"),
         (make_rows(*[1e5] * 10), "the last loss was 1e+05 at step 769, 40,000 times"),
         (make_rows("nan"), "the last loss was nan at step 760; the median of the 50 rows before it was 2.53"),
         (make_rows("1e308"), "the last loss was 1e+308 at step 760; the median of the 50 rows before it was 2.53"),
         (make_rows("-1e10"), "the last loss was -1e+10 at step 760; the median of the 50 rows before it was 2.53"),
         ("Iter 7 | val_loss 2, Loss: 2.0 ü\n" * 30 + "Iter: 8 Loss: 9E2", "the last loss was 900 at step 8, 450 times"),
+        (make_rows("nan", *[2.5] * 20, 1e10), "4,000,000,000 times the median of the 49 rows"),
+        ("step=1 loss=2\n" * 19 + "step=2 loss=1e9\n", "500,000,000 times the median of the 10 rows"),
+        ("", ""),
         (make_rows(), ""),
         (make_rows(20), ""),
+        (make_rows(30, *[2.5] * 20, 40), ""),
         (make_rows(1e10, *[2.5] * 10), ""),
         ("step=1 loss=2\n" * 18 + "step=2 loss=1e9\n", ""),
         ("step=1 loss=-2\n" * 30 + "step=2 loss=1e9\n", ""),
@@ -137,8 +143,14 @@ def test_a_last_loss_far_from_those_before_is_evidence(log: str, expected: str) 
     (incident,), (without,) = (run.incidents for run in runs)
     assert (expected in incident.reason, expected in worlds[0].bus.notices[-1].body) == (True, True)
     assert ("loss was" in incident.reason, "loss was" in without.reason) == (bool(expected), False)
+    assert "no log" not in incident.reason, "none was needed"
     assert replace(incident, reason="") == replace(without, reason="") and worlds[1].logs.read == []
     assert [run.state for run in runs] == [RunState.WAITING] * 2
+
+
+def test_an_error_that_names_the_loss_is_completed_by_the_last_one() -> None:
+    (incident,) = fail(World(), "ValueError: loss is nan", make_rows("nan"), metrics={"loss": 1.0}).incidents
+    assert incident.cause == "diverged" and "the last loss was nan at step 760" in incident.reason
 
 
 @pytest.mark.parametrize("error", [StateUnknown("get_log_events: AccessDenied"), Throttled("slow"), None])
@@ -228,11 +240,13 @@ def test_a_password_at_the_cut_of_an_error_is_hidden() -> None:
 
 def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
     world = World().with_saves()
-    world.logs.error = StateUnknown("get_log_events: AccessDenied")
+    world.logs.error = StateUnknown("get_log_events: AccessDenied to hunter2hunter2")
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.notice_titles()[-1] == "gpt: completed"
     assert "could not be read" in world.bus.notices[-1].body and "AccessDenied" in world.bus.notices[-1].body
+    job = with_log_read(world.sagemaker.jobs["gpt"], {"Environment": {"PASSWORD": 2 * "hunter2"}}, world.logs)
+    assert "AccessDenied" in job.unread_end and "hunter2" not in job.unread_end
 
 
 def test_a_doubtful_end_fails_only_where_rerail_may_act_and_no_operator_ends_the_run() -> None:

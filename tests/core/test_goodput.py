@@ -17,7 +17,14 @@ from cli.simulate.supervised import Supervised
 from cli.simulate.ways import DEFAULT, RELAUNCHED, UNCHANGED
 from cli.simulate.world import SimulatedRun
 from rerail.accounting import on_call_times
-from rerail.accounting.goodput import Account, Badput, make_account, sum_accounts
+from rerail.accounting.goodput import (
+    Account,
+    Badput,
+    find_incident_dollars,
+    find_recent_share,
+    make_account,
+    sum_accounts,
+)
 from rerail.model.causes import Cause
 from rerail.model.codec import loads
 from rerail.model.finding import Kind
@@ -122,10 +129,12 @@ def test_steps_are_lost_before_the_next_job_trains(created):
     assert minutes(make_account(a_run(DIED[0], waiting), at(72), PRICED))["LOST"] == 20
 
 
-@pytest.mark.parametrize("closed", [None, 200])
-def test_nothing_is_saved_before_it_is_proven(closed):
-    account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
+@pytest.mark.parametrize("facts", [{}, {"closed": 200}, {"closed": 85, "recovered": False}])
+def test_nothing_is_saved_before_it_is_proven(facts):
+    run = a_run(*DIED, incidents=[an_incident(65, 67, **facts)])
+    account = make_account(run, at(105), PRICED)
     assert (account.saved_s, account.recovered, account.mttr_s, account.decided) == (0, 0, None, 1)
+    assert make_account(run, at(66), PRICED).decided == 0
 
 
 @pytest.mark.parametrize(
@@ -138,9 +147,12 @@ def test_nothing_is_saved_before_it_is_proven(closed):
     ],
 )
 def test_a_job_that_would_have_gone_on_for_nothing_saves_money_too(kind, cause, saved, dollars):
-    """Until people had seen it its machines would have been billed: a dollar a minute."""
-    account = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED)
-    assert (account.saved_s / 60, account.saved_dollars) == (pytest.approx(saved), pytest.approx(dollars))
+    """Until people had seen it its two machines would have been billed: each a dollar a minute."""
+    attempts = [replace(attempt, instance_count=2) for attempt in DIED]
+    account = make_account(
+        a_run(*attempts, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED
+    )
+    assert (account.saved_s / 60, account.saved_dollars) == (pytest.approx(saved), pytest.approx(2 * dollars))
 
 
 def test_who_is_slower_than_people_saves_nothing():
@@ -193,6 +205,7 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
     account = make_account(run, at(78), PRICED)
     assert minutes(account) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
     assert (account.restarts, account.relaunches) == (1, 0)
+    assert find_incident_dollars(run, crashed, at(78), PRICED.prices) == pytest.approx(13)
     assert account.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again
 
 
@@ -208,6 +221,7 @@ def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
     account = make_account(run, at(65), PRICED)
     assert minutes(account) == {"GOOD": 50, "REPAIR": 10, "MACHINES": 5}
     assert (account.dollars, account.lost_dollars) == (50, 0)
+    assert make_account(run, at(35), PRICED).dollars == pytest.approx(25)
 
 
 def test_a_held_run_waits_for_people():
@@ -266,9 +280,10 @@ def test_an_unknown_price_keeps_money_untold():
 
 def test_a_sum_weighs_its_means_by_incidents():
     """Two incidents of one run count twice."""
-    one = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
+    incidents = [an_incident(65, 67, 85), an_incident(70, 71, 95, number=2)]
+    one = make_account(a_run(*DIED, incidents=incidents), at(105), PRICED)
     both = sum_accounts([one, one, Account()])
-    assert (both.mttd_s, both.mttr_s, both.decided, both.relaunches) == (one.mttd_s, one.mttr_s, 2, 2)
+    assert (both.mttd_s, both.mttr_s, both.decided, both.relaunches) == (one.mttd_s, one.mttr_s, 4, 2)
     assert both.wall_s == 2 * one.wall_s
     assert sum_accounts([]).share is None
 
@@ -304,6 +319,8 @@ def test_whatever_a_record_claims_its_account_is_sound(run, moment, later):
         assert late.badput_s[kind] >= early.badput_s[kind] - 1e-3
     assert late.goodput_s >= early.goodput_s - 1e-3
     assert late.saved_s >= early.saved_s
+    share = find_recent_share(run, moment + later, later)
+    assert share is None or 0 <= share <= 1
     assert (late.decided, late.recovered, late.relaunches) >= (early.decided, early.recovered, early.relaunches)
 
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from rerail.accounting.goodput import find_incident_dollars, find_recent_share, make_account
 from rerail.model.actions import Notify, Severity
@@ -13,7 +14,7 @@ from rerail.model.runbooks import Runbook
 from rerail.notices.notice import make_run_notice
 from rerail.notices.notifiers.text import format_cost
 from tests.core import strategies
-from tests.core.test_goodput import DIED, PRICED, a_run, an_attempt, an_incident, at
+from tests.core.test_goodput import DIED, PRICED, a_run, an_attempt, an_incident, at, lives
 
 
 def cost(run, number: int, minutes: float) -> float | None:
@@ -49,6 +50,7 @@ def test_a_running_job_that_is_stopped_costs_the_time_until_it_has_ended():
     run = a_run(first, DIED[1], incidents=[an_incident(50, 55, 120, kind="divergence", actions=("stop",), step=600)])
     # Stopping takes 10 of 60 minutes, and a third of the steps of the other 50 is trained again.
     assert cost(run, 1, 130) == pytest.approx(10 + 50 / 3)
+    assert cost(run, 1, 60) < cost(run, 1, 130), "what was lost until then"
 
 
 def test_the_price_is_unknown_with_that_of_a_machine():
@@ -67,7 +69,7 @@ def test_a_notice_has_the_price_of_its_incident():
     assert format_cost(informed) == "$115"
 
 
-@given(strategies.runs, strategies.moments)
+@given(lives() | strategies.runs, strategies.moments | st.floats(0, 20_000).map(at))
 def test_no_incident_costs_less_than_nothing_or_more_than_the_run(run, moment):
     """For whatever a record may hold."""
     spent = make_account(run, moment, PRICED)

@@ -107,8 +107,6 @@ def _cut_off(run: Run, at: datetime, *, incidents: int) -> Run:
         state=RunState.WATCHING,
         attempts=(*attempts[:-1], replace(attempts[-1], in_place_restarts=tuple(restarts))),
         incidents=tuple(known for known in run.incidents if known.number <= incidents),
-        stop=None,
-        proposal=None,
     )
 
 
