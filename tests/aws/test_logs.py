@@ -131,7 +131,8 @@ def test_the_page_of_all_runs_is_kept_with_its_time_beside_those_of_the_runs():
 
 def test_the_newest_runs_of_five_listings_come_first_and_a_refusal_is_raised(monkeypatch):
     runs = [{"Key": make_page_key(f"r{n}"), "LastModified": START + timedelta(seconds=n)} for n in range(5)]
-    found = SimpleNamespace(paginate=lambda **_: [{}, *({"Contents": [run]} for run in runs)])
+    listings = [{}, *({"Contents": [run]} for run in runs)]
+    found = SimpleNamespace(paginate=lambda **facts: listings if facts["Prefix"] == "runs/" else [])
     refused = raising(ClientError({"Error": {"Code": "403"}}, "HeadObject"))
     s3 = SimpleNamespace(get_paginator=lambda _: found, head_object=refused)
     monkeypatch.setattr("rerail.aws.report_pages.client", lambda _: s3)

@@ -105,8 +105,8 @@ def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
     assert contents(s3) == after, "to repeat it changes nothing"
 
 
-def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
-    """Permissions and expiry may depend on them."""
+def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3, monkeypatch):
+    """Permissions and expiry may depend on them. Nothing is deleted before the pointer names what stays."""
     put(s3, "zero/global_step400/model.pt")
     put(s3, "zero/global_step500/model.pt")
     put(s3, "zero/latest", "global_step500")
@@ -114,8 +114,19 @@ def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3):
     team = [{"Key": "team", "Value": "a + b=c"}]
     for key in contents(s3):
         s3.put_object_tagging(Bucket="bucket", Key=key, Tagging={"TagSet": team})
-    patient_checkpoints().quarantine(action(), allow)
-    assert len(quarantined(s3)) == 3
+    named = []
+
+    class Reversed(ObjectMover):
+        def move(self, found: Sequence[QuarantineMove]) -> None:
+            ObjectMover.move(self, found[::-1])
+
+        def _move(self, move: QuarantineMove) -> None:
+            ObjectMover._move(self, move)
+            named.append(contents(s3)[f"{FOLDER}zero/latest"])
+
+    monkeypatch.setattr(quarantine, "MOVERS", 1)
+    S3Checkpoints(lambda bucket: Reversed(bucket, seconds=3600.0)).quarantine(action(), allow)
+    assert len(quarantined(s3)) == 3 and set(named) == {b"global_step400"}
     assert contents(s3)[f"{FOLDER}zero/latest"] == b"global_step400"
     for key in contents(s3):
         assert s3.get_object_tagging(Bucket="bucket", Key=key)["TagSet"] == team, key
@@ -455,10 +466,12 @@ def test_what_is_written_over_between_two_turns_is_copied_anew(s3):
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["whole", "in parts"])
 def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
-    """S3 refuses the copy if the job has written over the object meanwhile, which the fake S3 does not check."""
-    copies = []
-    for operation in ("CopyObject", "UploadPartCopy"):
-        s3.meta.events.register(f"before-parameter-build.s3.{operation}", lambda params, **_: copies.append(params))
+    """S3 refuses a copy or deletion if the job has written over the object, which the fake S3 does not check."""
+    copies, deletions = [], []
+    for operation, made in (("CopyObject", copies), ("UploadPartCopy", copies), ("DeleteObject", deletions)):
+        s3.meta.events.register(
+            f"before-parameter-build.s3.{operation}", lambda params, to=made, **_: to.append(params)
+        )
     trainer_saves(s3, 400, 500)
     upload_in_parts(s3, "checkpoint-500/pytorch_model.bin", *[b"x" * 6 * KiB] * parts)
     etag = s3.head_object(Bucket="bucket", Key=f"{FOLDER}checkpoint-500/pytorch_model.bin")["ETag"]
@@ -466,6 +479,8 @@ def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
     of_model = [copy for copy in copies if "pytorch_model.bin" in str(copy["CopySource"])]
     assert len(of_model) == parts and {copy["CopySourceIfMatch"] for copy in of_model} == {etag}
     assert all(copy.get("CopySourceIfMatch") for copy in copies)
+    assert etag in [deletion["IfMatch"] for deletion in deletions]
+    assert {copy["TaggingDirective"] for copy in copies if "UploadId" not in copy} == {"REPLACE"}
 
 
 def copied(s3: Any, key: str = "ckpt.pt", *, run: str = "gpt", expired: tuple[FileCopy, ...] = ()) -> CopyCheckpoint:
@@ -552,6 +567,7 @@ def test_parts_that_the_dead_job_has_left_do_not_become_part_of_what_is_restored
     put(s3, "ckpt.pt", b"torn")
     place = {"Bucket": "bucket", "Key": f"{FOLDER}ckpt.pt"}
     upload = s3.create_multipart_upload(**place)["UploadId"]
+    time.sleep(1.0)  # a part that is older than the copy is never used
     s3.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"z" * 5 * KiB)
     S3Checkpoints(small_parts()).quarantine(restored(copy), allow)
     assert contents(s3)[f"{FOLDER}ckpt.pt"] == b"a" * 5 * KiB + b"b" * 5 * KiB + b"c"
@@ -565,6 +581,7 @@ def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finis
     for name in ("checkpoint-500/model.pt", "ckpt.pt"):
         upload_in_parts(s3, name, *own)
     request, planted = copied(s3), []
+    time.sleep(0.0 if is_finished else 1.0)  # a part that is older than the checkpoint is never used
     for key in (f"{PLACE}gpt/a001/checkpoint-500/model.pt", request.copy.key):
         planted.append(s3.create_multipart_upload(Bucket="bucket", Key=key)["UploadId"])
         for number, body in enumerate(others, start=1):

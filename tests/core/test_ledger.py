@@ -14,6 +14,7 @@ from rerail.decisions.budgets import (
     with_recent_charges,
     with_refund,
     with_start,
+    without_charge,
 )
 from rerail.model.causes import Cause
 from rerail.model.policy import Limits, Policy, Retries
@@ -78,6 +79,15 @@ def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():
     assert failed(Ledger(), Cause.UNKNOWN).without_progress == 1
     assert failed(Ledger(), Cause.UNKNOWN, trained=False).without_progress == 0
     assert failed(Ledger(without_progress=2), Cause.UNKNOWN, progressed=True).without_progress == 2
+
+
+def test_a_withdrawn_stop_takes_back_its_own_charge():
+    """That of a diverged loss is never one without progress."""
+    for cause, left in ((Cause.HANG, 1), (Cause.DIVERGED, 2)):
+        ledger = failed(failed(Ledger(), cause), cause, at=NOON + MINUTE)
+        withdrawn = without_charge(ledger, cause, at=NOON + MINUTE)
+        assert (withdrawn.charges, withdrawn.charged_at) == ({cause: 1}, {cause: (NOON,)})
+        assert withdrawn.without_progress == left
 
 
 def test_a_newer_checkpoint_refunds_everything():
