@@ -95,6 +95,15 @@ def test_every_record_is_read_and_written_back_whole(cls: type, kind: str) -> No
         assert list(lost(translate(json.loads(line)), json.loads(again))) == []
 
 
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [("brake", "rate limit"), ("", None), ("kill switch", "pause"), ("later", "later"), ([], [])],
+)
+def test_a_former_text_is_translated_wherever_its_record_is(former: Any, present: Any) -> None:
+    run = {"type": "Run", "kept_back": former}
+    assert translate({"runs": [{"gpt": run}]}) == {"runs": [{"gpt": {"type": "Run", "blocked_by": present}}]}
+
+
 @pytest.mark.parametrize("line", stored("runs"))
 def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
     run = loads(Run, line)
