@@ -4,11 +4,13 @@ import math
 import random
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from rerail.detection.detectors import Detectors
 from rerail.detection.divergence import Divergence, EarlierLevel
+from rerail.detection.rise import LossRise
 from rerail.detection.row import RowReader
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
@@ -353,3 +355,26 @@ def test_the_patience_is_over_in_rows_and_steps_and_time(limits, row) -> None:
     rows = [replace(sample, at=minutes(n)) for n, sample in enumerate(changed(400, (300, 400, 1.3)))]
     patient = replace(DETECTION, **{"patience_rows": 20, "patience_steps": 0, **limits})
     assert list_rows(rows, RISE, patient) == [303, -row]
+
+
+@pytest.mark.parametrize(
+    ("rises", "factor", "goes_on"),
+    [
+        ([1.0] * 9, 1, True),
+        ([1.0] * 8, 1, False),
+        ([1.0] * 4, 2, True),
+        ([0.985**row for row in range(9)], 1, False),
+        ([0.985**row for row in range(9)], 2, True),
+        ([1.0, 0.2, *[0.6] * 24], 1, True),
+        ([1.0, 0.2, *[0.6] * 23], 1, False),
+        ([1.0, 0.05, *[0.2] * 30], 1, False),
+        ([1.0, 0.2, 2.0, *[1.2] * 30], 1, False),
+        ([0.05] * 30, 1, False),
+    ],
+)
+def test_a_rise_goes_on_while_it_stays_or_once_it_turns(rises: list[float], factor: int, goes_on: bool) -> None:
+    """A patience of ten rows, over the factor of sparse rows; 0.1 is a normal rise."""
+    rise = LossRise(base=2.0, allowed=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
+    row = SimpleNamespace(sample=Sample(), find_patience_factor=lambda _: factor)
+    detection = replace(DETECTION, patience_rows=10)
+    assert [rise.goes_on(value, row, restart=False, detection=detection) for value in rises][-1] is goes_on
