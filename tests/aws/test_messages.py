@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -25,6 +26,7 @@ from rerail.notices.notifiers.email import format_text
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
 from tests.aws.places import ACCOUNT, REGION
+from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ADVICE = "Use a smaller batch\nWhen that is done: rerail release gpt"
@@ -134,16 +136,32 @@ def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
     assert [json.loads(body)["detail"] for body in received(queue_url)] == [format_pagerduty(NOTICE, LINKS)]
 
 
+def test_what_is_put_has_its_source_its_type_and_its_time(monkeypatch):
+    """A command has the time at which the bus received it."""
+    put = []
+    accepts = SimpleNamespace(put_events=lambda Entries: put.extend(Entries) or {"Entries": [{"EventId": "1"}]})
+    monkeypatch.setattr(eventbridge, "client", lambda service: accepts)
+    bus, change = EventBus("rerail"), World().with_saves().bus.events[-1]
+    bus.publish(NOTICE)
+    bus.publish_change(change)
+    bus.send_command({"run": "gpt", "verb": "hold"})
+    Receiver("rerail", "Rerail Webhook", lambda notice, links: {}).send(NOTICE, LINKS)
+    assert [(entry["Source"], entry["DetailType"], entry.get("Time")) for entry in put] == [
+        ("rerail", "Rerail Notice", NOON),
+        ("rerail", "Rerail Run State Change", change.at),
+        ("rerail.operator", "Rerail Command", None),
+        ("rerail", "Rerail Webhook", NOON),
+    ]
+
+
 def test_a_notice_that_is_not_accepted_is_an_error(monkeypatch):
     """PutEvents answers 200 even then: it stays pending, and the next turn says it again."""
-
-    class Choosy:
-        def put_events(self, Entries):
-            return {"FailedEntryCount": 1, "Entries": [{"ErrorCode": "InternalFailure", "ErrorMessage": "busy"}]}
-
-    monkeypatch.setattr(eventbridge, "client", lambda service: Choosy())
-    with pytest.raises(RuntimeError, match="the notice gpt/held-2 was not accepted: busy"):
+    failed = {"FailedEntryCount": 1, "Entries": [{"ErrorCode": "InternalFailure", "ErrorMessage": "busy " * 1000}]}
+    refuses = SimpleNamespace(put_events=lambda Entries: failed)
+    monkeypatch.setattr(eventbridge, "client", lambda service: refuses)
+    with pytest.raises(RuntimeError, match="the notice gpt/held-2 was not accepted: busy") as error:
         EventBus("rerail").publish(NOTICE)
+    assert len(str(error.value)) < 1000
 
 
 def said(topic: str, **changes) -> Notice:

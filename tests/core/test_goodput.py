@@ -141,7 +141,9 @@ def test_nothing_is_saved_before_it_is_proven(facts):
     ("kind", "cause", "saved", "dollars"),
     [
         (Kind.DIVERGENCE, Cause.DIVERGED, 120 - 5, 120 - 5),
+        (Kind.LOSS_SPIKE, Cause.DIVERGED, 120 - 5, 120 - 5),
         (Kind.STALL, Cause.HANG, 30 + 20 - 5, 30 - 5),
+        (Kind.STARTUP_STALL, Cause.HANG, 30 + 20 - 5, 30 - 5),
         (Kind.THROUGHPUT_DROP, Cause.HARDWARE, (360 - 5) * 0.2, (360 - 5) * 0.2),
         ("job_failed", Cause.HANG, 20 - 5, 0),  # its watchdog has ended it already
     ],

@@ -43,7 +43,7 @@ class EventBus:
         answer = client("events").put_events(Entries=[{"EventBusName": self._name, **entry}])
         entries = answer.get("Entries") or [{}]
         first: Mapping[str, Any] = entries[0] or {}
-        if answer.get("FailedEntryCount") or not first.get("EventId"):
+        if not first.get("EventId"):
             why = truncate(str(first.get("ErrorMessage")))
             raise RuntimeError(f"the {what} was not accepted: {why}")
 
