@@ -110,6 +110,13 @@ def test_a_spike_that_the_mean_of_a_minute_hides_is_found_in_its_maximum(offset:
         assert said([replace(minute, loss_max=peak) for minute in minutes], *LOSS) == []
 
 
+@pytest.mark.parametrize("sinking", [0.0, 0.02])
+def test_a_loss_a_thousand_times_above_its_best_is_acted_on_though_it_sinks(sinking) -> None:
+    """It is above its first level too, but has fallen far below that before, so that it is no objective that grows."""
+    losses = [2e5 * loss * math.exp(-sinking * row) for row, loss in enumerate(falling(140))]
+    assert levels(said(samples(falling(300) + losses), Kind.DIVERGENCE)) == [Level.WARN, Level.INTERVENE]
+
+
 def test_a_loss_that_creeps_upwards_is_intervened_on() -> None:
     """No single row of a slow divergence is a spike; the level is what tells."""
     sound = falling(800)
@@ -168,6 +175,13 @@ def test_a_loss_scaler_that_probes_its_limit_is_no_trouble() -> None:
 def test_a_log_of_few_digits_is_not_frozen() -> None:
     """Two decimals late in a run repeat for dozens of rows, as they did before."""
     assert said(samples([round(3 + 2 / (1 + row / 50), 2) for row in range(3000)]), Kind.FROZEN_LOSS) == []
+
+
+@pytest.mark.parametrize("digits", [3, 4, 6])
+def test_a_smooth_loss_that_converges_is_not_frozen(digits) -> None:
+    """It changes less and less until its printed digits stand still, as with full batches."""
+    losses = [round(0.1 + 0.9 * math.exp(-row / 30), digits) for row in range(1000)]
+    assert said(samples(losses), Kind.FROZEN_LOSS) == []
 
 
 def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:

@@ -187,6 +187,8 @@ class Divergence:
         rise, allowed = now - self.start, math.log(GROWN)
         if self.is_early_over or row.scale.unit or rise < allowed or now < allowed or len(self.level) < LEVEL_ROWS:
             return False
+        if self.best.values and self.start - self.best.value() > LEARNT:
+            return False  # it has fallen since, and is compared with its best level
         self.rise = LossRise(self.start, allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at)
         self.rise.is_reported = self.is_early_over = True
         return True

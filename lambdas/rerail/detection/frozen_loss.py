@@ -1,6 +1,7 @@
 """Detect a loss that stops changing while steps continue."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rerail.detection.row import Row
 from rerail.detection.window import Window
@@ -10,8 +11,8 @@ from rerail.model.thresholds import Thresholds
 LEVEL_ROWS = 12
 # If the loss was ten times smaller than its recent level just before it became zero, it fell to zero by learning.
 LEARNT = 0.1
-# Rounding repeats values. It cannot explain a long repetition if the values before varied by this many times the
-# smallest difference that the log shows.
+# Rounding repeats values. It cannot explain a long repetition if the loss changed before by this many times the
+# smallest difference that the log shows. A loss that converges changes less and less, however far it has fallen.
 VARIED = 4.0
 # A loss of at most this many times that difference is about to be printed as zero.
 NEARLY_ZERO = 3.0
@@ -60,7 +61,8 @@ class FrozenLoss:
         """Return whether learning to zero, or rounding, explains that a value repeats."""
         if loss == 0:
             return abs(before) < LEARNT * self.level.median() or 0 < abs(before) <= NEARLY_ZERO * quantum
-        varied = self.level.quantile(0.75) - self.level.quantile(0.25)
+        changes = sorted(abs(later - earlier) for earlier, later in pairwise([*self.level.values, abs(loss)]))
+        varied = changes[len(changes) // 2]
         return quantum > 0 and (varied < VARIED * quantum or abs(loss) <= NEARLY_ZERO * quantum)
 
     def _evaluate(self, row: Row, detection: Thresholds) -> Finding | None:

@@ -1,5 +1,6 @@
 """A rise of the loss in progress: whether it recovers, and when to intervene."""
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,6 +16,8 @@ RESTART_PATIENCE = 8
 # The rise stays (within a fifth of its peak and not falling), or it turns (half recovered, then high again).
 STAYS_AT = 0.8
 FALLS = 0.95
+# A loss a thousand times above its level when the patience is over is not left to recover, even if it sinks slowly.
+VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3
 TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
@@ -89,5 +92,5 @@ class LossRise:
         )
 
     def _lasts(self, rise: float, before: float) -> bool:
-        stays = rise > STAYS_AT * self.peak and rise > FALLS * before
+        stays = rise > VAST or (rise > STAYS_AT * self.peak and rise > FALLS * before)
         return rise > self.allowed and (stays or self.turned >= TURNED_ROWS)
