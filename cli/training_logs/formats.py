@@ -203,10 +203,10 @@ FORMATS = (
     ),
     LogFormat(
         "PyTorch's imagenet example",
-        r"Epoch: \[[0-9]+\]\[ *[0-9]+/[0-9]+\].*Loss:? +<n>",
-        r"Epoch: \[[0-9]+\]\[ *<i>/",
-        epoch=r"Epoch: \[<i>\]\[",
-        step_time_s=r"Epoch: \[[0-9]+\]\[ *[0-9]+/[0-9]+\][ \t]+Time:?[ \t]+<n>",
+        r"Epoch: \[[0-9]+(?:/[0-9]+)?\]\[ *[0-9]+/[0-9]+\].*Loss:? +<n>",
+        r"Epoch: \[[0-9]+(?:/[0-9]+)?\]\[ *<i>/",
+        epoch=r"Epoch: \[<i>(?:/[0-9]+)?\]\[",
+        step_time_s=r"Epoch: \[[0-9]+(?:/[0-9]+)?\]\[ *[0-9]+/[0-9]+\][ \t]+Time:?[ \t]+<n>",
     ),
     LogFormat(
         "PyTorch's mnist example",
