@@ -205,6 +205,15 @@ def test_a_policy_that_has_settled_has_not_diverged(settled, worst) -> None:
     assert levels(said(samples([*losses, *[settled] * 1200]), Kind.DIVERGENCE))[-1] is worst
 
 
+def test_a_policy_whose_loss_is_mostly_zero_has_no_spikes() -> None:
+    """Only a few groups of answers have something to learn from, as in GRPO; a rise that lasts is still told."""
+    rng = random.Random(3)
+    losses = [rng.gauss(0, 0.1) if rng.random() < 0.3 else 0.0 for _ in range(300)]
+    losses[200] = 0.9
+    assert said(samples(losses), *LOSS) == []
+    assert levels(said(samples([*losses, *[0.9] * 20]), *LOSS))
+
+
 def test_a_plateau_is_told_once_after_a_fall_unless_the_policy_excludes_it() -> None:
     """A loss that never fell may have its floor there; after a fall by a third it has stopped learning."""
     dice = random.Random(2)
