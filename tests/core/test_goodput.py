@@ -157,12 +157,6 @@ def test_a_job_that_would_have_gone_on_for_nothing_saves_money_too(kind, cause, 
     assert (account.saved_s / 60, account.saved_dollars) == (pytest.approx(saved), pytest.approx(2 * dollars))
 
 
-def test_who_is_slower_than_people_saves_nothing():
-    late = (DIED[0], an_attempt(2, 125, 130, None, resumed_from_step=400))
-    account = make_account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
-    assert account.saved_s == 0
-
-
 def test_a_rollback_beyond_an_attempt_loses_all_of_it_and_part_of_the_one_before():
     """The third attempt resumes from step 200: of 600 steps of the first, 400 are lost, and all of the second's."""
     run = a_run(*replace_ended(DIED, 95, 800), an_attempt(3, 95, 95, None, resumed_from_step=200))
@@ -355,12 +349,6 @@ def test_the_parts_add_up_to_the_wall_time(run, later):
     until = min(now, end) if over and end else now
     wall_s = max(0.0, (until - run.attempts[0].created_at).total_seconds())
     assert make_account(run, now, PRICED).wall_s == pytest.approx(wall_s, abs=1e-3)
-
-
-def test_the_words_are_the_simulations():
-    """One word, one thing: every kind of badput that a record can tell is one that the simulation books."""
-    assert {kind.value for kind in Badput} <= {spent.value for spent in Spent}
-    assert {kind.name for kind in Badput} <= {spent.name for spent in Spent}
 
 
 # What no record holds, and is taken for training.
