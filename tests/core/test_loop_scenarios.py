@@ -38,6 +38,14 @@ def adopt_run(world: World, **facts) -> World:
     return world
 
 
+def test_the_rank_that_the_logs_name_is_shown(world):
+    """Of eight ranks, one fails first: on-call need not search the logs for it."""
+    adopt_run(world)
+    world.sagemaker.fail("gpt", "[rank5]: Traceback (most recent call last):\n[rank5]: RuntimeError: ragged batch")
+    world.minutes(1)
+    assert "(RuntimeError: ragged batch); the logs name rank 5" in world.run().incidents[-1].reason
+
+
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
     """00:00 the job trains. 01:00 a checkpoint. 01:10 the node dies. Minutes later the successor trains from it."""
     adopt_run(world)
