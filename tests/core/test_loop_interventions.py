@@ -95,7 +95,7 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
     assert page.todo.startswith("Decide whether the job should go on\nTo see what it prints: rerail logs gpt --since")
 
 
-@pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.STALL, Kind.THROUGHPUT_DROP])
+@pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.THROUGHPUT_DROP])
 @pytest.mark.parametrize("order", ["in one message", "the end first"])
 def test_a_problem_that_is_over_stops_no_healthy_job(world, kind, order):
     """After an outage, one message contains both; a message that is delivered again comes after later ones."""
@@ -110,6 +110,15 @@ def test_a_problem_that_is_over_stops_no_healthy_job(world, kind, order):
     again = replace(found, step=495, at=at - MINUTE)
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (again,)))
     assert world.run().stop, "it has come again since"
+
+
+def test_steps_that_the_sweep_sees_again_hide_no_hang_that_the_agent_found(world):
+    """The sweep knows no step for it, and the agent's report may be a second older."""
+    over = Finding(Kind.STALL, Level.RECOVERED, None, None, "steps are made again", world.clock())
+    hang = Finding(Kind.STALL, Level.INTERVENE, 495, 495, "no step for 300 s", world.clock() - timedelta(seconds=1))
+    for finding in (over, hang):
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
+    assert world.run().stop
 
 
 def test_a_recovery_from_the_future_hides_no_problem(world):

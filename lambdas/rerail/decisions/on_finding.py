@@ -43,6 +43,7 @@ from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_remedy
 from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.decisions.start_check import with_seen_step
+from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout, list_save_times
@@ -117,9 +118,12 @@ def _with_recoveries(run: Run, observed: FindingsObserved) -> Run:
     """Return the run with the recoveries among the findings recorded; of each kind the newest is kept."""
     newest = {finding.kind: finding for finding in run.current.recoveries}
     for finding in observed.findings:
-        if finding.level is Level.RECOVERED and finding.at and not _is_past(run, finding):
-            # A time in the future would hide later problems.
-            newest[finding.kind] = replace(finding, evidence="", at=min(finding.at, observed.at))
+        if finding.level is not Level.RECOVERED or finding.at is None:
+            continue
+        # A time in the future would hide later problems.
+        at, known = min(finding.at, observed.at), newest.get(finding.kind)
+        if known is None or known.at is None or known.at < at:
+            newest[finding.kind] = replace(finding, evidence="", at=at)
     return with_attempt(run, replace(run.current, recoveries=tuple(newest.values())))
 
 
@@ -130,10 +134,15 @@ def _without_past(run: Run, observed: FindingsObserved) -> FindingsObserved:
 
 
 def _is_past(run: Run, finding: Finding) -> bool:
-    """Return whether the problem of that kind recovered after this finding, by its time and its step."""
+    """Return whether the problem of that kind recovered after this finding, by time and step.
+
+    The sweep sees by its own time, and without a step, that a hang is over: an agent may have found another since.
+    """
     for end in run.current.recoveries:
         if end.kind is finding.kind and end.at and finding.at and finding.at < end.at:
-            return finding.step is None or end.step is None or finding.step < end.step
+            if finding.step is None or end.step is None:
+                return finding.kind in OF_THE_LOSS and finding.step is end.step
+            return finding.step < end.step
     return False
 
 
