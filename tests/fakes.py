@@ -665,10 +665,15 @@ class World:
         """Deliver an operator's command; a number stands for its id."""
         self.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", facts.pop("why", ""), **facts))
 
+    def adopt(self, name: str = "gpt", **facts: Any) -> "World":
+        """Submit a user's job, and let the supervisor hear of it."""
+        self.sagemaker.submit(name, **facts)
+        self.supervisor().handle(JobStateChanged(name))
+        return self
+
     def with_saves(self, **facts: Any) -> "World":
         """Add a run that has trained for fifty minutes, with checkpoints at steps 100 to 500."""
-        self.sagemaker.submit("gpt")
-        self.supervisor().handle(JobStateChanged("gpt"))
+        self.adopt()
         for step in range(100, 501, 100):
             self.minutes(10)
             self.checkpoints.commit(step, **facts)

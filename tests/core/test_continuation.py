@@ -27,9 +27,7 @@ CHANGE = {"HyperParameters": {"lr": "0.1"}, "ResourceConfig": {"InstanceType": "
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    world.sagemaker.submit("gpt", request=REQUEST)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt(request=REQUEST)
     world.checkpoints.save(step=100)
     return world
 

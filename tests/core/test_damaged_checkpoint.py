@@ -2,7 +2,6 @@
 
 import pytest
 
-from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
@@ -18,9 +17,7 @@ DAMAGED = (
 
 def lose_node(steps: tuple[int, ...], *, layout: str = "manifest") -> World:
     """Return a run that saved at these steps, lost its node and is on its second attempt."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     for step in steps:
         world.minutes(10)
         world.checkpoints.save(step=step, layout=layout)

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from rerail.detection.clock_skew import FRESH, JUMP, find_silence_start
-from rerail.messages.messages import JobStateChanged
 from rerail.model.run import RunState
 from tests.fakes import MIDNIGHT, Clock, World
 
@@ -32,8 +31,7 @@ class Skewed:
 def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.clock = Skewed(world.clock)
     return world
 

@@ -175,9 +175,7 @@ def test_a_question_that_stands_is_answered_first():
 def test_what_is_not_there_cannot_be_drilled_from():
     world = with_agent()
     assert "no clean checkpoint of step 450 is there: `rerail checkpoints gpt` lists" in refused(world, step=450)
-    empty = World()
-    empty.sagemaker.submit("gpt")
-    empty.supervisor().handle(JobStateChanged("gpt"))
+    empty = World().adopt()
     empty.minutes(2)
     assert refused(empty).endswith("but nothing is saved that it could be relaunched from")
     assert "the job has no agent" in refused(empty, OperatorVerb.SAVE)

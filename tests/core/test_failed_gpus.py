@@ -6,7 +6,6 @@ import pytest
 
 from rerail.decisions.failed_gpus import MAX_NAMED, MAX_RETURNS, list_refused
 from rerail.diagnosis.classify import diagnose
-from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.run import RunState
@@ -32,9 +31,7 @@ def refuse(gpu: str, *attempts: int) -> str:
 
 def test_a_gpu_that_comes_back_is_refused_twice_and_then_trained_on():
     """Each time the run goes elsewhere, nothing counts as an attempt without progress, and AWS's case is written."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.minutes(5)
     world.checkpoints.save(step=100)
     world.sagemaker.fail("gpt", fail_on(f"{FIRST} (serial 7, driver 580.159.03)"), metrics={"step": 120.0})
@@ -59,9 +56,7 @@ def test_a_gpu_that_comes_back_is_refused_twice_and_then_trained_on():
 
 def test_a_job_that_always_names_the_same_gpu_is_held_without_progress():
     """What a job says of its GPU excuses no more attempts than its init may have refused."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     while (run := world.run()).state is not RunState.HELD and run.current.number < 9:
         world.sagemaker.fail(run.current.job_name, fail_on(FIRST))
         world.minutes(60)
@@ -89,9 +84,7 @@ def test_only_a_hardware_failure_names_one_gpu(reason, gpu):
 
 def test_the_newest_failed_gpus_fit_a_variable():
     """A job's variables have 512 characters."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     run = world.run()
     uuids = [f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(998, 1013)]
     attempts = [replace(run.current, number=n, gpu=uuid) for n, uuid in enumerate(uuids, 998)]

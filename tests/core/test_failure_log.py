@@ -29,8 +29,7 @@ PEER = "[rank8]:[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operatio
 
 
 def fail(world: World, reason: str, *ends: str, **facts: Any) -> Run:
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.logs.ends["gpt"] = ends
     world.sagemaker.fail("gpt", reason, **facts)
     world.supervisor().handle(JobStateChanged("gpt"))

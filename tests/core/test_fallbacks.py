@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rerail.decisions.fallback_machines import Quota, find_missing_quota, format_unsuitable, list_untried, with_machines
 from rerail.decisions.remedies import Relaunch, choose_capacity_verdict
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived
 from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
@@ -164,8 +164,7 @@ def world() -> World:
 
 def adopt_run(world: World, *fallbacks: str, **facts) -> World:
     world.policies.by_name["default"] = policy(*fallbacks)
-    world.sagemaker.submit("gpt", request=MACHINES | facts.pop("request", {}), **facts)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(request=MACHINES | facts.pop("request", {}), **facts)
     world.checkpoints.save(step=100)
     return world
 

@@ -7,7 +7,7 @@ import pytest
 
 from rerail.decisions.decision import Decision, with_attempt
 from rerail.decisions.file_copies import REFUSED_FOR, on_copied, with_copies, with_onset_dated
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
+from rerail.messages.messages import CommandReceived, FindingsReceived, RunDue
 from rerail.model.causes import Cause
 from rerail.model.checkpoint_layouts import Layout
 from rerail.model.checkpoints import Checkpoint
@@ -28,8 +28,7 @@ def train(*saves: str, policy: Policy | None = None, **facts) -> World:
     world = World()
     world.policies.by_name["default"] = policy or world.policies.by_name["default"]
     world.sagemaker.defined_metrics = ("step", "loss")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     for count, etag in enumerate(saves, start=1):
         world.minutes(5)
         world.checkpoints.save_file(etag=etag, **facts)
@@ -119,8 +118,7 @@ def test_a_cleared_obstacle_is_tried_again():
     world = World()
     folders, world.quarantine_folders = world.quarantine_folders, {}
     world.sagemaker.defined_metrics = ("step", "loss")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.minutes(5)
     world.checkpoints.save_file(etag="a")
     world.minutes(90)
@@ -351,8 +349,7 @@ def test_a_folder_that_two_live_runs_share_is_not_copied_from():
     world.checkpoints.save_file(etag="b")
     world.supervisor().handle(RunDue("gpt", lists=True))
     assert (len(world.run().copies), read) == (2, [])
-    world.sagemaker.submit("other")
-    world.supervisor().handle(JobStateChanged("other"))
+    world.adopt("other")
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     world.checkpoints.save_file(etag="c")

@@ -9,7 +9,6 @@ import pytest
 from rerail.messages.messages import (
     CommandReceived,
     FindingsReceived,
-    JobStateChanged,
     QueueMessage,
     ReportFiled,
     RunDue,
@@ -177,9 +176,7 @@ def test_a_tainted_state_is_worth_no_upload(world, agent):
 @pytest.mark.parametrize(("durability", "step"), [(Durability.REMOTE, 520), (Durability.LOCAL, None)])
 def test_the_agents_report_counts_where_rerail_cannot_list_checkpoints(durability, step):
     """There is nothing to list. What was local is gone with the machine."""
-    world = World()
-    world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt(uri="")
     agent = Agent(world)
     agent.hello()
     world.sagemaker.request_members = lambda: {"TrainingJobName", "Tags"}
@@ -469,9 +466,7 @@ def test_a_pending_announcement_never_overwrites_a_newer_command(world):
 def test_a_long_name_is_shortened_for_the_run_and_the_first_agent_knows_only_its_own():
     """The first job's agent reads the folder of its job's name, its successors that of the run."""
     name = "g" * 63
-    world = World()
-    world.sagemaker.submit(name)
-    world.supervisor().handle(JobStateChanged(name))
+    world = World().adopt(name)
     run_id = world.runs.run_of(name)
     assert run_id != name
     agent = Agent(world, run=name, job=name)
@@ -494,8 +489,7 @@ def test_a_name_used_again_is_freed_of_what_was_asked_under_it(world, agent):
     world.minutes(2)
     del world.sagemaker.jobs["gpt"]
     world.clock.pass_by(timedelta(hours=1))
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     assert (world.mailbox.commands[-1].run, world.mailbox.commands[-1].attempt) == ("gpt", 1)
     Agent(world).hello()
     (name,) = [name for name in world.runs.records if name != "gpt"]

@@ -27,9 +27,7 @@ def save(step: int, attempt: int = 1, **facts) -> Checkpoint:
 @pytest.fixture
 def world() -> World:
     """A run that has trained for an hour, with clean checkpoints at steps 100 to 500, and an agent in it."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     Agent(world).hello()
     for step in range(100, 501, 100):
         world.minutes(10)

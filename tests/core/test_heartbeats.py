@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_heartbeat, resume_detection
-from rerail.messages.messages import JobStateChanged
 from rerail.model.codec import dumps, loads
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import make_heartbeat_key, read_heartbeat, serialize
@@ -28,9 +27,7 @@ SLOW_SAVE = "gpt: checkpoint_stall (warning)"
 def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return world.adopt()
 
 
 @pytest.fixture
@@ -186,8 +183,7 @@ def test_heartbeats_are_read_when_no_metrics_can_be_read(world, agent, monkeypat
     """One run has an agent, the other has not, and CloudWatch refuses."""
     from rerail.model.errors import Throttled
 
-    world.sagemaker.submit("plain")
-    world.supervisor().handle(JobStateChanged("plain"))
+    world.adopt("plain")
 
     monkeypatch.setattr(world.series, "read", raising(Throttled("GetMetricData: rate exceeded")))
     train(world, 5, agent)
@@ -240,8 +236,7 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     """Heartbeats are the only signs of a job without metric definitions: their end is reported, and stops nothing."""
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.sagemaker.defined_metrics = ()
-    world.sagemaker.submit("plain")
-    world.supervisor().handle(JobStateChanged("plain"))
+    world.adopt("plain")
     agent = Agent(world, run="plain", job="plain")
     agent.hello()
     for minute in range(20):

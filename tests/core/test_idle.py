@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from bench.idle import hang, make_job
 from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_load
 from rerail.detection.idle import describe_hosts, find_idle, is_load_due
-from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import StateUnknown
 from rerail.model.finding import Finding, Kind, Level
@@ -33,9 +32,7 @@ def world() -> World:
     """A job with the tag alone: no agent, and no metric definitions."""
     world = World()
     world.sagemaker.defined_metrics = ()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return world.adopt()
 
 
 def compute(world: World, minutes: int, load: dict[str, float] = BUSY, *, saves_every: int = 0) -> None:

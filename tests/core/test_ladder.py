@@ -285,8 +285,7 @@ def world() -> World:
     """A run of 16 samples a step that has trained for an hour, with checkpoints each 100 steps up to 1000."""
     world = World()
     world.policies.by_name["default"] = Policy(ladder=Ladder(margin_steps=100))
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     hello(world)
     for step in range(100, 1_001, 100):
         world.minutes(6)

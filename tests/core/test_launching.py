@@ -11,7 +11,7 @@ import rerail
 from rerail.accounting.costs import sum_run_dollars
 from rerail.decisions.launch import choose_resume_step_again
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
-from rerail.messages.messages import AlarmStateChanged, FindingsReceived, JobStateChanged, RunDue
+from rerail.messages.messages import AlarmStateChanged, FindingsReceived, RunDue
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import StateUnknown, Throttled
@@ -33,8 +33,7 @@ def world() -> World:
     """A run that trains on two P5, with a checkpoint."""
     world = World()
     world.sagemaker.instance_type, world.sagemaker.instance_count = "ml.p5.48xlarge", 2
-    world.sagemaker.submit("gpt", max_runtime_s=86400)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(max_runtime_s=86400)
     world.checkpoints.save(step=100)
     return world
 
@@ -375,8 +374,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     under(world, limits=Limits(account_relaunches=2))
     names = ["gpt", "bert", "llama", "moe"]
     for name in names[1:]:
-        world.sagemaker.submit(name, uri=f"s3://bucket/{name}/")
-        world.supervisor().handle(JobStateChanged(name))
+        world.adopt(name, uri=f"s3://bucket/{name}/")
     world.minutes(1)
     for name in names:
         world.sagemaker.fail(name, NODE_LOST)

@@ -255,9 +255,7 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
 
 
 def test_throttling_leaves_the_action_pending_for_the_next_sweep():
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.sagemaker.fail("gpt", NODE_LOST)
     create = world.sagemaker.create
     world.sagemaker.create = lambda request: (_ for _ in ()).throw(Throttled("Rate exceeded"))

@@ -29,13 +29,7 @@ BUG = (
 
 @pytest.fixture
 def world() -> World:
-    return World()
-
-
-def adopt_run(world: World, **facts) -> World:
-    world.sagemaker.submit("gpt", **facts)
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return World().adopt()
 
 
 def test_the_rank_that_the_logs_name_is_shown(world):
@@ -48,7 +42,6 @@ def test_the_rank_that_the_logs_name_is_shown(world):
 
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
     """00:00 the job trains. 01:00 a checkpoint. 01:10 the node dies. Minutes later the successor trains from it."""
-    adopt_run(world)
     assert world.run().state is RunState.WATCHING
     world.minutes(60)
     world.checkpoints.save(step=1000)
@@ -87,7 +80,6 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
 
 def test_a_bug_is_tried_once_more_and_then_held(world):
     """The same error at the same step twice is deterministic: no third attempt, one page."""
-    adopt_run(world)
     world.checkpoints.save(step=50)
     world.sagemaker.fail("gpt", BUG)
     world.minutes(3)
@@ -102,7 +94,6 @@ def test_a_bug_is_tried_once_more_and_then_held(world):
 
 def test_waiting_for_capacity_costs_time_and_no_attempts(world):
     """Five hours without machines: no attempt is spent, no storm is called, and the run goes on when they come."""
-    adopt_run(world)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.sagemaker.no_capacity = 20
@@ -113,10 +104,11 @@ def test_waiting_for_capacity_costs_time_and_no_attempts(world):
     assert world.notice_titles(Severity.PAGE) == []
 
 
-def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world):
+def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends():
     """CapacityError on a job that was accepted: another job each time, a hold after the policy's 12 hours."""
+    world = World()
     world.sagemaker.machines_come = False
-    adopt_run(world)
+    world.adopt()
     for _ in range(60):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, NO_MACHINES)
@@ -129,7 +121,6 @@ def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world
 
 def test_a_human_stop_ends_the_run(world):
     """A stop that we did not ask for ends the run."""
-    adopt_run(world)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(120)
     assert world.run().state is RunState.STOPPED
@@ -138,7 +129,6 @@ def test_a_human_stop_ends_the_run(world):
 
 def test_a_finding_about_a_job_that_a_human_is_stopping_changes_nothing(world):
     """The job needs minutes to stop and is slow meanwhile: a relaunch would override the human."""
-    adopt_run(world)
     world.minutes(10)
     world.checkpoints.save(step=10)
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING, secondary="Stopping")
@@ -152,7 +142,6 @@ def test_a_finding_about_a_job_that_a_human_is_stopping_changes_nothing(world):
 
 def test_a_drill_that_arrives_hours_late_interrupts_nothing(world):
     """It was among the dead letters, which are delivered again by hand."""
-    adopt_run(world)
     world.checkpoints.save(step=10)
     asked_at = world.clock()
     world.minutes(120, every=timedelta(minutes=10))
@@ -163,9 +152,10 @@ def test_a_drill_that_arrives_hours_late_interrupts_nothing(world):
 
 
 @pytest.mark.parametrize(("choice", "jobs"), [(OnMaxRuntime.STOP, 1), (OnMaxRuntime.RELAUNCH, 2)])
-def test_the_policy_decides_what_a_spent_max_runtime_means(world, choice, jobs):
+def test_the_policy_decides_what_a_spent_max_runtime_means(choice, jobs):
+    world = World()
     world.policies.by_name["default"] = Policy(on_max_runtime=choice)
-    adopt_run(world)
+    world.adopt()
     world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded")
     world.minutes(5)
     assert len(world.sagemaker.jobs) == jobs
@@ -173,7 +163,6 @@ def test_the_policy_decides_what_a_spent_max_runtime_means(world, choice, jobs):
 
 def test_sagemakers_own_restart_is_counted_and_left_alone(world):
     """Spot interruption and cluster repair happen inside the same job: count them and keep still."""
-    adopt_run(world)
     job = world.sagemaker.jobs["gpt"]
     for secondary in ("Interrupted", "Starting", "Training", "Restarting", "Training"):
         world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary)
@@ -183,7 +172,6 @@ def test_sagemakers_own_restart_is_counted_and_left_alone(world):
 
 
 def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
-    adopt_run(world)
     for _ in range(6):
         world.sagemaker.fail(world.run().current.job_name, KILLED)
         world.minutes(20)
@@ -195,7 +183,6 @@ def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
 
 def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world):
     """It resumes by its own means; dying again and again at ever later steps is progress, at the same step is none."""
-    adopt_run(world)
     for step in (100, 200, 300, 400, 500, 500, 500, 500):
         if world.run().state is RunState.HELD:
             break
@@ -208,7 +195,6 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
 
 def test_steps_of_an_agent_that_has_saved_nothing_prove_no_progress(world):
     """Each attempt dies at a later step, and begins at step 0 again: the budgets hold it, and no retry is refunded."""
-    adopt_run(world)
     for number in (1, 2, 3):
         job = world.run().current.job_name
         Agent(world, attempt=number, job=job).hello()
@@ -221,7 +207,6 @@ def test_steps_of_an_agent_that_has_saved_nothing_prove_no_progress(world):
 
 def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
     """Not from the one of the last incident: a job that was held alive may have saved more."""
-    adopt_run(world)
     world.checkpoints.save(step=10)
     world.send_command(OperatorVerb.HOLD)
     world.checkpoints.save(step=90)
@@ -234,7 +219,6 @@ def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
 
 def test_progress_refunds_every_budget(world):
     """Twelve node losses in a row, more than the budget of ten: each attempt leaves a newer checkpoint."""
-    adopt_run(world)
     for number in range(1, 13):
         world.minutes(40)
         world.checkpoints.save(step=number * 100)
@@ -245,10 +229,11 @@ def test_progress_refunds_every_budget(world):
     assert world.notice_titles(Severity.PAGE) == []
 
 
-def test_a_restart_storm_is_held(world):
+def test_a_restart_storm_is_held():
     """Machines that come up and die at once, five times in half an hour."""
+    world = World()
     world.policies.by_name["default"] = Policy(limits=Limits(attempts_without_progress=100))
-    adopt_run(world)
+    world.adopt()
     for _ in range(10):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, NODE_LOST, training_started_at=None)
@@ -256,9 +241,10 @@ def test_a_restart_storm_is_held(world):
     assert "restart storm: 5 starts" in world.run().hold_reason
 
 
-def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
+def test_observe_mode_reports_what_it_would_do_and_does_nothing():
+    world = World()
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    adopt_run(world)
+    world.adopt()
     world.checkpoints.save(step=70)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
@@ -268,10 +254,9 @@ def test_observe_mode_reports_what_it_would_do_and_does_nothing(world):
 
 
 @pytest.mark.threat("T27")
-def test_a_deployment_without_roles_only_observes_whatever_the_policy_is(world):
+def test_a_deployment_without_roles_only_observes_whatever_the_policy_is():
     """The policy acts, and so does the one that was read last: neither counts."""
-    world.observe_only = "trainingRoleArns is not set"
-    adopt_run(world)
+    world = World(observe_only="trainingRoleArns is not set").adopt()
     del world.policies.by_name["default"]
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
@@ -282,10 +267,9 @@ def test_a_deployment_without_roles_only_observes_whatever_the_policy_is(world):
 @pytest.mark.threat("T27")
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("verb", OperatorVerb)
-def test_a_deployment_without_roles_refuses_what_it_may_not_do(world, verb, is_live):
+def test_a_deployment_without_roles_refuses_what_it_may_not_do(verb, is_live):
     """An operator's command that would stop or create a job is answered by what to set; others are carried out."""
-    world.observe_only = "trainingRoleArns is not set"
-    adopt_run(world)
+    world = World(observe_only="trainingRoleArns is not set").adopt()
     if not is_live:
         world.sagemaker.fail("gpt", NODE_LOST)
         world.minutes(2)
@@ -298,9 +282,8 @@ def test_a_deployment_without_roles_refuses_what_it_may_not_do(world, verb, is_l
     assert (list(world.sagemaker.jobs), world.sagemaker.live()) == (["gpt"], ["gpt"] if is_live else [])
 
 
-def test_a_job_without_the_tag_is_never_touched(world):
-    world.sagemaker.submit("mine", policy=None)
-    world.supervisor().handle(JobStateChanged("mine"))
+def test_a_job_without_the_tag_is_never_touched():
+    world = World().adopt("mine", policy=None)
     world.sagemaker.fail("mine", NODE_LOST)
     world.supervisor().handle(JobStateChanged("mine"))
     world.minutes(30)
@@ -310,13 +293,11 @@ def test_a_job_without_the_tag_is_never_touched(world):
 
 
 def test_a_name_used_again_after_a_delete_is_another_run(world):
-    adopt_run(world)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     del world.sagemaker.jobs["gpt"]
     world.clock.pass_by(timedelta(hours=1))
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     assert world.run().state is RunState.COMPLETED
@@ -330,7 +311,6 @@ def send_dated_command(world, id, verb, at):
 
 def test_the_latest_operator_command_counts_in_any_order_of_arrival(world):
     """A restart that the queue brings back late does not lift the hold that was spoken after it."""
-    adopt_run(world)
     early, late = world.clock(), world.clock() + timedelta(minutes=2)
     world.minutes(6)
     send_dated_command(world, "c2", OperatorVerb.HOLD, late)
@@ -345,7 +325,6 @@ def test_the_latest_operator_command_counts_in_any_order_of_arrival(world):
 
 def test_a_command_dated_in_the_future_blocks_no_other(world):
     """Whoever puts an event on the bus may date it: it is of now at the latest."""
-    adopt_run(world)
     send_dated_command(world, "c1", OperatorVerb.HOLD, world.clock() + timedelta(days=9000))
     world.minutes(1)
     send_dated_command(world, "c2", OperatorVerb.RELEASE, world.clock())
@@ -353,7 +332,6 @@ def test_a_command_dated_in_the_future_blocks_no_other(world):
 
 
 def test_a_command_that_arrives_twice_is_granted_once(world):
-    adopt_run(world)
     world.checkpoints.save(step=10)
     world.send_command(OperatorVerb.RESTART)
     world.clock.pass_by(timedelta(minutes=1))
@@ -366,7 +344,6 @@ def test_a_command_that_arrives_twice_is_granted_once(world):
 
 
 def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
-    adopt_run(world)
     world.checkpoints.save(step=10)
     world.minutes(9)
     world.send_command(OperatorVerb.RESTART)
@@ -381,7 +358,6 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
 
 def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     """Its step is unknown, so its change alone counts, and only after the request."""
-    adopt_run(world)
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
     world.checkpoints.save(step=0, **file)
     world.minutes(9)
@@ -395,10 +371,11 @@ def test_a_stop_ends_its_wait_when_a_file_that_is_overwritten_was_saved(world):
     assert world.run().current.kept_step is None, "its step is not known"
 
 
-def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(world):
+def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything():
     """Without an agent and a readable checkpoint nobody knows where it goes on, until it reports its first step."""
+    world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
-    adopt_run(world)
+    world.adopt()
     world.minutes(60)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
     world.minutes(5)
@@ -419,10 +396,11 @@ def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything(wor
 
 
 @pytest.mark.parametrize("epoch_minutes", [2, 40])
-def test_a_loss_that_diverges_in_a_later_epoch_is_rolled_back(world, epoch_minutes):
+def test_a_loss_that_diverges_in_a_later_epoch_is_rolled_back(epoch_minutes):
     """The steps begin again with each epoch: they are no progress, and the checkpoints' times say what was sound."""
+    world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
-    adopt_run(world)
+    world.adopt()
     noise = random.Random(1)
     for minute in range(200):
         loss = 3.0 - minute / 150 if minute < 150 else 5.0 + minute / 150
@@ -443,10 +421,11 @@ def test_a_loss_that_diverges_in_a_later_epoch_is_rolled_back(world, epoch_minut
     assert world.run().incidents[0].lost_steps is None
 
 
-def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farther(world):
+def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farther():
     """Each attempt saves and dies a little later: only the second one began farther than ever."""
+    world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
-    adopt_run(world)
+    world.adopt()
     for job, first, last in (("gpt", 1, 349), ("gpt-a002", 301, 355), ("gpt-a003", 301, 359), ("gpt-a004", 301, 363)):
         world.series.print(job, world.clock(), step=float(first), loss=2.0)
         world.minutes(3)
@@ -460,7 +439,6 @@ def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farth
 @pytest.mark.parametrize(("copies", "minutes"), [(True, 15), (False, 60)], ids=["a copy", "no copy"])
 def test_a_file_saved_after_training_longer_than_was_lost_proves_the_recovery(world, copies, minutes):
     """Where no step is known: 10 minutes of the 50 were lost, if a copy says when the file was saved."""
-    adopt_run(world)
     world.minutes(40)
     if copies:
         world.checkpoints.save_file()
@@ -477,7 +455,6 @@ def test_a_file_saved_after_training_longer_than_was_lost_proves_the_recovery(wo
 
 def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
     """It counts only if it changed after the new attempt was seen beyond the step at which the old one died."""
-    adopt_run(world)
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
     world.minutes(5)
@@ -492,7 +469,6 @@ def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
 
 def test_a_file_saved_at_the_moment_of_getting_past_the_incident_proves_nothing(world):
     """It may hold the step before: S3's times have whole seconds."""
-    adopt_run(world)
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
     world.minutes(5)
@@ -508,7 +484,6 @@ def test_a_file_saved_at_the_moment_of_getting_past_the_incident_proves_nothing(
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_stop_now_waits_for_no_checkpoint(world, waits):
     """Nor does it go on with a wait that an earlier command began."""
-    adopt_run(world)
     has_agent = not waits
     if has_agent:
         Agent(world, attempt=1, job="gpt").hello()
@@ -527,7 +502,6 @@ def test_a_stop_now_waits_for_no_checkpoint(world, waits):
 
 @pytest.mark.parametrize(("trained", "waits"), [(60, 15), (6, 6), (0, 0)])
 def test_a_stop_waits_no_longer_than_the_deadline_and_the_training_it_could_save(world, trained, waits):
-    adopt_run(world)
     world.minutes(trained)
     world.send_command(OperatorVerb.STOP)
     world.minutes(max(waits - 1, 0))
@@ -538,7 +512,6 @@ def test_a_stop_waits_no_longer_than_the_deadline_and_the_training_it_could_save
 
 
 def test_every_decision_is_kept_with_its_reason_and_inputs(world):
-    adopt_run(world)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
@@ -552,7 +525,6 @@ def test_every_decision_is_kept_with_its_reason_and_inputs(world):
 
 
 def test_handling_an_unchanged_run_writes_nothing(world):
-    adopt_run(world)
     before = world.run().version
     for _ in range(20):
         world.clock.pass_by(timedelta(minutes=1))
@@ -563,7 +535,6 @@ def test_handling_an_unchanged_run_writes_nothing(world):
 @pytest.mark.parametrize("step", [1e30, -1e108, float("nan")])
 def test_an_invalid_step_loses_no_run(world, step):
     """A script may print any number; a record that holds it could not be read again."""
-    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": step})
     world.supervisor().handle(JobStateChanged("gpt"))
     run = world.run()
@@ -573,7 +544,6 @@ def test_an_invalid_step_loses_no_run(world, step):
 
 def test_two_deployments_in_one_account_never_have_two_live_jobs(world):
     """Each has its own table and decides by itself; the job's name is the same for both, so one job is created."""
-    adopt_run(world)
     other = World(clock=world.clock)
     other.sagemaker, other.checkpoints, other.mailbox = world.sagemaker, world.checkpoints, world.mailbox
     other.supervisor().handle(JobStateChanged("gpt"))

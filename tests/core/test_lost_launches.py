@@ -184,8 +184,7 @@ def test_a_strangers_job_is_not_taken_for_a_lost_one(monkeypatch):
     world.sagemaker.no_capacity = 100
     world.sagemaker.fail("gpt", NODE_LOST)
     pass_minutes(world, 3)
-    world.sagemaker.submit("gpt-a002", policy=None)
-    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    world.adopt("gpt-a002", policy=None)
     pass_minutes(world, 3)
     assert not world.run().current.exists
     world.send_command(OperatorVerb.STOP, OperatorVerb.STOP)

@@ -25,8 +25,7 @@ def world() -> World:
 def submit(world: World, *, metrics: tuple[str, ...], uri: str = BUCKET) -> None:
     """Start a supervised job that defines these metrics, and let it train for half an hour."""
     world.sagemaker.defined_metrics = metrics
-    world.sagemaker.submit("gpt", uri=uri)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(uri=uri)
     world.minutes(30)
 
 
@@ -45,8 +44,7 @@ def test_a_job_with_the_tag_alone_is_reported_once_with_the_line_that_changes_it
 
 
 def test_an_agent_has_time_to_report(world: World) -> None:
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.minutes(5)
     assert not titles(world)
 
@@ -89,8 +87,7 @@ def test_a_run_that_completes_without_a_metric_row_is_reported(
 ) -> None:
     """Not where its metrics are not Rerail's, and no decision depends on it."""
     world.sagemaker.defined_metrics = metrics
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.sagemaker.end("gpt", JobStatus.COMPLETED, metrics=values)
     world.supervisor().handle(JobStateChanged("gpt"))
     summary, (*_, notice) = make_summary(Facts(world.run(), world.clock())), world.bus.notices

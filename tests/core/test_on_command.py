@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.on_command import find_refusal
-from rerail.messages.messages import CommandReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -26,8 +26,7 @@ def test_a_command_from_before_the_run_changes_nothing(verb, days):
     """A dead letter was sent again: since then the job was deleted, and another got its name."""
     world = World()
     world.clock.pass_by(timedelta(days=3))
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.minutes(10)
     send(world, verb, timedelta(days=days))
     world.minutes(15)

@@ -7,7 +7,7 @@ import pytest
 
 from rerail.decisions.decision import Decision
 from rerail.decisions.open_pages import with_pages
-from rerail.messages.messages import FindingsReceived, JobStateChanged
+from rerail.messages.messages import FindingsReceived
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
@@ -176,8 +176,7 @@ def test_metrics_that_return_clear_the_page():
     reason, and ends it when the metrics are back."""
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     step = _prints(world, 0, minutes=20)
     for _ in range(8):
         world.minutes(5)
@@ -223,8 +222,7 @@ def test_never_an_all_clear_for_what_was_never_paged(world):
 def test_the_rate_limit_is_over_when_the_launch_that_paged_goes_ahead(world):
     """While it only asks again, it is not, and the page stands."""
     world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
-    world.sagemaker.submit("bert", uri="s3://bucket/bert/")
-    world.supervisor().handle(JobStateChanged("bert"))
+    world.adopt("bert", uri="s3://bucket/bert/")
     world.minutes(1)
     for name in ("bert", "gpt"):
         world.sagemaker.fail(name, NODE_LOST)

@@ -128,18 +128,11 @@ def test_the_forecast_agrees_with_the_release(status, minutes, moved):
 
 @pytest.fixture
 def world() -> World:
-    return World()
-
-
-def adopt_run(world: World, **facts) -> World:
-    world.sagemaker.submit("gpt", **(WARM | facts))
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return World().adopt(**WARM)
 
 
 def test_a_crash_of_the_script_keeps_the_machines_warm(world):
     """The successor is created for the pool, and the pool is not given back."""
-    adopt_run(world)
     world.sagemaker.fail("gpt", KILLED, pool=AVAILABLE)
     world.minutes(3)
     assert world.run().current.number == 2
@@ -150,7 +143,6 @@ def test_a_crash_of_the_script_keeps_the_machines_warm(world):
 
 
 def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
-    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
@@ -163,7 +155,6 @@ def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
 
 def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, monkeypatch):
     """What the pool is like is worth a sentence, not a delay."""
-    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.supervisor().handle(JobStateChanged("gpt"))
     world.clock.pass_by(timedelta(minutes=2))
@@ -182,7 +173,6 @@ def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, mon
 @pytest.mark.parametrize("error", [Throttled("Rate exceeded"), CallFailed("timed out")])
 def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypatch, error):
     """The release fails for five minutes, and so long nothing is launched, though its time has come."""
-    adopt_run(world)
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
     release, refused = world.sagemaker.release_warm_pool, []
 
@@ -209,7 +199,6 @@ def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypa
 
 def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monkeypatch):
     """After half an hour the machines are gone by themselves: the run goes on."""
-    adopt_run(world)
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
 
     monkeypatch.setattr(world.sagemaker, "release_warm_pool", raising(Throttled("Rate exceeded")))
@@ -222,7 +211,6 @@ def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monke
 @pytest.mark.parametrize("reason", [OOM, BUG])
 def test_a_hold_gives_the_machines_back_at_once(world, reason):
     """Nobody pays for machines that wait for a human."""
-    adopt_run(world)
     for _ in range(2):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, reason, pool=AVAILABLE)
@@ -248,16 +236,15 @@ def test_a_hold_gives_the_machines_back_at_once(world, reason):
 )
 def test_what_ends_as_its_owner_wants_leaves_the_machines_to_the_owner(world, ends, state):
     """They asked for the pool, and may well come back in a minute."""
-    adopt_run(world)
     ends(world)
     world.minutes(25)
     assert world.run().state is state
     assert world.sagemaker.released == []
 
 
-def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back(world):
+def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back():
     """The run's own MaxRuntime is spent over its attempts: no other follows, and nobody comes for the pool."""
-    adopt_run(world, max_runtime_s=600)
+    world = World().adopt(**WARM, max_runtime_s=600)
     world.minutes(11)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.minutes(5)
@@ -265,10 +252,11 @@ def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back(world):
     assert world.sagemaker.released == ["gpt"]
 
 
-def test_who_only_observes_gives_nothing_back(world):
+def test_who_only_observes_gives_nothing_back():
     """A run that may not be relaunched is held for people to see; its machines are not ours."""
+    world = World()
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    adopt_run(world)
+    world.adopt(**WARM)
     world.sagemaker.fail("gpt", OOM, pool=AVAILABLE)
     world.minutes(5)
     assert world.run().state is RunState.HELD
@@ -277,7 +265,6 @@ def test_who_only_observes_gives_nothing_back(world):
 
 def test_a_second_hang_in_a_row_is_moved_to_other_machines(world):
     """Once may be the network; twice, the machines are suspect."""
-    adopt_run(world)
     for number, job in enumerate(("gpt", "gpt-a002"), start=1):
         world.sagemaker.fail(job, HANG, pool=AVAILABLE)
         world.minutes(5)
@@ -288,7 +275,6 @@ def test_a_second_hang_in_a_row_is_moved_to_other_machines(world):
 
 def test_a_job_that_became_slow_is_moved_off_its_machines(world):
     """A lasting slowness is the machines': they go before the successor comes."""
-    adopt_run(world)
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (slow,)))
     world.minutes(20)

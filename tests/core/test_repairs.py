@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
 from rerail.model.self_repairs import ON_THE_WAY, SelfRepair, SelfRepairs, count_repairs, format_repairs
 from tests.core.failures import NODE_LOST
@@ -86,9 +85,7 @@ def test_what_was_counted_stays_counted(before, more, retries):
 
 def test_self_repairs_are_counted_classified_and_not_charged():
     """A retry and a spot interruption within the job: no attempt, no incident, no budget."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     job = world.sagemaker.jobs["gpt"]
     recovered = {}
     for kind, secondary in ((SelfRepair.RETRY, "Restarting"), (SelfRepair.SPOT, "Interrupted")):
@@ -108,9 +105,7 @@ def test_self_repairs_are_counted_classified_and_not_charged():
 
 def test_a_description_from_before_the_training_is_no_restart():
     """Two events are handled at once: the older description may be recorded last."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Starting")
     world.minutes(1)
     assert world.run().current.self_repairs == 0
@@ -118,9 +113,7 @@ def test_a_description_from_before_the_training_is_no_restart():
 
 
 def test_a_restart_between_two_looks_is_counted_by_the_jobs_own_history():
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.sagemaker.jobs["gpt"] = replace(
         world.sagemaker.jobs["gpt"], repaired=SelfRepairs({SelfRepair.CLUSTER: 2}, 600.0)
     )
@@ -130,9 +123,7 @@ def test_a_restart_between_two_looks_is_counted_by_the_jobs_own_history():
 
 def test_when_sagemaker_has_given_up_it_is_our_turn_and_only_then():
     """With a RetryStrategy the job restarts itself: one live job all the time, and one successor at last."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     job = world.sagemaker.jobs["gpt"]
     for secondary in ("Restarting", "Starting", "Training", "Restarting", "Starting"):
         world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs({SelfRepair.RETRY: 1}))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.checkpoint_health import assess_health
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import EMERGENCY, Health
 from rerail.model.finding import Finding, Kind, Level
@@ -176,18 +176,14 @@ def test_an_ended_run_is_let_be():
 
 
 def test_a_script_that_saves_nowhere_is_let_be():
-    world = World()
-    world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt(uri="")
     assert "but its jobs have no checkpoint folder that Rerail can read" in roll_back(world, 300)
     assert world.sagemaker.live() == ["gpt"]
 
 
 def test_what_the_job_alone_can_see_is_bounded():
     """With an agent and without a CheckpointConfig, the job is told what it may take at most."""
-    world = World()
-    world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt(uri="")
     Agent(world).hello()
     roll_back(world, 300)
     world.minutes(17)

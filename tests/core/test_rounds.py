@@ -22,8 +22,7 @@ def world() -> World:
 
 def adopt_runs(world: World, *names: str) -> World:
     for name in names:
-        world.sagemaker.submit(name, uri=f"{BUCKET}{name}/")
-        world.supervisor().handle(JobStateChanged(name))
+        world.adopt(name, uri=f"{BUCKET}{name}/")
     return world
 
 

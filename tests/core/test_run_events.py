@@ -25,8 +25,7 @@ MODEL = "s3://bucket/gpt-a002/output/model.tar.gz"
 def complete_after_relaunch() -> World:
     world = World()
     world.sagemaker.instance_type = "ml.p4d.24xlarge"
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     world.checkpoints.save(step=100)
     world.clock.pass_by(timedelta(hours=1))
     world.sagemaker.fail("gpt", NODE_LOST)
@@ -82,9 +81,7 @@ def test_the_report_is_named_where_reports_are_deployed():
 
 def test_an_end_that_the_bus_refuses_is_published_by_the_sweep():
     """The run has ended, so that nothing but the event keeps it open."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.bus.refusals = 50
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(3)

@@ -28,8 +28,7 @@ def start(names: list[str]) -> World:
     """Return a world in which these runs train."""
     world = World()
     for name in names:
-        world.sagemaker.submit(name, uri=f"s3://bucket/{name}/")
-        world.supervisor().handle(JobStateChanged(name))
+        world.adopt(name, uri=f"s3://bucket/{name}/")
     return world
 
 

@@ -53,8 +53,7 @@ def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, Fake
     monkeypatch.setattr(sweep, "EACH_MINUTE", 5)
     world = World()
     for number in range(count):
-        world.sagemaker.submit(f"run-{number}", uri=f"{BUCKET}run-{number}/")
-        world.supervisor().handle(JobStateChanged(f"run-{number}"))
+        world.adopt(f"run-{number}", uri=f"{BUCKET}run-{number}/")
     world.clock.pass_by(timedelta(hours=1))
     return world, FakeShares()
 
@@ -298,8 +297,7 @@ def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
     world.policies.by_name["urgent"] = urgent
     for number in range(200):
         name = f"run-{number}"
-        world.sagemaker.submit(name, uri=f"{BUCKET}{name}/", policy="urgent" if number >= 190 else "default")
-        world.supervisor().handle(JobStateChanged(name))
+        world.adopt(name, uri=f"{BUCKET}{name}/", policy="urgent" if number >= 190 else "default")
         world.sagemaker.fail(name, NODE_LOST)
         world.supervisor().handle(JobStateChanged(name))
     world.clock.pass_by(timedelta(minutes=2))

@@ -263,9 +263,7 @@ def test_a_record_of_a_newer_schema_is_refused_and_kept(kind: str) -> None:
 
 def test_a_roll_back_leaves_a_newer_run_as_it_is() -> None:
     """The older code neither changes nor loses it, and every message about it fails, which pages."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     newer = json.dumps({**json.loads(world.runs.records["gpt"]), "schema": SCHEMA + 1})
     world.runs.records["gpt"] = newer
     world.sagemaker.fail("gpt", "InternalServerError")

@@ -29,9 +29,7 @@ STEPS_A_MINUTE = 10
 def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return world.adopt()
 
 
 def train(world: World, minutes: int, *, job: str = "gpt", first: int = 0, loss=None, nonfinite: float = 0.0) -> int:
@@ -313,8 +311,7 @@ def test_only_runs_in_training_are_read(world):
 def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_nothing(world):
     """Somebody only added the tag: two days without a metric cost nothing, warn of nothing, stop nothing."""
     world.sagemaker.defined_metrics = ()
-    world.sagemaker.submit("plain")
-    world.supervisor().handle(JobStateChanged("plain"))
+    world.adopt("plain")
     train(world, 3)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(48 * 60, every=timedelta(minutes=20))

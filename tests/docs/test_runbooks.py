@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rerail.aws.folder_listing import ADVICE
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.errors import BoundsExceeded
 from rerail.model.finding import Finding, Kind, Level
@@ -47,8 +47,7 @@ def make_world(policy: Policy | None = None, *, layout: str = "manifest", **fact
     world = World()
     world.sagemaker.instance_type = "ml.p5.48xlarge"
     world.policies.by_name["default"] = replace(policy or Policy(), notices=Notices(unwatched_after=timedelta()))
-    world.sagemaker.submit("gpt", **facts)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(**facts)
     for step in range(100, 501, 100):
         world.minutes(10)
         world.checkpoints.save(step=step, layout=layout)
@@ -128,9 +127,7 @@ def detect(kind: Kind, evidence: str, level: Level = Level.WARN) -> World:
 
 def lose_the_only_checkpoint() -> World:
     """Return a run whose attempt 2 could not load the only checkpoint."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.minutes(10)
     world.checkpoints.save(step=100)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 117.0})

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
@@ -26,8 +26,7 @@ def a_world(mode: Mode = Mode.ACT) -> World:
     world = World()
     world.sagemaker.instance_type = "ml.p5.48xlarge"
     world.policies.by_name["default"] = replace(DEFAULT, mode=mode)
-    world.sagemaker.submit("gpt", created_at=world.clock() - START_UP)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(created_at=world.clock() - START_UP)
     for step in range(100, 501, 100):
         world.minutes(10)
         world.checkpoints.save(step=step)

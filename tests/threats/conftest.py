@@ -6,7 +6,6 @@ import pytest
 from moto import mock_aws
 
 from rerail.aws.clients import client
-from rerail.messages.messages import JobStateChanged
 from rerail.model.signatures import VARIABLE
 from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.fakes import KEY, Agent, World
@@ -27,9 +26,7 @@ def world() -> World:
     """A run in training, whose first job was started with a key, and metrics that CloudWatch has of it."""
     world = World(new_key=lambda: KEY)
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
-    world.sagemaker.submit("gpt", request={"Environment": {VARIABLE: KEY, "STEPS": "100"}})
-    world.supervisor().handle(JobStateChanged("gpt"))
-    return world
+    return world.adopt(request={"Environment": {VARIABLE: KEY, "STEPS": "100"}})
 
 
 @pytest.fixture

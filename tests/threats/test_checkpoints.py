@@ -87,9 +87,7 @@ def test_manifests_beside_a_scripts_own_checkpoints_change_nothing():
 @pytest.mark.threat("T34")
 def test_an_unsigned_manifest_proves_no_step_that_the_run_did_not_report():
     """Without an agent nobody signs. What is reported bounds the progress, so that a false step does not hide it."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world = World().adopt()
     world.minutes(10)
     world.checkpoints.save(STEP)
     fail(world, metrics={"step": 450.0})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.decide import decide
 from rerail.decisions.on_report import redact_report
-from rerail.messages.messages import JobStateChanged, ReportFiled
+from rerail.messages.messages import ReportFiled
 from rerail.model.actions import Notify, Severity
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
@@ -175,8 +175,7 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
 def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(world):
     """A first job that somebody started without one: people hear of its agent and its findings once, with the remedy.
     Its successor has a key, and its reports count."""
-    world.sagemaker.submit("old")
-    world.supervisor().handle(JobStateChanged("old"))
+    world.adopt("old")
     first = Agent(world, run="old", job="old", signing_key="")
     for _ in range(2):
         first.hello()
@@ -202,8 +201,7 @@ def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(wo
 def test_a_policy_can_ask_for_silence_about_unsigned_reports(world):
     """`mailbox.signed_only`: such a report is not even shown, but its first arrival is."""
     world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(signed_only=True))
-    world.sagemaker.submit("old")
-    world.supervisor().handle(JobStateChanged("old"))
+    world.adopt("old")
     Agent(world, run="old", job="old", signing_key="").finds(RUINED)
     assert world.notice_titles() == ["old: a report cannot be read"]
 
@@ -211,8 +209,7 @@ def test_a_policy_can_ask_for_silence_about_unsigned_reports(world):
 @pytest.mark.threat("T3")
 def test_an_unsigned_heartbeat_hides_no_hang(world):
     """A run without a key, whose metrics in CloudWatch end: the heartbeat of a stranger counts for nothing."""
-    world.sagemaker.submit("old")
-    world.supervisor().handle(JobStateChanged("old"))
+    world.adopt("old")
     stranger = Agent(world, run="old", job="old", signing_key="")
     stranger.hello()
     for minute in range(60):

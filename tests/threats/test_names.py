@@ -110,8 +110,7 @@ def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
 @pytest.mark.threat("T6")
 def test_a_run_may_be_called_like_anothers_attempt(world):
     """A stranger's own run `gpt-a002`: a run of its own, and the name is not free for ours. Neither knows the other."""
-    world.sagemaker.submit("gpt-a002", uri="s3://strangers/elsewhere/")
-    world.supervisor().handle(JobStateChanged("gpt-a002"))
+    world.adopt("gpt-a002", uri="s3://strangers/elsewhere/")
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(10)
     assert world.run().state is RunState.HELD
@@ -148,8 +147,7 @@ def test_a_folder_of_thousands_of_checkpoints_keeps_no_run_from_being_recorded(t
     world = World()
     world.runs = DynamoRuns(table)
     uri = "s3://sagemaker-us-east-1-111122223333/" + "experiments/" * 8
-    world.sagemaker.submit("gpt", uri=uri)
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(uri=uri)
     for number in range(3000):
         path = f"{uri}{sha256(str(number).encode()).hexdigest()}/"
         saved = Checkpoint(path, number, 0, world.clock(), layout="hugging_face")

@@ -14,7 +14,7 @@ from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import S3Checkpoints
 from rerail.decisions.quarantine import PLACE
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import StoredObject, find_checkpoints
 from rerail.model.errors import BoundsExceeded, QuarantineFailed
@@ -55,8 +55,7 @@ def world() -> World:
     world = World()
     world.checkpoints = Poisoned(world.clock)
     world.sagemaker.defined_metrics = ("step", "loss")
-    world.sagemaker.submit("big", uri="s3://bucket/poisoned/")
-    world.supervisor().handle(JobStateChanged("big"))
+    world.adopt("big", uri="s3://bucket/poisoned/")
     return world.with_saves()
 
 

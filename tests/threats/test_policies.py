@@ -19,8 +19,7 @@ def with_run_under(mode: Mode) -> World:
     """A run under the policy `careful` of this mode, with checkpoints."""
     world = World()
     world.policies.by_name["careful"] = replace(DEFAULT, name="careful", mode=mode)
-    world.sagemaker.submit("gpt", policy="careful")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt(policy="careful")
     for step in (100, 200):
         world.minutes(5)
         world.checkpoints.save(step=step)
@@ -146,8 +145,7 @@ def test_a_job_is_adopted_though_the_default_is_missing_too():
     """Neither the named policy nor the default can be read: the run is observed."""
     world = World()
     world.policies.by_name.clear()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     assert world.run().observe_only
 
 
@@ -162,8 +160,7 @@ def test_a_duration_of_zero_fails_no_sweep(section, name):
     least = "1ms" if section == "detection" else "0s"  # of most thresholds zero is refused
     world.policies.by_name["default"] = parse_policy(f'[{section}]\n{name} = "{least}"\n', name="default")
     world.sagemaker.defined_metrics = ()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     Agent(world).hello()
     world.minutes(6)
     report = world.round().run()

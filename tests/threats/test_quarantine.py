@@ -55,9 +55,7 @@ def launch(request: Mapping[str, Any], *, started: timedelta, folders: Mapping[s
     world = World(quarantine_folders=folders or {})
     world.clock.now = datetime.now(UTC) - started
     world.checkpoints = S3Checkpoints()
-    world.sagemaker.submit("mallory", uri=read_checkpoint_uri(request), request=request)
-    world.supervisor().handle(JobStateChanged("mallory"))
-    return world
+    return world.adopt("mallory", uri=read_checkpoint_uri(request), request=request)
 
 
 def diverge(world: World, *, onset: int = 1) -> None:
@@ -123,8 +121,7 @@ def test_what_is_saved_in_the_second_of_the_start_is_the_runs_own():
     """S3 cuts its times to seconds, SageMaker does not."""
     world = World()
     world.clock.now += timedelta(milliseconds=700)
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
+    world.adopt()
     assert find_first_start(world.run()) == MIDNIGHT
 
 
@@ -142,8 +139,7 @@ def test_the_runs_own_checkpoints_are_still_quarantined():
 
 def share(world: World, uri: str, **request: Any) -> None:
     """Let another supervised run train, in this folder."""
-    world.sagemaker.submit("other", uri=uri, request=request)
-    world.supervisor().handle(JobStateChanged("other"))
+    world.adopt("other", uri=uri, request=request)
 
 
 def roll_back(world: World) -> None:

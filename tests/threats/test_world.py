@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rerail.decisions.quarantine import plan_moves
-from rerail.messages.messages import CommandReceived, JobStateChanged, parse_message
+from rerail.messages.messages import CommandReceived, parse_message
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import StoredObject
 from rerail.model.checkpoints import read_manifest
@@ -58,8 +58,7 @@ def test_who_tags_a_job_chooses_a_policy_and_nothing_else(world):
     """The tag names a policy that somebody has deployed; one that is not there, or no name at all, only observes."""
     world.policies.by_name["careful"] = replace(DEFAULT, name="careful", mode=Mode.APPROVE)
     for name, tag in (("mine", "careful"), ("odd", "../../switch"), ("long", "x" * 256)):
-        world.sagemaker.submit(name, policy=tag)
-        world.supervisor().handle(JobStateChanged(name))
+        world.adopt(name, policy=tag)
     assert [world.run(name).policy for name in ("mine", "odd", "long")] == ["careful", "default", "default"]
     assert [world.run(name).observe_only for name in ("mine", "odd", "long")] == [False, True, True]
 
@@ -104,8 +103,7 @@ def test_a_job_in_anothers_folder_changes_no_other_run(world, agent):
     itself; the other run's record, budget and job are not touched by what becomes of it."""
     world.checkpoints.save(step=50)
     before = world.run()
-    world.sagemaker.submit("parasite", uri=BUCKET)
-    world.supervisor().handle(JobStateChanged("parasite"))
+    world.adopt("parasite", uri=BUCKET)
     world.sagemaker.fail("parasite", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     beating(world, agent, 10)
     after = world.run()
@@ -122,8 +120,7 @@ def test_a_job_in_anothers_folder_changes_no_other_run(world, agent):
 @pytest.mark.threat("T20")
 def test_a_job_spends_its_own_budgets_only(world, agent):
     """An agent that cries wolf: its run is relaunched within its policy, held at the end, and no other run notices."""
-    world.sagemaker.submit("calm", uri="s3://bucket/calm/")
-    world.supervisor().handle(JobStateChanged("calm"))
+    world.adopt("calm", uri="s3://bucket/calm/")
     for _ in range(12):
         run = world.run()
         if run.state.is_end:

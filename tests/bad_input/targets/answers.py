@@ -126,9 +126,7 @@ def _world() -> World:
     """A run that trains, and another whose job has failed a moment ago, so that something is due for it."""
     from copy import deepcopy
 
-    world = World().with_saves()
-    world.sagemaker.submit("bert", uri="s3://bucket/bert/")
-    world.supervisor().handle(JobStateChanged("bert"))
+    world = World().with_saves().adopt("bert", uri="s3://bucket/bert/")
     world.minutes(2)
     world.sagemaker.fail("bert", "InternalServerError: We encountered an internal error.")
     return deepcopy(world)
