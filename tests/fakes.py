@@ -66,6 +66,7 @@ from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.supervisor.pause import PausablePolicies
 from rerail.supervisor.supervisor import Supervisor
 from rerail.sweep.sweep import Sweep
+from tests.core.failures import NODE_LOST
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
@@ -670,6 +671,11 @@ class World:
         self.sagemaker.submit(name, **facts)
         self.supervisor().handle(JobStateChanged(name))
         return self
+
+    def lose_node(self, job: str = "gpt", *, minutes: float, **facts: Any) -> None:
+        """Let a machine of the job be lost, and this time pass."""
+        self.sagemaker.fail(job, NODE_LOST, **facts)
+        self.minutes(minutes)
 
     def with_saves(self, **facts: Any) -> "World":
         """Add a run that has trained for fifty minutes, with checkpoints at steps 100 to 500."""

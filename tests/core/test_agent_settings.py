@@ -12,7 +12,6 @@ from rerail.model.mailbox import LIMITS, CommandKind
 from rerail.model.policy import Advice, Mode, Policy, parse_policy
 from rerail.model.thresholds import PlannedChange, Thresholds
 from rerail_agent.settings import AgentSettings
-from tests.core.failures import NODE_LOST
 from tests.fakes import DEFAULT, FakePolicies, World
 
 POLICIES = Path(__file__).parents[2] / "policies"
@@ -33,8 +32,7 @@ def test_the_first_job_has_the_settings_of_its_relaunches(policy):
     world = World(policies=FakePolicies({"default": replace(policy, mode=Mode.ACT)})).with_saves()
     settings = [command.settings for command in world.mailbox.commands]
     first = AgentSettings().with_policy(settings[-1], {}, pytest.fail) if settings else AgentSettings()
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     environment = world.sagemaker.requests["gpt-a002"]["Environment"]
     second = AgentSettings.from_environment(environment, pytest.fail)
     assert (first.detection, first.interval) == (second.detection, second.interval)

@@ -51,8 +51,7 @@ def last_reason(world: World) -> str:
 
 def test_a_failed_run_is_relaunched_on_approval(world):
     """Nothing runs: the page says what would be done, for how much, and with which words."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     proposal = world.run().proposal
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert (proposal.plan, proposal.what) == (ProposedAction.LAUNCH, "create gpt-a002 from step 500")
@@ -89,23 +88,20 @@ def test_a_running_job_is_stopped_only_on_approval(world):
 
 def test_an_approval_counts_once(world):
     """The same event twice, and the same word again, create no second job."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
+    world.lose_node(minutes=1)
     granted = world.run().proposal.id
     send_command(world, OperatorVerb.APPROVE)
     send_command(world, OperatorVerb.APPROVE, granted)
     world.minutes(3)
     send_command(world, OperatorVerb.APPROVE, granted, number=2)
     assert "nothing waits for approval" in last_reason(world)
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(3)
+    world.lose_node("gpt-a002", minutes=3)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"], "the next launch needs a word of its own"
 
 
 @pytest.mark.parametrize("named", ["p1", ""])
 def test_a_late_approval_never_grants_a_newer_proposal(world, named):
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
+    world.lose_node(minutes=1)
     send_command(world, OperatorVerb.APPROVE, named)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert f"but what stands is {world.run().proposal.id}: nothing is done" in last_reason(world)
@@ -115,8 +111,7 @@ def test_a_late_approval_never_grants_a_newer_proposal(world, named):
 def test_an_approval_of_hours_ago_changes_nothing(world):
     """The supervisor was down meanwhile: what the page says of an expired proposal is done."""
     set_approval(world, on_expiry_dead=OnExpiry.HOLD)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     named, asked_at = world.run().proposal.id, world.clock()
     world.clock.pass_by(timedelta(hours=2))
     assert "\nOtherwise: the run is held after" in pages(world)[-1].todo
@@ -150,8 +145,7 @@ def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(wor
     world.minutes(60)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert any("the job goes on" in entry.reason for entry in world.runs.timeline)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
+    world.lose_node(minutes=1)
     send_command(world, OperatorVerb.DENY, number=2)
     world.minutes(60)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
@@ -218,8 +212,7 @@ def test_a_proposal_falls_with_what_it_was_about(world):
     """The job that would be stopped dies, or completes: there is another question, or none."""
     report_finding(world)
     first = world.run().proposal
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
+    world.lose_node(minutes=1)
     assert world.run().proposal.plan is ProposedAction.LAUNCH
     send_command(world, OperatorVerb.APPROVE, first.id)
     assert list(world.sagemaker.jobs) == ["gpt"]
@@ -258,8 +251,7 @@ def test_an_approval_while_paused_waits_for_the_resume(world):
 
 def test_a_spent_budget_is_held_and_not_proposed(world):
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, limits=Limits(attempts=1))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(1)
+    world.lose_node(minutes=1)
     assert (world.run().state, world.run().proposal) == (RunState.HELD, None)
 
 

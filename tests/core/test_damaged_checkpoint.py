@@ -21,8 +21,7 @@ def lose_node(steps: tuple[int, ...], *, layout: str = "manifest") -> World:
     for step in steps:
         world.minutes(10)
         world.checkpoints.save(step=step, layout=layout)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 317.0})
-    world.minutes(30)
+    world.lose_node(minutes=30, metrics={"step": 317.0})
     assert world.run().current.resumed_from_step == max(steps)
     return world
 

@@ -147,8 +147,7 @@ def test_a_withdrawn_rollback_rejects_no_checkpoint(withdrawn, abilities):
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (recovered,)))
     world.policies.by_name["default"] = DEFAULT
     world.checkpoints.commit(800)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     assert world.run().current.resumed_from_step == 800
 
 
@@ -178,8 +177,7 @@ def test_what_sagemaker_has_not_taken_is_proposed_under_approve(monkeypatch, cal
     if call == "stop":
         diverge(world)
     else:
-        world.sagemaker.fail("gpt", NODE_LOST)
-        world.minutes(5)
+        world.lose_node(minutes=5)
     assert has_pending(world.run(), StopJob if call == "stop" else CreateJob)
     world.policies.by_name["default"] = replace(DEFAULT, mode=Mode.APPROVE)
     monkeypatch.undo()

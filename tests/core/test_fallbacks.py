@@ -17,7 +17,6 @@ from rerail.model.machines import TYPES, Cluster, WarmPool, find_misfit, format_
 from rerail.model.policy import Capacity, Mode, Policy, Retries, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import NODE_LOST
 from tests.examples import count_examples
 from tests.fakes import World
 
@@ -173,8 +172,7 @@ def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(
     """00:00 the node is lost, and there are no others of its kind. 00:32 the run trains on its fall-back."""
     adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL}
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(28)
+    world.lose_node(minutes=28)
     assert list(world.sagemaker.jobs) == ["gpt"]
     world.minutes(10)
     run = world.run()
@@ -193,18 +191,15 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
     """A second lost node: the fall-back is used again. Refused, it is given up for the run's own machines."""
     adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL}
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(40)
+    world.lose_node(minutes=40)
     world.checkpoints.save(step=200, attempt=2)
     world.minutes(2)
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(3)
+    world.lose_node("gpt-a002", minutes=3)
     assert world.sagemaker.requests["gpt-a003"]["ResourceConfig"]["InstanceType"] == P4DE
     world.checkpoints.save(step=300, attempt=3)
     world.minutes(2)
     world.sagemaker.lacking = {P4DE: FULL}
-    world.sagemaker.fail("gpt-a003", NODE_LOST)
-    world.minutes(8)
+    world.lose_node("gpt-a003", minutes=8)
     assert world.sagemaker.requests["gpt-a004"]["ResourceConfig"]["InstanceType"] == P4D
     assert f"{P4DE} is given up" in " ".join(world.reasons())
     assert "gpt: no capacity: going to its own machines" in world.notice_titles(Severity.INFORM)
@@ -363,8 +358,7 @@ def test_machines_that_sagemaker_refuses_outright_are_given_up_and_the_run_goes_
     """A subnet of another network, a type that a region has not: our choice was wrong, not the owner's request."""
     adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL, P4DE: "ValidationException: ml.p4de.24xlarge is not available in this region"}
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(45)
+    world.lose_node(minutes=45)
     assert world.run().state in (RunState.WAITING, RunState.STARTING)
     assert "not available in this region" in " ".join(world.reasons())
     world.sagemaker.lacking = {}
@@ -376,8 +370,7 @@ def test_a_quota_of_nothing_is_a_matter_for_people_at_once(world):
     """Twelve hours of waiting would not raise it; the page names it."""
     adopt_run(world)
     world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 0)}
-    world.sagemaker.fail("gpt", NODE_LOST, keep_alive_seconds=600)
-    world.minutes(5)
+    world.lose_node(minutes=5, keep_alive_seconds=600)
     assert world.run().state is RunState.HELD
     assert f"the quota '{P4D} for training job usage' is 0" in world.run().hold_reason
     assert world.sagemaker.released == ["gpt"]
@@ -392,8 +385,7 @@ def test_machines_that_are_kept_are_given_back_when_the_run_goes_elsewhere(world
     keep = {"ResourceConfig": {**MACHINES["ResourceConfig"], "KeepAlivePeriodInSeconds": 3600}}
     adopt_run(world, P4DE, request=keep)
     world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 1)}
-    world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available"))
-    world.minutes(6)
+    world.lose_node(minutes=6, pool=WarmPool("Available"))
     assert world.run().current.machines == Machines((P4DE,))
     assert world.sagemaker.released == ["gpt"]
     assert "attempt 2 will not get the warm pool: it was given back; another instance type" in " ".join(world.reasons())

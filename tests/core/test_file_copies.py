@@ -151,8 +151,7 @@ def test_a_copy_that_takes_long_does_not_delay_anything_else():
 def lose_while_saving(world: World, etag: str = "torn") -> None:
     """Lose the node while it writes the file, which the next attempt cannot load."""
     world.checkpoints.save_file(etag=etag)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     world.sagemaker.fail("gpt-a002", DAMAGED)
 
 
@@ -197,8 +196,7 @@ def test_a_copy_of_another_content_is_not_restored():
 def test_an_attempt_that_had_loaded_its_file_restores_nothing(saved):
     """Another file was damaged: the run is held, as without copies."""
     world = train("a", "b")
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     if saved:
         world.checkpoints.save_file(etag="c")
     world.sagemaker.fail("gpt-a002", DAMAGED, metrics={} if saved else {"step": 120.0})
@@ -237,8 +235,7 @@ def test_a_rollback_restores_the_newest_copy_from_before_the_onset(onset_step, m
     world.checkpoints.save_file(etag="d")
     world.minutes(20)
     world.checkpoints.save_file(etag="torn")
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(5)
+    world.lose_node("gpt-a002", minutes=5)
     for job, etag in (("gpt-a003", "d"), ("gpt-a004", "b")):
         world.sagemaker.fail(job, DAMAGED)
         world.minutes(20)
@@ -350,8 +347,7 @@ def test_a_folder_that_two_live_runs_share_is_not_copied_from():
     world.supervisor().handle(RunDue("gpt", lists=True))
     assert (len(world.run().copies), read) == (2, [])
     world.adopt("other")
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     world.checkpoints.save_file(etag="c")
     world.minutes(11)
     assert [copy.etag for copy in world.run().copies] == ["a", "b"]

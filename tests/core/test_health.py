@@ -48,8 +48,7 @@ def health_of(world: World, step: int) -> tuple[Health, str]:
 
 def lose_node(world: World) -> int | None:
     """The node is lost; where the next attempt begins."""
-    world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
-    world.minutes(3)
+    world.lose_node(world.run().current.job_name, minutes=3)
     return world.run().current.resumed_from_step
 
 

@@ -32,8 +32,7 @@ def requested_at(run: Run) -> datetime:
 @pytest.fixture
 def run(world: World) -> Run:
     """Return a run whose second attempt trains."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     assert world.run().current.number == 2
     return world.run()
 

@@ -359,8 +359,7 @@ def test_every_later_launch_skips_the_same_samples(world):
     report_divergence(world)
     skipped = launch_environment(world)["RERAIL_SKIP_SAMPLES"]
     save(world, 1_100)
-    world.sagemaker.fail("gpt-a003", NODE_LOST)
-    world.minutes(5)
+    world.lose_node("gpt-a003", minutes=5)
     assert launch_environment(world) == {"RERAIL_RESUME_STEP": "1100", "RERAIL_SKIP_SAMPLES": skipped}
     assert world.run().current.rung == ""
 

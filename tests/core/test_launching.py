@@ -74,8 +74,7 @@ def test_there_is_one_way_to_a_launch():
 def test_while_paused_nothing_is_created_and_all_is_reported(world):
     """The failure is judged and told as ever; the launch waits, said once, and is made once the pause is lifted."""
     world.pause.paused = True
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(60)
+    world.lose_node(minutes=60)
     assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert [title for title in world.notice_titles(Severity.INFORM) if "waits" in title] == ["gpt: waits"]
@@ -170,8 +169,7 @@ def test_a_run_that_has_cost_enough_is_held(world):
     """Two machines for two hours are four machine-hours; a release grants as much again."""
     under(world, limits=Limits(run_dollars=200))
     world.minutes(120)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     spent = f"${4 * P5_HOUR:,.0f}"
     assert world.run().state is RunState.HELD
     assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
@@ -180,8 +178,7 @@ def test_a_run_that_has_cost_enough_is_held(world):
     world.send_command(OperatorVerb.RELEASE)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(20)
+    world.lose_node("gpt-a002", minutes=20)
     assert world.run().state is RunState.WATCHING
 
 
@@ -217,10 +214,8 @@ def test_an_incident_may_cost_only_so_much(world):
     under(world, limits=Limits(incident_dollars=200, attempts_without_progress=50, starts=50))
     world.minutes(600)
     for attempt in ("gpt", "gpt-a002"):
-        world.sagemaker.fail(attempt, NODE_LOST)
-        world.minutes(60)
-    world.sagemaker.fail("gpt-a003", NODE_LOST)
-    world.minutes(20)
+        world.lose_node(attempt, minutes=60)
+    world.lose_node("gpt-a003", minutes=20)
     assert world.run().state is RunState.HELD
     assert "(limits.incident_dollars)" in world.run().hold_reason
 
@@ -234,8 +229,7 @@ def test_a_cap_counts_billed_time_and_the_policys_prices(world, facts, prices):
     """SageMaker bills BillableTimeInSeconds; under a savings plan the same hours are cheaper."""
     under(world, limits=Limits(run_dollars=200), prices=prices)
     world.minutes(120)
-    world.sagemaker.fail("gpt", NODE_LOST, **facts)
-    world.minutes(20)
+    world.lose_node(minutes=20, **facts)
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
@@ -308,8 +302,7 @@ def test_an_unknown_price_is_reported_once(world, caps):
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], instance_type="ml.x9.huge")
     for attempt in ("gpt", "gpt-a002", "gpt-a003"):
         world.minutes(30)
-        world.sagemaker.fail(attempt, NODE_LOST)
-        world.minutes(20)
+        world.lose_node(attempt, minutes=20)
     assert world.sagemaker.live() == ["gpt-a004"]
     assert world.notice_titles(Severity.INFORM).count("gpt: no cap on money") == 1
 
@@ -333,24 +326,21 @@ def timed(world: World) -> World:
 def test_a_successor_gets_what_is_left_of_the_runs_time(timed):
     """20 of 24 hours are spent; a spot job still waits for machines as long as before."""
     timed.minutes(20 * 60)
-    timed.sagemaker.fail("gpt", NODE_LOST)
-    timed.minutes(20)
+    timed.lose_node(minutes=20)
     assert condition(timed, "gpt-a002") == {"MaxRuntimeInSeconds": 14400, "MaxWaitTimeInSeconds": 18000}
 
 
 def test_the_last_attempt_gets_enough_to_start_up(timed):
     """A minute would be spent before the first step."""
     timed.minutes(24 * 60 - 1)
-    timed.sagemaker.fail("gpt", NODE_LOST)
-    timed.minutes(20)
+    timed.lose_node(minutes=20)
     assert condition(timed, "gpt-a002")["MaxRuntimeInSeconds"] == 15 * 60
 
 
 def test_a_spent_max_runtime_ends_the_run_with_a_notice(timed):
     """As SageMaker itself would have ended it."""
     timed.minutes(24 * 60 + 1)
-    timed.sagemaker.fail("gpt", NODE_LOST)
-    timed.minutes(20)
+    timed.lose_node(minutes=20)
     assert (timed.run().state, list(timed.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
     assert timed.notice_titles(Severity.INFORM)[-1] == "gpt: stopped"
     assert "MaxRuntimeInSeconds of 86400 s is spent over 1 attempts" in timed.reasons()[-1]
@@ -361,8 +351,7 @@ def test_each_attempt_may_have_its_own_time(timed, choice):
     """Whoever wants to be relaunched after MaxRuntime does not mean the run by it."""
     under(timed, **choice)
     timed.minutes(30 * 60)
-    timed.sagemaker.fail("gpt", NODE_LOST)
-    timed.minutes(20)
+    timed.lose_node(minutes=20)
     assert condition(timed, "gpt-a002")["MaxRuntimeInSeconds"] == 86400
 
 
@@ -395,16 +384,14 @@ def test_a_launch_that_is_kept_back_is_no_start(world):
     under(world, limits=Limits(account_relaunches=1, starts=3))
     world.rate_limit.admit(LaunchRequest("another"), at=world.clock(), limit=1, window=timedelta(hours=1))
     before = world.run().ledger.starts
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     assert (world.run().blocked_by, world.run().ledger.starts) == (LaunchCheck.RATE_LIMIT, before)
 
 
 def test_a_policy_pauses_its_own_runs(world):
     """mode = "pause" does for its jobs what `rerail pause` does for all."""
     under(world, mode=Mode.PAUSE)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     assert list(world.sagemaker.jobs) == ["gpt"]
     under(world, mode=Mode.ACT)
     world.minutes(2)

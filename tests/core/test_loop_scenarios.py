@@ -46,8 +46,7 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
     world.minutes(60)
     world.checkpoints.save(step=1000)
     world.minutes(10)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 1100.0})
-    world.minutes(3)
+    world.lose_node(minutes=3, metrics={"step": 1100.0})
 
     run = world.run()
     assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
@@ -210,8 +209,7 @@ def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
     world.checkpoints.save(step=10)
     world.send_command(OperatorVerb.HOLD)
     world.checkpoints.save(step=90)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     world.checkpoints.save(step=95)
     world.send_command(OperatorVerb.RELEASE, 2)
     assert world.run().current.resumed_from_step == 95
@@ -222,8 +220,7 @@ def test_progress_refunds_every_budget(world):
     for number in range(1, 13):
         world.minutes(40)
         world.checkpoints.save(step=number * 100)
-        world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
-        world.minutes(3)
+        world.lose_node(world.run().current.job_name, minutes=3)
     assert world.run().state is RunState.WATCHING
     assert world.run().ledger.charges == {Cause.INFRASTRUCTURE: 1}
     assert world.notice_titles(Severity.PAGE) == []
@@ -246,8 +243,7 @@ def test_observe_mode_reports_what_it_would_do_and_does_nothing():
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
     world.adopt()
     world.checkpoints.save(step=70)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(60)
+    world.lose_node(minutes=60)
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert "observing only: would relaunch from step 70" in world.run().hold_reason
     assert world.notice_titles(Severity.PAGE) == []
@@ -258,8 +254,7 @@ def test_a_deployment_without_roles_only_observes_whatever_the_policy_is():
     """The policy acts, and so does the one that was read last: neither counts."""
     world = World(observe_only="trainingRoleArns is not set").adopt()
     del world.policies.by_name["default"]
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert "observing only: would relaunch from wherever its script resumes" in world.run().hold_reason
 
@@ -271,8 +266,7 @@ def test_a_deployment_without_roles_refuses_what_it_may_not_do(verb, is_live):
     """An operator's command that would stop or create a job is answered by what to set; others are carried out."""
     world = World(observe_only="trainingRoleArns is not set").adopt()
     if not is_live:
-        world.sagemaker.fail("gpt", NODE_LOST)
-        world.minutes(2)
+        world.lose_node(minutes=2)
     world.send_command(verb)
     harmless = (OperatorVerb.HOLD, OperatorVerb.DENY, OperatorVerb.SAVE)
     is_carried_out = verb in harmless or verb is (OperatorVerb.RELEASE if is_live else OperatorVerb.STOP)
@@ -298,8 +292,7 @@ def test_a_name_used_again_after_a_delete_is_another_run(world):
     del world.sagemaker.jobs["gpt"]
     world.clock.pass_by(timedelta(hours=1))
     world.adopt()
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     assert world.run().state is RunState.COMPLETED
     assert world.run("gpt-202601310102").current.job_name == "gpt-202601310102-a002"
 
@@ -377,8 +370,7 @@ def test_a_script_that_resumes_by_itself_is_not_said_to_have_lost_everything():
     world.sagemaker.defined_metrics = ("step", "loss")
     world.adopt()
     world.minutes(60)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
-    world.minutes(5)
+    world.lose_node(minutes=5, metrics={"step": 349.0})
     run = world.run()
     assert run.incidents[0].step == 349 and run.incidents[0].lost_steps is None
     assert make_account(run, world.clock(), Policy()).badput_s[Badput.LOST] == 0
@@ -430,8 +422,7 @@ def test_a_file_that_changes_in_each_attempt_refunds_only_what_was_resumed_farth
         world.series.print(job, world.clock(), step=float(first), loss=2.0)
         world.minutes(3)
         world.checkpoints.save(step=0, layout=Layout.FILE, missing=(UNKNOWN_STEP,))
-        world.sagemaker.fail(job, NODE_LOST, metrics={"step": float(last)})
-        world.minutes(30 if last > 349 else 5)
+        world.lose_node(job, minutes=30 if last > 349 else 5, metrics={"step": float(last)})
     ledger = world.run().ledger
     assert (ledger.progress_step, ledger.charges) == (300, {Cause.INFRASTRUCTURE: 3})
 
@@ -443,8 +434,7 @@ def test_a_file_saved_after_training_longer_than_was_lost_proves_the_recovery(wo
     if copies:
         world.checkpoints.save_file()
     world.minutes(10)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     for is_open in (True, False):
         world.checkpoints.save_file()
         world.minutes(2)
@@ -456,8 +446,7 @@ def test_a_file_saved_after_training_longer_than_was_lost_proves_the_recovery(wo
 def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
     """It counts only if it changed after the new attempt was seen beyond the step at which the old one died."""
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
-    world.minutes(5)
+    world.lose_node(minutes=5, metrics={"step": 349.0})
     for step, is_open in ((340, True), (360, True), (380, False)):
         world.checkpoints.save(step=0, **file)
         job = world.sagemaker.jobs["gpt-a002"]
@@ -470,8 +459,7 @@ def test_a_file_saved_beyond_the_incident_proves_the_recovery(world):
 def test_a_file_saved_at_the_moment_of_getting_past_the_incident_proves_nothing(world):
     """It may hold the step before: S3's times have whole seconds."""
     file = {"layout": Layout.FILE, "missing": (UNKNOWN_STEP,)}
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 349.0})
-    world.minutes(5)
+    world.lose_node(minutes=5, metrics={"step": 349.0})
     job = world.sagemaker.jobs["gpt-a002"]
     world.sagemaker.jobs["gpt-a002"] = replace(job, metrics={"step": 360.0})
     for later, is_open in ((0, True), (0, True), (1, False)):
@@ -513,8 +501,7 @@ def test_a_stop_waits_no_longer_than_the_deadline_and_the_training_it_could_save
 
 def test_every_decision_is_kept_with_its_reason_and_inputs(world):
     world.checkpoints.save(step=10)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     assert [entry.finding for entry in world.runs.timeline][:3] == ["adopted", "training", "job_failed"]
     failed = world.runs.timeline[2]
     assert failed.before is RunState.WATCHING

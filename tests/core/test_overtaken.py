@@ -27,8 +27,7 @@ LONG_NAME = "gpt-with-a-name-too-long-for-a-run-and-the-suffix-of-an-attempt"
 def lose_nodes(world: World, *, times: int) -> World:
     """The run's job dies so often, and is relaunched and saves each time."""
     for _ in range(times):
-        world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
-        world.minutes(30)
+        world.lose_node(world.run().current.job_name, minutes=30)
         world.checkpoints.save(step=100 * world.checkpoints.count + 100, attempt=world.run().current.number)
     return world
 
@@ -78,8 +77,7 @@ def test_a_run_whose_id_is_no_job_s_name_is_taken_up_too(name):
     world = World()
     world.sagemaker.submit(name)
     run = world.supervisor().on_job_changed(name)
-    world.sagemaker.fail(name, NODE_LOST)
-    world.minutes(30)
+    world.lose_node(name, minutes=30)
     world.runs = World().runs
     world.minutes(5)
     (id,) = world.runs.records
@@ -114,8 +112,7 @@ def test_a_job_tagged_as_a_later_attempt_takes_no_name_from_a_run_to_come():
     world.send_command(OperatorVerb.STOP, 1)
     world.minutes(30)
     assert world.sagemaker.live() == ["gpt-a002"]
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(20)
+    world.lose_node("gpt-a002", minutes=20)
     assert world.sagemaker.live() == ["gpt-a002-a002"]
 
 
@@ -197,8 +194,7 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     assert [notice.title for notice in world.bus.notices if notice.severity is Severity.PAGE] == [
         "gpt: its job runs, and it is held"
     ]
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(60)
+    world.lose_node("gpt-a002", minutes=60)
     assert world.sagemaker.live() == []
     world.supervisor().handle(CommandReceived("c2", "gpt", OperatorVerb.RELEASE, "ann", ""))
     assert world.sagemaker.live() == ["gpt-a003"] and not world.run().held_by

@@ -110,8 +110,7 @@ def test_an_ended_run_whose_page_stands_costs_no_call_to_sagemaker(held, monkeyp
 def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
     """What was denied is held, of which nobody is paged: somebody has just said so."""
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(2)
+    world.lose_node(minutes=2)
     (asked,) = pages(world)
     world.send_command(verb, proposal=world.run().proposal.id)
     world.minutes(2)
@@ -120,8 +119,7 @@ def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
 
 def test_an_unanswered_proposal_ends_where_the_policy_acts(world):
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(40)
+    world.lose_node(minutes=40)
     assert world.run().state is RunState.WATCHING
     assert cleared(world) == pages(world)
     (clear,) = notices_of(world, Severity.CLEAR)
@@ -130,8 +128,7 @@ def test_an_unanswered_proposal_ends_where_the_policy_acts(world):
 
 def test_an_unanswered_proposal_is_followed_by_the_page_of_the_hold(world):
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(on_expiry_dead=OnExpiry.HOLD))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(40)
+    world.lose_node(minutes=40)
     asked, now = pages(world)
     assert (now, cleared(world)) == ("gpt/held-2", [asked])
 
@@ -201,8 +198,7 @@ def _prints(world: World, step: int, *, minutes: int) -> int:
 def test_a_finding_falls_with_its_attempt(world):
     """That the attempt is over does not say that what ailed it is."""
     report_finding(world, Kind.CHECKPOINT_STALL)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     (clear,) = notices_of(world, Severity.CLEAR)
     assert (clear.clears, clear.title) == ("gpt/checkpoint_stall-1", "gpt: all clear: attempt 1 is over")
 
@@ -211,8 +207,7 @@ def test_never_an_all_clear_for_what_was_never_paged(world):
     """A warning that is over informs, as it began."""
     report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
     report_finding(world, Kind.LOSS_SPIKE, Level.RECOVERED)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
     world.minutes(2)
     assert world.run().state is RunState.COMPLETED

@@ -246,8 +246,7 @@ def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back():
     """The run's own MaxRuntime is spent over its attempts: no other follows, and nobody comes for the pool."""
     world = World().adopt(**WARM, max_runtime_s=600)
     world.minutes(11)
-    world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
-    world.minutes(5)
+    world.lose_node(minutes=5, pool=AVAILABLE)
     assert world.run().state is RunState.STOPPED
     assert world.sagemaker.released == ["gpt"]
 

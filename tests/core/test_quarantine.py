@@ -11,7 +11,6 @@ from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, Agent, World
 
 FORBIDDEN = "CopyObject is not allowed"
@@ -122,8 +121,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
     save(world, 400)
     world.minutes(12)
     assert world.run().open_incident is not None, "the trouble was found at step 480"
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(3)
+    world.lose_node("gpt-a002", minutes=3)
     assert world.run().current.resumed_from_step == 400
     assert steps_in_folder(world) == [100, 200, 300, 400]
     assert [c.step for c in world.checkpoints.quarantined] == [500, 400]
@@ -131,8 +129,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
 
 def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
     """The node was lost before, and nothing new was saved since."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     assert world.run().open_incident is not None
     report_divergence(world, job="gpt-a002", onset=450)
     world.minutes(3)
@@ -146,8 +143,7 @@ def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(
     world.sagemaker.stop = lambda name: None
     report_divergence(world)
     world.sagemaker.stop = stop
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     run = world.run()
     assert (run.state, run.current.resumed_from_step, steps_in_folder(world)) == (
         RunState.WATCHING,
@@ -195,11 +191,6 @@ def test_checkpoints_from_before_the_run_belong_to_no_attempt(world):
     assert [c.step for c in select_known(run, world.checkpoints.saved[BUCKET][:1])] == [50], "it has saved nothing yet"
 
 
-def lose_node(world: World, job: str = "gpt") -> None:
-    world.sagemaker.fail(job, NODE_LOST)
-    world.minutes(3)
-
-
 def save_unfinished(world: World, step: int) -> None:
     """The node was lost while this was on its way to S3."""
     world.checkpoints.save(step, attempt=0, layout="huggingface", missing=("trainer_state.json",))
@@ -208,7 +199,7 @@ def save_unfinished(world: World, step: int) -> None:
 def test_an_unfinished_save_is_out_of_the_way_of_a_script_that_would_fall_over_it(world):
     """The newest folder is the one that `get_last_checkpoint` takes, whatever is in it."""
     save_unfinished(world, 600)
-    lose_node(world)
+    world.lose_node(minutes=3)
     assert (world.run().current.resumed_from_step, steps_in_folder(world)) == (500, [100, 200, 300, 400, 500])
     assert [c.step for c in world.checkpoints.quarantined] == [600]
     assert world.run().state is RunState.WATCHING
@@ -218,7 +209,7 @@ def test_an_unfinished_save_that_cannot_be_moved_is_reported_and_the_launch_goes
     """What is unfinished is not tainted: the script may know better."""
     world.checkpoints.forbidden = FORBIDDEN
     save_unfinished(world, 600)
-    lose_node(world)
+    world.lose_node(minutes=3)
     run = world.run()
     assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
     (published,) = [notice for notice in world.bus.notices if "not set aside" in notice.title]
@@ -229,6 +220,6 @@ def test_an_unfinished_save_that_cannot_be_moved_is_reported_and_the_launch_goes
 def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
     """Fewer ranks than before, an extra file: in doubt it is not resumed from, and not touched."""
     world.checkpoints.save(600, attempt=0, layout="steps", missing=("rank-#.pt (4 of 8)",))
-    lose_node(world)
+    world.lose_node(minutes=3)
     assert world.checkpoints.quarantined == []
     assert world.run().current.resumed_from_step == 500

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rerail.model.causes import Cause
 from rerail.model.self_repairs import ON_THE_WAY, SelfRepair, SelfRepairs, count_repairs, format_repairs
-from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -129,8 +128,7 @@ def test_when_sagemaker_has_given_up_it_is_our_turn_and_only_then():
         world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs({SelfRepair.RETRY: 1}))
         world.minutes(3)
         assert list(world.sagemaker.jobs) == ["gpt"]
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert dict(world.run().ledger.charges) == {Cause.INFRASTRUCTURE: 1}
     assert world.sagemaker.most_live_at_once == 1

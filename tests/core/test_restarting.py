@@ -22,7 +22,6 @@ from rerail.model.mailbox import LIMITS, Ability, Command, CommandKind, ReportKi
 from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, Agent, World
 
 DIVERGED = (Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS)
@@ -142,8 +141,7 @@ def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
 
 def test_a_rollback_within_an_older_incident_is_the_incident_from_then_on(world, job):
     """The node was lost before anything else was saved: what the second job saved since the onset is no progress."""
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     second = Job(world, attempt=2, name="gpt-a002")
     second.hello()
     second.finds(onset=505, step=510)
@@ -162,8 +160,7 @@ def test_checkpoints_of_the_restarted_processes_are_clean(world, job):
     job = job.restarts()
     job.saves(500)
     world.minutes(2)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 500)
 
 
@@ -171,8 +168,7 @@ def test_tainted_checkpoints_stay_tainted_for_a_successor(world, job):
     """The order is obeyed, and then the node is lost: step 500 of the old processes is still not to be trusted."""
     job.finds()
     job.restarts()
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
 
 
@@ -376,8 +372,7 @@ def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job
     anew.saves(600)
     world.minutes(2)
     assert world.run().open_incident is None, "that is progress"
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 600)
     assert [c.health for c in select_known(world.run(), world.checkpoints.saved[BUCKET]) if c.step == 500] == [
         Health.QUARANTINED
@@ -561,8 +556,7 @@ def test_a_job_that_ends_instead_of_restarting_is_charged_once(world, job):
 
 def test_a_job_that_ends_of_something_else_instead_is_judged_for_that(world, job):
     job.finds()
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     run = world.run()
     assert run.ledger.charges == {Cause.DIVERGED: 1, Cause.INFRASTRUCTURE: 1}
     assert (run.current.number, run.current.resumed_from_step) == (2, 400)

@@ -126,8 +126,7 @@ def test_an_untagged_job_is_asked_about_once(world):
 def test_our_own_jobs_are_known(world):
     """A successor is known from the moment it is named, before SageMaker has it."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", NODE_LOST)
-    world.minutes(20)
+    world.lose_node("a", minutes=20)
     assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
     assert world.round().run() == SweepReport(open=1, due=0, discovered=0, unknown=())
 

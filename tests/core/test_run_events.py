@@ -13,7 +13,6 @@ from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState, StateChange, make_state_change
 from rerail.model.run_event import RunEvent, format_run_event
 from rerail.supervisor.run_events import make_run_event
-from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
 # Fields that events of an earlier version do not have.
@@ -28,8 +27,7 @@ def complete_after_relaunch() -> World:
     world.adopt()
     world.checkpoints.save(step=100)
     world.clock.pass_by(timedelta(hours=1))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(6)
+    world.lose_node(minutes=6)
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED, artifacts=MODEL)
     world.minutes(1)
     return world

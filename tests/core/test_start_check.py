@@ -17,7 +17,6 @@ from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Policy
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import NODE_LOST
 from tests.core.test_restarting import Job
 from tests.fakes import MIDNIGHT, Agent, World
 
@@ -35,8 +34,7 @@ def summary(world: World) -> dict:
 
 def relaunched(world: World, job: Job) -> Job:
     """The job of an agent fails; its successor is ordered to resume from step 500."""
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 560.0})
-    world.minutes(3)
+    world.lose_node(minutes=3, metrics={"step": 560.0})
     run = world.run()
     assert (run.current.number, run.current.resumed_from_step, run.state) == (2, 500, RunState.WATCHING)
     new = Job(world, attempt=2, name=run.current.job_name)
@@ -84,8 +82,7 @@ def test_a_relaunch_that_began_below_the_ordered_step_is_corrected_and_paged(wor
     job.saves(600)
     world.minutes(3)
     assert "attempt 2 began at step 0 instead of 500: 560 steps lost" in summary(world)["did"]
-    world.sagemaker.fail(job.name, NODE_LOST, metrics={"step": 610.0})
-    world.minutes(3)
+    world.lose_node(job.name, minutes=3, metrics={"step": 610.0})
     assert "attempt 2 began" not in summary(world)["did"]
 
 
@@ -101,8 +98,7 @@ def test_a_start_within_a_save_interval_is_recorded_without_a_page(world, job, f
 
 def test_steps_that_never_reached_the_ordered_one_are_counted_otherwise(world, job):
     """Its steps are those of the epoch, and its checkpoints are not."""
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 60.0})
-    world.minutes(3)
+    world.lose_node(minutes=3, metrics={"step": 60.0})
     job = Job(world, attempt=2, name=world.run().current.job_name)
     job.hello()
     job.steps(1)
@@ -142,8 +138,7 @@ def scripted() -> World:
 
 def fail(world: World) -> World:
     number, name = world.run().current.number, world.run().current.job_name
-    world.sagemaker.fail(name, NODE_LOST, metrics={"step": 560.0})
-    world.minutes(10)
+    world.lose_node(name, minutes=10, metrics={"step": 560.0})
     assert (world.run().current.number, world.run().current.resumed_from_step) == (number + 1, 500)
     return world
 

@@ -17,7 +17,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.failures import NODE_LOST, OOM
+from tests.core.failures import OOM
 from tests.fakes import World
 from tests.raising import raising
 
@@ -125,8 +125,7 @@ def summarize(world: World) -> dict:
 
 def test_a_warning_is_not_shown_with_what_was_done_about_an_earlier_incident(world):
     last = train(world, 50)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     train(world, 30, job="gpt-a002", first=last)
     assert summarize(world)["did"].endswith("committed a new checkpoint at step 600")
     world.minutes(8)
@@ -263,8 +262,7 @@ def test_a_divergence_that_returns_soon_after_a_near_rollback_is_found(world, no
 def test_after_a_lost_node_replayed_steps_are_not_judged_twice(world):
     """What was healthy once is healthy now; judging goes on beyond the last judged step."""
     last = train(world, 95)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     judged = world.memories.recall(["gpt"])["gpt"].cursor.step
     train(world, 3, job="gpt-a002", first=900)
     assert world.memories.recall(["gpt"])["gpt"].cursor.step == judged

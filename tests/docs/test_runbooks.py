@@ -79,23 +79,20 @@ def delete_job() -> World:
 def refuse_request() -> World:
     world = make_world(request={"ResourceConfig": {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}})
     world.sagemaker.lacking["ml.p5.48xlarge"] = "ValidationException: Could not assume role"
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     return world
 
 
 def spend_time() -> World:
     world = make_world(max_runtime_s=3_000)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 517.0})
-    world.minutes(5)
+    world.lose_node(minutes=5, metrics={"step": 517.0})
     return world
 
 
 def exceed_rate() -> World:
     world = make_world(Policy(limits=Limits(account_relaunches=1)))
     world.rate_limit.admit(LaunchRequest("another-a002"), at=world.clock(), limit=1, window=timedelta(hours=1))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     return world
 
 
@@ -104,8 +101,7 @@ def exceed_bounds() -> World:
     what = "the checkpoints under s3://b/c/ cannot be listed: more than 20,000 objects and folders have to be read"
 
     world.checkpoints.list_checkpoints = raising(BoundsExceeded(what, advice=ADVICE))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
+    world.lose_node(minutes=5)
     return world
 
 
@@ -130,8 +126,7 @@ def lose_the_only_checkpoint() -> World:
     world = World().adopt()
     world.minutes(10)
     world.checkpoints.save(step=100)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 117.0})
-    world.minutes(30)
+    world.lose_node(minutes=30, metrics={"step": 117.0})
     world.sagemaker.fail("gpt-a002", DAMAGED)
     world.minutes(2)
     return world
@@ -235,8 +230,7 @@ def test_a_release_grants_one_attempt_where_all_are_spent():
     world = SCENARIOS[Runbook.ATTEMPTS_SPENT]()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "once more"))
     world.minutes(5)
-    world.sagemaker.fail("gpt-a002", NODE_LOST, metrics={"step": 700.0})
-    world.minutes(2)
+    world.lose_node("gpt-a002", minutes=2, metrics={"step": 700.0})
     assert world.run().state is RunState.HELD and last_notice(world).runbook is Runbook.ATTEMPTS_SPENT
 
 

@@ -41,8 +41,7 @@ def held() -> Notice:
 def approval() -> Notice:
     """A machine is lost, and a human has to say whether to go on."""
     world = a_world(Mode.APPROVE)
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 517.0})
-    world.minutes(1)
+    world.lose_node(minutes=1, metrics={"step": 517.0})
     return _last(world, Severity.PAGE)
 
 
@@ -58,8 +57,7 @@ def blind() -> Notice:
 def relaunch() -> Notice:
     """A machine is lost, and nobody has to do anything."""
     world = a_world()
-    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 517.0})
-    world.minutes(1)
+    world.lose_node(minutes=1, metrics={"step": 517.0})
     return _last(world, Severity.INFORM)
 
 

@@ -184,8 +184,7 @@ def test_unsigned_reports_of_a_job_without_a_key_are_shown_and_change_nothing(wo
     assert world.notice_titles() == ["old: an unsigned report"] * 2
     assert "non_finite: the loss is not finite" in world.bus.notices[1].body
     assert VARIABLE in world.bus.notices[1].todo
-    world.sagemaker.fail("old", NODE_LOST)
-    world.minutes(30)
+    world.lose_node("old", minutes=30)
     launched = world.sagemaker.requests["old-a002"]["Environment"]
     assert launched[VARIABLE] == KEY == world.run("old").signing_key
     late = Agent(world, run="old", job="old-a002", attempt=2, reports=50, signing_key="")

@@ -61,8 +61,7 @@ def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
     impostor(world, policy=None)
     if status is not JobStatus.IN_PROGRESS:
         world.sagemaker.end("gpt-a002", status, NODE_LOST)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     run = world.run()
     assert run.state is RunState.HELD and "another job has that name" in run.hold_reason
     assert "`aws sagemaker delete-training-job --training-job-name gpt-a002`, then release" in run.hold_advice
@@ -90,8 +89,7 @@ def test_a_name_that_is_taken_while_a_launch_is_throttled_adopts_nobody(world, m
         raise Throttled("Rate exceeded")
 
     monkeypatch.setattr(world.sagemaker, "create", hesitating)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     assert world.run().state is RunState.HELD
     assert not world.run().current.exists
 
@@ -111,13 +109,11 @@ def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
 def test_a_run_may_be_called_like_anothers_attempt(world):
     """A stranger's own run `gpt-a002`: a run of its own, and the name is not free for ours. Neither knows the other."""
     world.adopt("gpt-a002", uri="s3://strangers/elsewhere/")
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     assert world.run().state is RunState.HELD
     stranger = world.run("gpt-a002")
     assert (stranger.state, len(stranger.attempts)) == (RunState.WATCHING, 1)
-    world.sagemaker.fail("gpt-a002", NODE_LOST)
-    world.minutes(10)
+    world.lose_node("gpt-a002", minutes=10)
     assert world.run("gpt-a002").current.job_name == "gpt-a002-a002"
     assert world.runs.run_of("gpt-a002-a002") == "gpt-a002"
 
@@ -153,6 +149,5 @@ def test_a_folder_of_thousands_of_checkpoints_keeps_no_run_from_being_recorded(t
         saved = Checkpoint(path, number, 0, world.clock(), layout="hugging_face")
         world.checkpoints.saved.setdefault(uri, []).insert(0, saved)
     world.clock.pass_by(5 * MINUTE)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     assert world.sagemaker.live() == ["gpt-a002"]

@@ -77,8 +77,7 @@ def test_a_healthy_run_is_reported_once_and_goes_on(world):
 def test_a_run_that_fails_is_held_and_never_begins_again(world):
     """Its checkpoints are not known, so the next job would start from step 0; released, it is the same."""
     world.sagemaker.fail("big", NODE_LOST)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(10)
+    world.lose_node(minutes=10)
     assert (world.run("big").state, world.run("big").current.status) == (RunState.HELD, JobStatus.FAILED)
     assert "page" in notices(world)
     assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 500)
@@ -97,8 +96,7 @@ def test_a_run_that_fails_is_held_and_never_begins_again(world):
 def test_a_slow_answer_holds_no_run(world):
     """Time alone may pass: the relaunch waits for it, and its owner is told once."""
     world.checkpoints.may_pass = True
-    world.sagemaker.fail("big", NODE_LOST)
-    world.minutes(10)
+    world.lose_node("big", minutes=10)
     assert (world.run("big").state, len(world.run("big").attempts)) == (RunState.WATCHING, 1)
     assert notices(world) == ["inform"]
     world.checkpoints._check = lambda uri: None

@@ -48,8 +48,7 @@ def test_a_removed_policy_lets_rerail_do_nothing_more(mode, error, monkeypatch):
     world = with_run_under(mode)
     remove(world, monkeypatch, error)
     world.minutes(15)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
+    world.lose_node(minutes=20)
     assert world.sagemaker.live() == []
     assert world.notice_titles().count("gpt: its policy cannot be used") == 1
 
@@ -59,8 +58,7 @@ def test_a_removed_policy_lets_rerail_do_nothing_more(mode, error, monkeypatch):
 def test_a_policy_that_is_removed_while_a_launch_waits_is_paged_too(mode, monkeypatch):
     """The run waits for an approval or for the end of the pause."""
     world = with_run_under(mode)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(3)
+    world.lose_node(minutes=3)
     remove(world, monkeypatch, None)
     world.minutes(20)
     assert world.sagemaker.live() == []
@@ -75,8 +73,7 @@ def test_a_removed_policy_still_recovers_what_it_may(monkeypatch):
     remove(world, monkeypatch, None)
     world.minutes(9)
     assert world.notice_titles() == [], "a deployment may be under way"
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(15)
+    world.lose_node(minutes=15)
     assert world.sagemaker.live() == ["gpt-a002"]
     page = next(notice for notice in world.bus.notices if notice.severity is Severity.PAGE)
     assert "mode act" in page.body and "policies/careful.toml" in page.todo
@@ -93,8 +90,7 @@ def test_the_last_policy_is_the_newest_that_was_read(monkeypatch):
     world.policies.by_name["careful"] = replace(DEFAULT, name="careful", mode=Mode.OBSERVE)
     world.minutes(1)
     remove(world, monkeypatch, None)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(15)
+    world.lose_node(minutes=15)
     assert world.sagemaker.live() == []
 
 
@@ -106,8 +102,7 @@ def test_a_run_whose_policy_was_never_read_is_only_observed():
     world.runs.save(replace(run, last_policy=None, version=run.version + 1))
     del world.policies.by_name["careful"]
     world.minutes(15)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(15)
+    world.lose_node(minutes=15)
     assert world.sagemaker.live() == []
     assert "the run is only observed" in next(n.body for n in world.bus.notices if n.severity is Severity.PAGE)
 
@@ -119,8 +114,7 @@ def test_the_pause_covers_a_removed_policy(monkeypatch):
     world.pause.paused = True
     world.minutes(1)
     remove(world, monkeypatch, None)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(15)
+    world.lose_node(minutes=15)
     assert world.sagemaker.live() == []
     world.pause.paused = False
     world.minutes(15)
