@@ -261,6 +261,7 @@ def test_pointers_and_copies_are_distinguished_from_other_files():
     [
         ("latest", "global_step500\n", 500),
         ("a/latest", "epoch3", None),
+        ("last_checkpoint", "/opt/ml/epoch_3.pth", None),
         ("latest", "step-500", 500),
         ("latest_ckpt_global_step.txt", "500", 500),
         ("latest_checkpointed_iteration.txt", "release", None),
@@ -516,10 +517,6 @@ def test_what_is_written_under_another_name_first_is_not_read():
 def test_a_pointer_is_rewritten_in_its_own_form(pointer, text, names, expected):
     assert format_pointer(pointer, 100, text, names) == expected
     assert parse_pointer(pointer, text) in (300, 9999)
-
-
-def test_a_pointer_to_an_epoch_names_no_step():
-    assert parse_pointer("last_checkpoint", "/opt/ml/epoch_3.pth") is None
 
 
 def test_copies_of_the_last_file_are_found_beside_files_only():

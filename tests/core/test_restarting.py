@@ -105,6 +105,8 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     world.clock.pass_by(timedelta(seconds=20))
     job.steps(401)
     assert world.reasons()[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
+    world.minutes(5)
+    assert world.run().open_incident is not None, "what was saved since the onset is no progress"
     job.saves(500)
     world.minutes(3)
     run = world.run()
@@ -127,16 +129,6 @@ def test_the_first_step_of_a_restart_is_recorded_although_the_job_has_ended(worl
     job.steps(401)
     assert (order(world).first_step, order(world).stepped_at) == (401, ended.current.ended_at)
     assert world.run().state is RunState.COMPLETED
-
-
-def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
-    job.finds()
-    job = job.restarts()
-    world.minutes(5)
-    assert world.run().open_incident is not None
-    job.saves(500)
-    world.minutes(2)
-    assert world.run().open_incident is None
 
 
 def test_a_rollback_within_an_older_incident_is_the_incident_from_then_on(world, job):
@@ -218,11 +210,13 @@ def test_an_order_that_was_not_posted_is_not_given_in_another_mode(world, job, m
 
 
 def test_each_rung_of_the_ladder_is_climbed_in_place(world, job):
-    """The loss is lost again before anything was saved: the next rung needs no other machine either."""
+    """The loss is lost again before anything was saved: the next rung needs no other machine either.
+
+    The finding is the very same, and is not taken for a report that comes twice."""
     job.finds()
     job = job.restarts()
     world.clock.pass_by(timedelta(seconds=40))
-    job.finds(onset=455, step=520)
+    job.finds()
     assert (job.order.restart, job.order.resume_step, job.order.rate) == (2, 400, 0.9)
     assert (world.run().current.rate, len(world.run().incidents)) == (0.9, 1)
 
@@ -389,14 +383,6 @@ def test_a_job_that_sagemaker_itself_restarts_is_given_time_to_find_the_order(wo
     world.minutes(1)
     job.restarts()
     assert (world.run().state, world.run().current.number) == (RunState.WATCHING, 1)
-
-
-def test_the_same_onset_is_news_of_the_new_processes(world, job):
-    """NaN at the very step, again: it is not taken for a report that comes twice."""
-    job.finds()
-    job = job.restarts()
-    job.finds()
-    assert world.run().state is not RunState.WATCHING
 
 
 def test_the_detectors_start_fresh_for_the_new_processes(world, job):
@@ -578,9 +564,6 @@ def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
     world.minutes(1)
     assert world.run().state is RunState.STOPPED
-
-
-# What an order says
 
 
 # Whatever happens
