@@ -33,6 +33,13 @@ def make_table(dynamodb: Any) -> None:
     )
 
 
+def make_bucket(name: str) -> Any:
+    """Create the bucket in the tests' region, and return the client of S3."""
+    s3 = clients.client("s3")
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
 @contextmanager
 def our_own_clients() -> Iterator[None]:
     """Dummy credentials, and clients that are made once a module: reading a service's model takes half a second."""

@@ -7,7 +7,6 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from rerail.aws import mailbox
-from rerail.aws.clients import client
 from rerail.aws.mailbox import S3Mailbox
 from rerail.model.errors import BadMailboxObject, CommandNotStored, StateUnknown, Throttled
 from rerail.model.liveness import Phase
@@ -26,7 +25,7 @@ from rerail.model.mailbox import (
     serialize,
 )
 from rerail.model.signatures import sign
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 from tests.fakes import KEY
 from tests.raising import raising
 
@@ -36,9 +35,7 @@ BUCKET = "sagemaker-rerail-123456789012-eu-west-1"
 
 @pytest.fixture
 def s3():
-    s3 = client("s3")
-    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    return s3
+    return make_bucket(BUCKET)
 
 
 def a_heartbeat(run: str) -> Heartbeat:

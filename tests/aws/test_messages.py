@@ -25,7 +25,7 @@ from rerail.notices.notifiers.chat import format_chat
 from rerail.notices.notifiers.email import format_text
 from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from rerail.notices.notifiers.pagerduty import format_pagerduty
-from tests.aws.places import ACCOUNT, REGION
+from tests.aws.places import ACCOUNT, REGION, make_bucket
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -213,7 +213,7 @@ def test_a_notice_without_a_topic_is_an_error(topic_queue):
 @pytest.mark.parametrize("run", ["gpt", "a-run.with strange/words?and=more&ümlaut#", "x" * 300])
 def test_a_signed_link_opens_the_report_of_any_run(run):
     """Without a login, for some hours, and for nothing else."""
-    client("s3").create_bucket(Bucket="reports", CreateBucketConfiguration={"LocationConstraint": REGION})
+    make_bucket("reports")
     client("s3").put_object(Bucket="reports", Key=f"runs/{run}/report.html", Body=b"<h1>report</h1>")
     url = ReportLinks("reports", signed=True).of(replace(NOTICE, run=run), PLACE)
     parts = urlsplit(url)

@@ -21,7 +21,7 @@ from rerail.decisions.quarantine import PLACE, QuarantineMove
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, RerailError, Throttled
 from rerail.model.file_copies import FileCopy
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 from tests.crashes import Crash, FaultInjector
 from tests.raising import raising
 
@@ -34,9 +34,7 @@ KiB = 1 << 10
 @pytest.fixture
 def s3(monkeypatch):
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 5 * KiB)
-    s3 = client("s3")
-    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
-    return s3
+    return make_bucket("bucket")
 
 
 def put(s3: Any, key: str, body: bytes | str = b"x") -> None:

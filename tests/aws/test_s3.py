@@ -7,12 +7,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rerail.aws import s3 as aws_s3
-from rerail.aws.clients import client
 from rerail.aws.s3 import BATCH, S3Checkpoints
 from rerail.model.checkpoints import Health, find_newest_step
 from rerail.model.errors import BoundsExceeded, StateUnknown
 from rerail.model.manifest_signature import make_signature
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 from tests.fakes import KEY
 
 URI = "s3://bucket/runs/gpt/"
@@ -20,9 +19,7 @@ URI = "s3://bucket/runs/gpt/"
 
 @pytest.fixture
 def s3():
-    s3 = client("s3")
-    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
-    return s3
+    return make_bucket("bucket")
 
 
 def put(s3, key: str, body: bytes | str = b"") -> None:

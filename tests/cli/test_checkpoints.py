@@ -19,7 +19,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.file_copies import FileCopy
 from rerail.model.manifest_signature import make_signature
 from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
-from tests.aws.places import REGION, TABLE, make_table
+from tests.aws.places import TABLE, make_bucket, make_table
 from tests.raising import raising
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -39,8 +39,7 @@ def s3(monkeypatch):
     """A deployment with one run, and an empty bucket."""
     with mock_aws():
         make_table(client("dynamodb"))
-        s3 = client("s3")
-        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket(BUCKET)
         monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE}))
         keep(RUN)
         yield s3

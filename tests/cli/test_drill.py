@@ -19,7 +19,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.run import Attempt, JobStatus, Proposal, ProposedAction, Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import REGION, TABLE, make_table
+from tests.aws.places import TABLE, make_bucket, make_table
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)
@@ -88,7 +88,7 @@ def supervised(monkeypatch):
         make_table(client("dynamodb"))
         client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String")
         client("ssm").put_parameter(Name="/rerail/policies/default", Value="mode = 'act'", Type="String")
-        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("bucket")
         client("logs").create_log_group(logGroupName=LOG_GROUP)
         found = Supervised()
         found.where.runs.save(RUN, None, {})

@@ -17,7 +17,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.file_copies import FileCopy
 from rerail.model.run import Attempt, HealthLabel, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import REGION, TABLE, make_table
+from tests.aws.places import TABLE, make_bucket, make_table
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 TRAINS = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
@@ -35,8 +35,7 @@ def sent(monkeypatch):
 
     with mock_aws():
         make_table(client("dynamodb"))
-        s3 = client("s3")
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket("bucket")
         for step in (100, 200, 300):
             facts = {"schema": 1, "step": step, "attempt": 1, "saved_at": "2026-01-31T11:00:00Z"}
             text = json.dumps({**facts, "files": [{"name": "a", "bytes": 1}]}).encode()

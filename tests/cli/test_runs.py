@@ -14,7 +14,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.run import Attempt, Incident, JobStatus, LaunchCheck, Proposal, ProposedAction, Run, RunState
-from tests.aws.places import REGION, TABLE, make_table
+from tests.aws.places import TABLE, make_bucket, make_table
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies"}
@@ -36,7 +36,7 @@ def deployed(monkeypatch):
         make_table(client("dynamodb"))
         text = "[limits]\nrun_dollars = 2000"
         client("ssm").put_parameter(Name="/rerail/policies/default", Value=text, Type="String")
-        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("bucket")
         monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", OUTPUTS))
         yield
 

@@ -43,7 +43,7 @@ from rerail.model.run import (
     RunState,
 )
 from rerail.model.signatures import sign
-from tests.aws.places import REGION, TABLE, make_table
+from tests.aws.places import TABLE, make_bucket, make_table
 from tests.fakes import KEY
 from tests.timing import cpu_seconds
 
@@ -66,7 +66,7 @@ def where(monkeypatch):
         make_table(client("dynamodb"))
         client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String")
         client("ssm").put_parameter(Name="/rerail/policies/default", Value="mode = 'act'", Type="String")
-        client("s3").create_bucket(Bucket="mailbox", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("mailbox")
         found = Place("stack Rerail in eu-west-1", OUTPUTS)
         monkeypatch.setattr(place, "find", lambda *, local: found)
         monkeypatch.setattr(place, "now", lambda: NOW)
@@ -238,7 +238,7 @@ def test_a_row_names_why_it_has_no_step_and_a_small_cost_as_the_page_does(where)
 
 def test_an_ended_run_has_the_step_of_its_newest_checkpoint_or_its_last_metric(where):
     """The last metrics of a job arrive late: what it has saved counts where that is farther, with its age."""
-    client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    make_bucket("bucket")
     for name in ("config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"):
         client("s3").put_object(Bucket="bucket", Key=f"saved/checkpoint-2000/{name}", Body=b"x")
     saved, printed = (a_run(name, RunState.COMPLETED) for name in ("saved", "printed"))

@@ -17,11 +17,10 @@ from cli.place import Place
 from cli.tensorboard import command, events
 from cli.tensorboard.curves import Curves
 from cli.tensorboard.events import EventFile, bring, find_folder, find_writer, list_event_files
-from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.sample import Sample
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 from tests.cli.cloud import Cloud, Deployed
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -54,8 +53,7 @@ def test_a_file_belongs_to_the_attempt_that_wrote_it(key, stored, attempt):
 def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkeypatch):
     """Only files that are new or have grown are fetched. Names that this machine cannot store are left out."""
     with mock_aws():
-        s3 = client("s3")
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket("bucket")
         first, second = f"gpt/tb/train/{named(NOON)}", f"gpt/tb/train/{named(NOON + HOUR)}"
         for key, body in ((first, b"one"), (second, b"two"), ("gpt/tb/other.txt", b"no")):
             s3.put_object(Bucket="bucket", Key=key, Body=body)
@@ -80,8 +78,7 @@ def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkey
 def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
     """Where the run's jobs have folders, those of other jobs are not the run's, whenever they were written."""
     with mock_aws():
-        s3 = client("s3")
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket("bucket")
         for job in ("gpt", "gpt-a002", "bert"):
             s3.put_object(Bucket="bucket", Key=f"tb/{job}/{named(NOON + 2 * HOUR)}", Body=b"x")
         found = list_event_files(s3, RUN, ["s3://bucket/tb/"], [])
@@ -93,8 +90,7 @@ def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_en
     """Say what was left out, and download the files of the newest attempt."""
     monkeypatch.setattr(events, "MOST_PAGES", 1)
     with mock_aws():
-        s3 = client("s3")
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket("bucket")
         for number in range(1_001):
             s3.put_object(Bucket="bucket", Key=f"tb/{number:04d}/{named(NOON + number * HOUR)}", Body=b"xx")
         problems = []

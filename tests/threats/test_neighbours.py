@@ -21,7 +21,7 @@ from rerail.model.errors import BoundsExceeded, QuarantineFailed
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import make_bucket, our_own_clients
 from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, FakeCheckpoints, World
 
@@ -163,7 +163,7 @@ def test_runs_that_a_sweep_does_not_reach_are_left_to_the_supervisor(world):
 def s3() -> Iterator[Any]:
     """An empty S3 with one bucket."""
     with our_own_clients(), mock_aws():
-        client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("shared")
         yield client("s3")
 
 

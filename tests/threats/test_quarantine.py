@@ -16,7 +16,7 @@ from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import RunState
 from rerail.requests.relaunch import read_checkpoint_uri
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import make_bucket, our_own_clients
 from tests.fakes import BUCKET, MIDNIGHT, ROLE, World
 
 NAMES = ("model.safetensors", "optimizer.pt", "trainer_state.json")
@@ -28,7 +28,7 @@ STRANGER = "arn:aws:iam::111122223333:role/SageMakerOfMallory"
 def aws() -> Iterator[None]:
     """An empty S3 with the bucket that the teams share."""
     with our_own_clients(), mock_aws():
-        client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("shared")
         yield
 
 

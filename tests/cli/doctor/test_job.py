@@ -21,7 +21,7 @@ from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
 from rerail.model.metrics import make_definitions
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 TRUST = {"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
@@ -64,7 +64,7 @@ def deployed():
         client("ssm").put_parameter(Name="/rerail/policies/watching", Value='mode = "observe"', Type="String")
         fallbacks = '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]'
         client("ssm").put_parameter(Name="/rerail/policies/falling", Value=fallbacks, Type="String")
-        client("s3").create_bucket(Bucket="mailbox", CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket("mailbox")
         yield
 
 

@@ -27,7 +27,7 @@ from cli.submit import delivery
 from rerail.aws.clients import client
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signatures import VARIABLE
-from tests.aws.places import REGION
+from tests.aws.places import REGION, make_bucket
 from tests.house.sources import ROOT
 from tests.raising import raising
 
@@ -57,7 +57,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for module in (decorator, future):
         monkeypatch.setattr(module, "find_service", lambda local: client_of_the_test)
     with mock_aws():
-        client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket(BUCKET)
         environments: dict[str, dict[str, str]] = {}
 
         def keep(params: dict[str, Any], **_: Any) -> None:

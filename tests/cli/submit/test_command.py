@@ -23,7 +23,7 @@ from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.decisions.remedies import format_continue
 from rerail.requests.relaunch import POLICY_TAG
-from tests.aws.places import REGION
+from tests.aws.places import REGION, make_bucket
 
 DOCS = place.ROOT / "docs" / "submit.md"
 ROLE = "arn:aws:iam::123456789012:role/Training"
@@ -41,7 +41,7 @@ def account(monkeypatch, tmp_path):
     (code / "train.py").write_text(QUIET)
     monkeypatch.chdir(code)
     with mock_aws():
-        client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        make_bucket(BUCKET)
         yield code
 
 

@@ -10,8 +10,7 @@ from moto import mock_aws
 from cli.submit import results
 from cli.submit.problem import Problem
 from cli.submit.results import AS_DATA, download
-from rerail.aws.clients import client
-from tests.aws.places import REGION
+from tests.aws.places import make_bucket
 
 JOB = {
     "TrainingJobName": "gpt",
@@ -24,8 +23,7 @@ STORED = "runs/output/gpt/output"
 @pytest.fixture
 def s3():
     with mock_aws():
-        s3 = client("s3")
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3 = make_bucket("bucket")
         yield s3
 
 
