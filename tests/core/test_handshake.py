@@ -6,13 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import (
-    CommandReceived,
-    FindingsReceived,
-    QueueMessage,
-    ReportFiled,
-    RunDue,
-)
+from rerail.messages.messages import CommandReceived, FindingsReceived, QueueMessage, ReportFiled, RunDue
 from rerail.model.actions import PostCommand, Severity
 from rerail.model.checkpoints import EMERGENCY, Health
 from rerail.model.errors import CommandNotStored, StateUnknown
