@@ -69,12 +69,16 @@ ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+")
 URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
 SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
 ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
-ROLE = re.compile(r"arn:[^*?]+:role/[^*?]+")
-_KEY = (r"arn:[\w*-]+:kms:[\w*-]+:(\d{12}|[x*]):key/[\w*?-]+", "arn:aws:kms:REGION:123456789012:key/ID")
-# The form of each text, with "x" for a token, and an example. IAM accepts others too, which match nothing.
+ROLE = re.compile(r"arn:[\w-]+:iam::(\d{12}|x):role/[\w+=,.@/-]+", re.ASCII)
+_ACCOUNT = r"(\d{12}|x|[\d?]*[*?][\d*?]*)"
+_KEY = (rf"arn:[\w*?-]+:kms:[\w*?-]+:{_ACCOUNT}:(key/[\w*?-]+|\*)", "arn:aws:kms:REGION:123456789012:key/ID")
+# The form of each text, with "x" for a token, and an example. IAM accepts others too, which would match nothing.
 FORMS = {
-    "trainingRoleArns": (r"arn:[\w*-]+:iam::(\d{12}|[x*]):role/[\w+=,.@/*?-]+", "arn:aws:iam::123456789012:role/NAME"),
-    "checkpointBuckets": (r"[a-z0-9*?][a-z0-9.*?-]{0,62}", "my-bucket, without s3:// and prefix"),
+    "trainingRoleArns": (
+        rf"arn:[\w*?-]+:iam::{_ACCOUNT}:(role/[\w+=,.@/*?-]+|(role)?\*)",
+        "arn:aws:iam::123456789012:role/NAME",
+    ),
+    "checkpointBuckets": (r"[\w*?][\w.*?-]*", "my-bucket, without s3:// and prefix"),
     "checkpointKeyArns": _KEY,
     "volumeKeyArns": _KEY,
     "functionSubnets": (r"subnet-\w+", "subnet-0123456789abcdef0"),
@@ -360,7 +364,7 @@ def _quarantine_folders(context: Mapping[str, Any]) -> dict[str, tuple[str, ...]
         )
     value = _table(context, name)
     is_table = isinstance(value, Mapping) and all(
-        ROLE.fullmatch(role) and isinstance(uris, list | tuple) and all(_is_folder(uri) for uri in uris)
+        ROLE.fullmatch(_plain(role)) and isinstance(uris, list | tuple) and all(_is_folder(uri) for uri in uris)
         for role, uris in value.items()
     )
     is_small = is_table and sum(map(len, value.values())) <= MAX_FOLDERS and len(json.dumps(value)) <= MAX_FOLDERS_BYTES

@@ -28,6 +28,12 @@ def test_an_incident_costs_the_steps_that_are_trained_again():
     assert make_account(run, at(130), PRICED).lost_dollars == pytest.approx(20)
 
 
+def test_a_hold_costs_the_steps_that_were_not_saved():
+    """A third of 60 minutes at a dollar a minute, though no later attempt repeats them."""
+    run = a_run(replace(DIED[0], kept_step=400), state=RunState.HELD, incidents=[an_incident(65, 67, 67)])
+    assert cost(run, 1, 130) == pytest.approx(20)
+
+
 def test_each_incident_has_its_own_price():
     """The second one loses half of ten minutes; the first one's price stays what it was."""
     second = replace(DIED[1], ended_at=at(95), last_step=800)

@@ -117,6 +117,14 @@ def test_a_loss_a_thousand_times_above_its_best_is_acted_on_though_it_sinks(sink
     assert levels(said(samples(falling(300) + losses), Kind.DIVERGENCE)) == [Level.WARN, Level.INTERVENE]
 
 
+def test_a_loss_below_zero_that_sinks_from_far_above_is_left_to_recover() -> None:
+    """Its rise is measured in shares of the run's progress, of which a thousand are no logarithm."""
+    rng = random.Random(0)
+    sound = [-1 + math.exp(-row / 60) + rng.gauss(0, 0.01) for row in range(500)]
+    sinking = [sound[-1] + 4.5 * math.exp(-0.003 * row) + rng.gauss(0, 0.01) for row in range(400)]
+    assert Level.INTERVENE not in levels(said(samples(sound + sinking), Kind.DIVERGENCE))
+
+
 def test_a_loss_that_creeps_upwards_is_intervened_on() -> None:
     """No single row of a slow divergence is a spike; the level is what tells."""
     sound = falling(800)
@@ -182,6 +190,12 @@ def test_a_smooth_loss_that_converges_is_not_frozen(digits) -> None:
     """It changes less and less until its printed digits stand still, as with full batches."""
     losses = [round(0.1 + 0.9 * math.exp(-row / 30), digits) for row in range(1000)]
     assert said(samples(losses), Kind.FROZEN_LOSS) == []
+
+
+def test_a_smooth_loss_that_freezes_while_it_falls_is_found() -> None:
+    """A running mean is smooth too; its last changes were more than rounding."""
+    smooth = [round(3 * math.exp(-row / 200), 3) for row in range(300)]
+    assert levels(said(samples(smooth + smooth[-1:] * 600), Kind.FROZEN_LOSS)) == [Level.WARN, Level.INTERVENE]
 
 
 def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:
@@ -398,7 +412,7 @@ def test_the_patience_is_over_in_rows_and_steps_and_time(limits, row) -> None:
 def test_a_rise_goes_on_while_it_stays_or_once_it_turns(rises: list[float], factor: int, goes_on: bool) -> None:
     """A patience of ten rows, over the factor of sparse rows; 0.1 is a normal rise. The unit may change."""
     rise = LossRise(base=2.0, allowed=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
-    row = SimpleNamespace(sample=Sample(), find_patience_factor=lambda _: factor)
+    row = SimpleNamespace(sample=Sample(), scale=SimpleNamespace(unit=0.0), find_patience_factor=lambda _: factor)
     detection = replace(DETECTION, patience_rows=10)
     for value in rises[:-1]:
         rise.goes_on(value, row, restart=False, detection=detection)

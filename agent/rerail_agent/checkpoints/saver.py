@@ -355,17 +355,19 @@ class Saver:
     def _make_room(self, step: int, run: str) -> bool:
         """Return whether a save may replace a step: not if that is complete.
 
-        What this run has left there is deleted. A checkpoint that may be another run's is moved to quarantine.
+        What this run has left there is deleted, and what S3 refuses to read: that cannot be copied. Any other
+        checkpoint that may be another run's is moved to quarantine.
         """
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        found: tuple[Manifest | None, str | None] = (None, None)
-        found = self._run_on_every_rank(lambda: found if self.rank else self._listing().get(step, found))[0]
-        manifest, problem = found
+        listed = self._run_on_every_rank(lambda: {} if self.rank else self._listing())[0]
+        manifest, problem = listed.get(step, (None, None))
         if manifest is not None and not self._damage(manifest):
             return False
         if problem not in (None, UNREADABLE) or (manifest is not None and manifest.run != run):
-            self._run_on_every_rank(partial(self._quarantine_step, step, "unknown"))
+            moved = self._run_on_every_rank(partial(self._quarantine_step, step, "unknown"))[0]
+            if moved and self.rank == 0:
+                self.log(f"{make_folder_name(step)} may be another run's: moved to {moved}")
         self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
 

@@ -93,6 +93,8 @@ def find_incident_dollars(run: Run, incident: Incident, at: datetime, prices: Ma
     before = _cut_off(run, incident.happened_at, incidents=incident.number - 1)
     ended = incident.closed_at
     after = _cut_off(run, ended, incidents=incident.number) if ended and ended < at else run
+    if incident.number == run.incidents[-1].number and incident.attempt == run.current.number:
+        after = replace(after, state=run.state)  # what was not saved before a hold or stop is lost by it
     spent = _sum_lost_dollars(after, min(ended or at, at), prices)
     spent_before = _sum_lost_dollars(before, min(incident.happened_at, at), prices)
     return None if spent is None or spent_before is None else max(0.0, spent - spent_before)

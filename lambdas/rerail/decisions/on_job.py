@@ -103,20 +103,22 @@ def _with_observation(run: Run, seen: JobObserved) -> Run:
     job, repairs = seen.job, run.current.self_repairs
     run = without_pending(run, CreateJob)
     attempt = with_facts(run.current, job, seen.at)
-    kept = _find_kept_step(seen.checkpoints, has_agent=attempt.agent) if job.status.is_terminal else None
+    kept = _find_kept_step(seen.checkpoints) if job.status.is_terminal else None
     run = with_attempt(run, replace(attempt, kept_step=kept))
     run = with_sagemaker_restart(run, seen.at) if run.current.self_repairs > repairs else run
     cluster = job.cluster if run.current.number == 1 else run.cluster
     return replace(run, cluster=cluster, defined_metrics=job.defined_metrics, script=job.script)
 
 
-def _find_kept_step(checkpoints: Sequence[Checkpoint] | None, *, has_agent: bool) -> int | None:
-    """Return the newest step that is saved completely, or None if it is not known; without any, an agent saved none."""
+def _find_kept_step(checkpoints: Sequence[Checkpoint] | None) -> int | None:
+    """Return the newest step that is saved completely.
+
+    Return None if that is not known: without any, the script may save elsewhere, in a layout that is not recognized, or
+    where Rerail may not read.
+    """
     if checkpoints is None or any(checkpoint.layout == Layout.FILE for checkpoint in checkpoints):
         return None
-    # Without an agent, the script may save in a layout that is not recognized, or elsewhere.
-    none = 0 if has_agent else None
-    return max((checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole), default=none)
+    return max((checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole), default=None)
 
 
 def on_checkpoints_refused(run: Run, refused: CheckpointsRefused, policy: Policy) -> Decision:

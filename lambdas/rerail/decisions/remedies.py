@@ -85,6 +85,8 @@ def choose_remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
 def _fit_advice(run: Run, failure: Failure, hold: Hold) -> str:
     """Return the hold's advice as it fits an early end without an error, or an end with a loss in trouble."""
     diagnosis = failure.diagnosis
+    if hold.runbook in (Runbook.ATTEMPTS_SPENT, Runbook.RESTART_STORM):
+        return hold.advice
     if diagnosis.rule == FEW_STEPS:
         code = SAME_CODE.format(what="fix what ends it early,", continue_=format_continue(run))
         return (

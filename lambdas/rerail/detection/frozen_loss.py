@@ -11,9 +11,11 @@ from rerail.model.thresholds import Thresholds
 LEVEL_ROWS = 12
 # If the loss was ten times smaller than its recent level just before it became zero, it fell to zero by learning.
 LEARNT = 0.1
-# Rounding repeats values. It cannot explain a long repetition if the loss changed before by this many times the
-# smallest difference that the log shows. A loss that converges changes less and less, however far it has fallen.
+# Rounding repeats values. It cannot explain a long repetition if the values before varied by this many times the
+# smallest difference that the log shows.
 VARIED = 4.0
+# A loss converges, however far it has fallen, if each of its last changes was less than this many such differences.
+CONVERGES, LAST_CHANGES = 1.5, 4
 # A loss of at most this many times that difference is about to be printed as zero.
 NEARLY_ZERO = 3.0
 # Before the loss has changed for the first time, its variation is taken to be at most a thousandth of it.
@@ -61,9 +63,10 @@ class FrozenLoss:
         """Return whether learning to zero, or rounding, explains that a value repeats."""
         if loss == 0:
             return abs(before) < LEARNT * self.level.median() or 0 < abs(before) <= NEARLY_ZERO * quantum
-        changes = sorted(abs(later - earlier) for earlier, later in pairwise([*self.level.values, abs(loss)]))
-        varied = changes[len(changes) // 2]
-        return quantum > 0 and (varied < VARIED * quantum or abs(loss) <= NEARLY_ZERO * quantum)
+        varied = self.level.quantile(0.75) - self.level.quantile(0.25)
+        last = [*self.level.values[-LAST_CHANGES:], abs(loss)]
+        converges = all(abs(later - earlier) < CONVERGES * quantum for earlier, later in pairwise(last))
+        return quantum > 0 and (converges or varied < VARIED * quantum or abs(loss) <= NEARLY_ZERO * quantum)
 
     def _evaluate(self, row: Row, detection: Thresholds) -> Finding | None:
         if self.is_explained or not len(self.level) or self.value is None:

@@ -16,7 +16,8 @@ RESTART_PATIENCE = 8
 # The rise stays (within a fifth of its peak and not falling), or it turns (half recovered, then high again).
 STAYS_AT = 0.8
 FALLS = 0.95
-# A loss a thousand times above its level when the patience is over is not left to recover, even if it sinks slowly.
+# A loss a thousand times above its level when the patience is over is not left to recover, even if it sinks slowly. Of
+# losses that may be below zero, a rise is measured otherwise.
 VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3
@@ -77,7 +78,7 @@ class LossRise:
         return (
             not self.is_reported
             and self._patience_is_over(row.sample, detection.patience_rows // factor, detection)
-            and self._lasts(rise, before)
+            and self._lasts(rise, before, is_vast=rise > VAST and not row.scale.unit)
         )
 
     def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds) -> bool:
@@ -91,6 +92,6 @@ class LossRise:
             and (waited is None or waited >= times * detection.patience)
         )
 
-    def _lasts(self, rise: float, before: float) -> bool:
-        stays = rise > VAST or (rise > STAYS_AT * self.peak and rise > FALLS * before)
+    def _lasts(self, rise: float, before: float, *, is_vast: bool) -> bool:
+        stays = is_vast or (rise > STAYS_AT * self.peak and rise > FALLS * before)
         return rise > self.allowed and (stays or self.turned >= TURNED_ROWS)

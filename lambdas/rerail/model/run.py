@@ -269,7 +269,7 @@ class Attempt(Record):
     # Since when it makes no step and is left alone, as a policy or an operator says; the seconds of earlier such times.
     stalled_at: datetime | None = None
     stalled_seconds: float = 0.0
-    # The newest step that was saved when it ended, 0 for none; None: not known.
+    # The newest step that was saved when it ended; None: not known.
     kept_step: int | None = None
     # The newest recovery of each kind of problem: messages about the problem itself may come after it.
     recoveries: tuple[Finding, ...] = ()
