@@ -144,8 +144,11 @@ RECIPE_LIST = (
                 "RULES: tuple",
             ),
         ),
-        "from rerail.decisions.remedies import choose_remedy\n"
-        "assert choose_remedy(None, None, None).why == 'the new rule applies'",
+        "from datetime import datetime\n"
+        "from rerail.decisions.remedies import Failure, choose_remedy\n"
+        "from rerail.diagnosis.classify import diagnose\n"
+        "failure = Failure(diagnose('killed'), None, None, datetime.min)\n"
+        "assert choose_remedy(None, failure, None).why == 'the new rule applies'",
     ),
     Recipe(
         "An action",
