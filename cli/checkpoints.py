@@ -50,8 +50,8 @@ NOTHING = (
 MAX_NAMES = 5
 SAVED_AT = attrgetter("saved_at")
 NOT_COPIED = (
-    "there is no earlier one, except in a bucket with S3 versioning. Rerail copies it once quarantineFolders lists the "
-    "folder: docs/without-agent.md#copies-of-one-file"
+    "no copy of it was made yet, and only S3 versioning would keep an earlier one. Rerail makes copies if "
+    "quarantineFolders lists the folder: docs/without-agent.md#copies-of-one-file"
 )
 Download = Annotated[
     Path | None, typer.Option(help="Fetch the one that a relaunch would resume from, or --step, into this folder.")
