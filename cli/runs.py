@@ -87,9 +87,11 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
 def describe_step(row: FleetRow) -> str:
     """Return the newest step of the current attempt and its age, in words."""
     number = row.run.current.number
+    if row.step is None and lacks_step_metric(row.run):
+        return "step: - (its jobs define no metric named step)"
     if row.step is None:
-        none = f"attempt {number} has reported none" + (" yet" if row.run.current.ended_at is None else "")
-        return f"step: - ({'its jobs define no metric named step' if lacks_step_metric(row.run) else none})"
+        yet = " yet" if row.run.current.ended_at is None else ""
+        return f"step: - (attempt {number} has reported none{yet})"
     age = f", {format_duration(now() - row.step_at)} ago" if row.step_at else ""
     return f"step {row.step:,} in attempt {number}{age}"
 

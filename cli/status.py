@@ -216,17 +216,19 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     yield Text(words, style="yellow" if warning else STYLES.get(run.state, "yellow"))
     yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
-    yield Text(_step(row))
+    yield Text(_format_step(row))
     yield Text(format_age(row.step_at, at))
     yield Text("" if row.share is None else f"{row.share:.1%}")
     yield Text("" if row.dollars is None else format_dollars(row.dollars))
 
 
-def _step(row: FleetRow) -> str:
-    """Return the newest step, or why there is none."""
+def _format_step(row: FleetRow) -> str:
+    """Return the newest step, or why none is known."""
     if row.step is not None:
         return f"{row.step:,}"
-    return "no metric" if lacks_step_metric(row.run) else "none yet" if row.run.current.ended_at is None else "-"
+    if lacks_step_metric(row.run):
+        return "no metric"
+    return "none yet" if row.run.current.ended_at is None else "-"
 
 
 def _incident(run: Run, at: datetime) -> Text:

@@ -72,7 +72,7 @@ ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 ROLE = re.compile(r"arn:[\w-]+:iam::(\d{12}|x):role/[\w+=,.@/-]+", re.ASCII)
 _ACCOUNT = r"(\d{12}|x|[\d?]*[*?][\d*?]*)"
 _KEY = (rf"arn:[\w*?-]+:kms:[\w*?-]+:{_ACCOUNT}:(key/[\w*?-]+|\*)", "arn:aws:kms:REGION:123456789012:key/ID")
-# The form of each text, with "x" for a token, and an example. IAM accepts others too, which would match nothing.
+# The form of each text, with "x" for a token, and an example. IAM also accepts texts that match nothing.
 FORMS = {
     "trainingRoleArns": (
         rf"arn:[\w*?-]+:iam::{_ACCOUNT}:(role/[\w+=,.@/*?-]+|(role)?\*)",
@@ -409,7 +409,8 @@ def _is_tag(pair: tuple[Any, Any]) -> bool:
 
 def _is_folder(uri: Any) -> bool:
     """Return whether the text is one folder in S3, neither a pattern nor with a variable that IAM would replace."""
-    return isinstance(uri, str) and is_below(_plain(uri), _plain(uri)) and not set(_plain(uri)) & set("*?$")
+    text = _plain(uri) if isinstance(uri, str) else ""
+    return bool(text) and is_below(text, text) and not set(text) & set("*?$")
 
 
 def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:
@@ -420,7 +421,7 @@ def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:
 
 
 def _plain(text: str) -> str:
-    """Return the text with an "x" instead of each token."""
+    """Return the text with "x" for each token."""
     for token in TOKENS:
         text = text.replace(token, "x")
     return text

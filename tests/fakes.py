@@ -667,13 +667,13 @@ class World:
         self.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", facts.pop("why", ""), **facts))
 
     def adopt(self, name: str = "gpt", **facts: Any) -> "World":
-        """Submit a user's job, and let the supervisor hear of it."""
+        """Submit a user's job, and handle its event."""
         self.sagemaker.submit(name, **facts)
         self.supervisor().handle(JobStateChanged(name))
         return self
 
     def lose_node(self, job: str = "gpt", *, minutes: float, **facts: Any) -> None:
-        """Let a machine of the job be lost, and this time pass."""
+        """Fail the job by the loss of a machine, and advance the clock by these minutes."""
         self.sagemaker.fail(job, NODE_LOST, **facts)
         self.minutes(minutes)
 

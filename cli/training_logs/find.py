@@ -226,8 +226,7 @@ def _drop_evaluations(rows: _Rows) -> _Rows:
 
     Such lines count to another total, `step 10/88 - loss: 0.3`, and begin behind a line such as `Eval begin...`.
     """
-    behind: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
+    behind, counts = Counter[str](), Counter[str]()
     is_announced, last = False, ""
     for line, found in rows:
         if any(is_loss(field.name) for field in found) and (match := _COUNT_TO.search(line)):
@@ -239,9 +238,7 @@ def _drop_evaluations(rows: _Rows) -> _Rows:
         elif _VALIDATION.search(line) and not _NUMBERS.search(line):
             is_announced = True
     evaluations = {total for total in counts if behind[total] > 0 and 2 * counts[total] < counts.total()}
-    if not evaluations:
-        return rows
-    return [(line, () if set(_COUNT_TO.findall(line)) & evaluations else found) for line, found in rows]
+    return [(line, () if evaluations and evaluations & {*_COUNT_TO.findall(line)} else found) for line, found in rows]
 
 
 @lru_cache(maxsize=10_000)

@@ -233,7 +233,7 @@ def test_a_held_run_waits_for_people():
 @pytest.mark.parametrize("state", [RunState.STOPPED, RunState.HELD])
 @pytest.mark.parametrize(("kept", "lost"), [(None, 0), (600, 0), (400, 20), (0, 60)])
 def test_steps_that_were_not_saved_are_lost_when_the_run_stops(state, kept, lost):
-    """No later attempt need show it. What a run has trained that completes is its result."""
+    """No later attempt is needed to know it. All that a completed run has trained is its result."""
     run = a_run(an_attempt(1, 0, 5, 65, last_step=600, kept_step=kept), state=state, commanded_at=at(60))
     assert minutes(make_account(run, at(65), PRICED)).get("LOST", 0) == lost
     completed = make_account(replace(run, state=RunState.COMPLETED), at(65), PRICED)

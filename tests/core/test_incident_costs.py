@@ -29,7 +29,7 @@ def test_an_incident_costs_the_steps_that_are_trained_again():
 
 
 def test_a_hold_costs_the_steps_that_were_not_saved():
-    """A third of 60 minutes at a dollar a minute, though no later attempt repeats them."""
+    """A third of 60 minutes at a dollar a minute, although the run has no later attempt."""
     run = a_run(replace(DIED[0], kept_step=400), state=RunState.HELD, incidents=[an_incident(65, 67, 67)])
     assert cost(run, 1, 130) == pytest.approx(20)
 

@@ -82,7 +82,7 @@ def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():
 
 
 def test_a_withdrawn_stop_takes_back_its_own_charge():
-    """That of a diverged loss is never one without progress."""
+    """A diverged loss is not charged as a failure without progress, so none is taken back."""
     for cause, left in ((Cause.HANG, 1), (Cause.DIVERGED, 2)):
         ledger = failed(failed(Ledger(), cause), cause, at=NOON + MINUTE)
         withdrawn = without_charge(ledger, cause, at=NOON + MINUTE)

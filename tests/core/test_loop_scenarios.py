@@ -33,10 +33,10 @@ def world() -> World:
 
 
 def test_the_rank_that_failed_is_named(world):
-    """Of eight ranks, one fails first: on-call need not search the logs for it."""
+    """One of eight ranks fails, and the incident says which."""
     world.sagemaker.fail("gpt", "[rank5]: Traceback (most recent call last):\n[rank5]: RuntimeError: ragged batch")
     world.minutes(1)
-    assert "(RuntimeError: ragged batch); rank 5 is named" in world.run().incidents[-1].reason
+    assert "(RuntimeError: ragged batch); the failing rank is 5" in world.run().incidents[-1].reason
 
 
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):

@@ -106,7 +106,7 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     job.steps(401)
     assert world.reasons()[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
     world.minutes(5)
-    assert world.run().open_incident is not None, "what was saved since the onset is no progress"
+    assert world.run().open_incident is not None, "a checkpoint from after the onset does not end the incident"
     job.saves(500)
     world.minutes(3)
     run = world.run()
@@ -210,9 +210,9 @@ def test_an_order_that_was_not_posted_is_not_given_in_another_mode(world, job, m
 
 
 def test_each_rung_of_the_ladder_is_climbed_in_place(world, job):
-    """The loss is lost again before anything was saved: the next rung needs no other machine either.
+    """The loss diverges again before a save, and the next rung is tried on the same machines.
 
-    The finding is the very same, and is not taken for a report that comes twice."""
+    The finding is equal to the first, and is not taken for a repeated report."""
     job.finds()
     job = job.restarts()
     world.clock.pass_by(timedelta(seconds=40))

@@ -112,13 +112,13 @@ def test_a_spike_that_the_mean_of_a_minute_hides_is_found_in_its_maximum(offset:
 
 @pytest.mark.parametrize("sinking", [0.0, 0.02])
 def test_a_loss_a_thousand_times_above_its_best_is_acted_on_though_it_sinks(sinking) -> None:
-    """It is above its first level too, but has fallen far below that before, so that it is no objective that grows."""
+    """It is above its first level too. It had fallen far below that before, unlike an objective that only grows."""
     losses = [2e5 * loss * math.exp(-sinking * row) for row, loss in enumerate(falling(140))]
     assert levels(said(samples(falling(300) + losses), Kind.DIVERGENCE)) == [Level.WARN, Level.INTERVENE]
 
 
 def test_a_loss_below_zero_that_sinks_from_far_above_is_left_to_recover() -> None:
-    """Its rise is measured in shares of the run's progress, of which a thousand are no logarithm."""
+    """Its rise is measured in shares of the run's progress, not as a logarithm: the limit for those does not apply."""
     rng = random.Random(0)
     sound = [-1 + math.exp(-row / 60) + rng.gauss(0, 0.01) for row in range(500)]
     sinking = [sound[-1] + 4.5 * math.exp(-0.003 * row) + rng.gauss(0, 0.01) for row in range(400)]

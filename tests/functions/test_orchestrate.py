@@ -20,6 +20,6 @@ def test_a_message_without_a_token_is_dropped_and_logged(logged, monkeypatch):
     orchestrate.handler({"Records": [{"body": body} for body in bodies]}, Context("orchestrate"))
     dropped = [line["why"] for line in logged() if line.get("message") == "dropped"]
     assert len(dropped) == 7 and all("token" in why or "JSON" in why for why in dropped)
-    assert waiting.callers.heartbeats == [], "who writes to the queue has nothing checked"
+    assert waiting.callers.heartbeats == [], "a message in the queue starts no check"
     orchestrate.handler(json.loads(CHECK), Context("orchestrate"))
     assert waiting.callers.heartbeats == ["token"]

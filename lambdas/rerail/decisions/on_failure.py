@@ -72,7 +72,7 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     )
     run = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
-    rank = "" if diagnosis.rank is None else f"rank {diagnosis.rank} is named"
+    rank = "" if diagnosis.rank is None else f"the failing rank is {diagnosis.rank}"
     what += "".join(f"; {text}" for text in (rank, diagnosis.last_loss, diagnosis.limitation) if text)
     what += f"; {returned}" if (returned := describe_return(run)) else ""
     if run.state is RunState.HELD:

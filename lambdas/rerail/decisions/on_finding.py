@@ -100,7 +100,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     observed = replace(observed, findings=tuple(estimated))
     observed = _without_past(run, observed)
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
-    # After an outage, one message contains a problem and its end.
+    # After an outage, one message may contain a problem and its end.
     run = _with_recoveries(run, observed)
     observed = _without_past(run, observed)
     if run.state not in LIVE_STATES or run.current.status is JobStatus.STOPPING:

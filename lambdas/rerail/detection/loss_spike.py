@@ -75,7 +75,7 @@ class LossSpike:
         reading = self.baseline.read(value, detection, floor=ROUNDING_NOISE * row.resolution)
         needs = RECOVERED_ROWS if row.is_recovered else 1
         falls = row.is_recovered and self.printed[-1] <= self.printed[0]
-        # A policy that mostly has nothing to learn: its loss is zero, and any other value far above that.
+        # A policy that mostly has nothing to learn: its loss is zero, so any other value is far above its level.
         is_idle = row.scale.unit and row.scale.recent.median() == 0
         if reading is None or is_idle or not self._jumped(reading, detection, needs=needs) or falls:
             self._learn(value)
