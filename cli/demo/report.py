@@ -42,6 +42,7 @@ def collect_facts(name: Name, stage: Stage) -> dict[str, Any]:
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
         "approval": _approval(stage),
         "crowd": stage.summarize_other_runs(),
+        "cost": stage.sum_cost(),
         "advice": stage.advise(),
         "final_step": final_step,
         "final_loss": curve.get(final_step),
@@ -228,6 +229,8 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
         allowed = f"at most {others['limit']} relaunches in {others['window_s']:g} s"
         yield "the relaunch limit", f"{others['runs']} runs, {allowed}: at {times}"
         yield "paged", f"{others['pages']} time(s): {others['page']}"
+    if cost := report["cost"]:
+        yield "its cost", f"${cost['dollars']:.4f}; the cap is ${cost['cap']:g}, with a save ${cost['most']:.4f}"
     if report["advice"]:
         yield "how often to save", report["advice"]
     if any(report["rungs"]):

@@ -45,6 +45,7 @@ class Name(StrEnum):
     INPLACE = "inplace"
     APPROVE = "approve"
     STORM = "storm"
+    BUDGET = "budget"
     PARALLEL = "parallel"
 
 
@@ -110,6 +111,8 @@ class Scenario:
     in_place: bool = False
     # Whether the policy asks for an approval, which the demo gives.
     approves: bool = False
+    # The policy's cap on the cost of the run, in dollars; 0 is none.
+    stop_dollars: float = 0.0
     # How many other runs train beside it, for which the account's limit on relaunches must hold.
     other_runs: int = 0
     # Hyperparameters of the job that its reference run, which is one process, does not have.
@@ -359,6 +362,13 @@ SCENARIOS: Mapping[Name, Scenario] = {
         faults=lose_every_node,
         other_runs=3,
         exact=False,
+    ),
+    Name.BUDGET: Scenario(
+        "the run costs as much as its policy allows: saved, stopped and held, at most one save deadline above the cap",
+        ends=RunState.HELD,
+        asks=True,
+        stop_dollars=0.02,
+        steps=320,
     ),
     Name.HF: Scenario(
         "a Hugging Face script that knows nothing of Rerail: a weight turns into a NaN, and it trains on",

@@ -18,11 +18,13 @@ from cli.saves import StoredCheckpoint, list_checkpoints
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
+from rerail.accounting.costs import sum_run_dollars
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.quarantine import PLACE
 from rerail.model.codec import to_plain
 from rerail.model.policy import Ladder, Mode, Policy, parse_policy, to_toml
+from rerail.model.prices import DOLLARS_AN_HOUR
 from rerail.model.run import JobStatus, Run, TimelineEntry
 from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
@@ -44,7 +46,7 @@ SAVE_FLOOR, THROUGHPUT_FLOOR = timedelta(seconds=60), timedelta(seconds=5)
 ANSWER = timedelta(seconds=6)
 # The same for an order to restart the training processes in place: they end and begin in real time.
 OBEYED = timedelta(seconds=60)
-DAY_S = 86400
+SWEEP_S, HOUR_S, DAY_S = 60, 3600, 86400
 # How long the operator of the demo takes to answer, and how many relaunches the account may have in a (scaled) hour.
 THINKS = timedelta(seconds=3)
 RELAUNCHES = 2
@@ -198,6 +200,9 @@ class Stage:
             policy = replace(policy, mode=Mode.APPROVE)
         if self.scenario.other_runs:
             policy = replace(policy, limits=replace(policy.limits, account_relaunches=RELAUNCHES))
+        if self.scenario.stop_dollars:
+            limits = replace(policy.limits, stop_dollars=self.scenario.stop_dollars)
+            policy = replace(policy, limits=limits, prices={OWN_TYPE: DOLLARS_AN_HOUR[OWN_TYPE] * self.scale})
         return policy
 
     def _alone(self) -> dict[str, str]:
@@ -300,6 +305,15 @@ class Stage:
         times = facts["relaunched_at_s"]
         most = max(sum(at <= other < at + window_s.total_seconds() for other in times) for at in times)
         return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
+
+    def sum_cost(self) -> dict[str, float]:
+        """Return the run's dollars and the most that its cap allows: what a sweep and a save take may be added."""
+        cap, policy = self.scenario.stop_dollars, self._policy
+        if not cap or not self.run:
+            return {}
+        excess_s = policy.save.deadline.total_seconds() + SWEEP_S / self.scale
+        dollars = sum_run_dollars(self.run, datetime.now(UTC), policy.prices)
+        return {"cap": cap, "dollars": dollars or 0.0, "most": cap + policy.prices[OWN_TYPE] / HOUR_S * excess_s}
 
     def advise(self) -> str:
         """Return the recommended checkpoint interval of this run, from its checkpoints and failures."""

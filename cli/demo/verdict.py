@@ -1,7 +1,7 @@
 """Whether a run ended as its scenario must: the problems, one sentence each."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cli.demo.scenarios import Scenario
@@ -27,6 +27,7 @@ def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:
         *(_in_place(report) if scenario.in_place else ()),
         *(_asked(report) if scenario.approves else ()),
         *(_braked(scenario, report) if scenario.other_runs else ()),
+        *(_capped(report["cost"]) if scenario.stop_dollars else ()),
         *(_curve(report, scenario.tolerance) if scenario.exact else ()),
     ]
 
@@ -66,6 +67,12 @@ def _braked(scenario: Scenario, report: Report) -> Iterator[str]:
         yield f"{others['most_in_window']} relaunches within {others['window_s']} s, of at most {others['limit']}"
     if not 1 <= others["pages"] <= 2:  # one a window
         yield f"on-call was paged {others['pages']} times for it"
+
+
+def _capped(cost: Mapping[str, float]) -> Iterator[str]:
+    """Stopped at the cap: not before it, and no later than a sweep and a save take."""
+    if not cost["cap"] <= cost["dollars"] <= cost["most"]:
+        yield f"the run has cost ${cost['dollars']:.4f}, it must be ${cost['cap']:g} to ${cost['most']:.4f}"
 
 
 def _saving(report: Report) -> Iterator[str]:

@@ -60,6 +60,7 @@ OTHER_RUNS = {
     "rate_limited": 2,
     "pages": 1,
 }
+COST = {"cap": 0.02, "dollars": 0.03, "most": 0.04}
 GOOD: dict[Name, dict[str, Any]] = {
     Name.SPIKE: {
         "state": "completed",
@@ -155,6 +156,7 @@ GOOD: dict[Name, dict[str, Any]] = {
     | {"approval": YES},
     Name.STORM: moved_run(attempt("infrastructure") | on(OWN, "demo"), attempt(resumed=75) | on(OWN, "demo-a002"))
     | {"crowd": OTHER_RUNS},
+    Name.BUDGET: moved_run(attempt()) | {"state": "held", "handshake": HANDSHAKE, "cost": COST},
     Name.SPOT: {
         "state": "completed",
         "attempts": [attempt(repairs=1)],
@@ -227,6 +229,8 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
         (Name.STORM, {"crowd": OTHER_RUNS | {"most_in_window": 3}}, "3 relaunches within 60.0 s, of at most 2"),
         (Name.STORM, {"crowd": OTHER_RUNS | {"pages": 0}}, "on-call was paged 0 times for it"),
         (Name.STORM, {"crowd": OTHER_RUNS | {"states": ["completed"] * 3 + ["held"]}}, "all must complete"),
+        (Name.BUDGET, {"cost": COST | {"dollars": 0.019}}, "the run has cost $0.0190, it must be $0.02 to $0.0400"),
+        (Name.BUDGET, {"cost": COST | {"dollars": 0.041}}, "the run has cost $0.0410, it must be"),
         (Name.HF, {"set_aside": []}, "nothing was moved out of the script's way"),
         (Name.HF, {"set_aside": moved(125, 150)}, "moved without need: the checkpoints of steps 125"),
         (
