@@ -228,12 +228,14 @@ def test_a_large_object_is_copied_in_parts(s3):
     put(s3, "epoch=0-step=400.ckpt")
     body = bytes(range(256)) * 48  # 12 KiB
     s3.put_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt", Body=body, Metadata={"by": "me"})
+    put(s3, "epoch=0-step=600.ckpt", body[: 6 * KiB])
     S3Checkpoints(small_parts()).quarantine(action(), allow)
     key = f"{PLACE}gpt/a001/epoch=0-step=500.ckpt"
     head = s3.head_object(Bucket="bucket", Key=key)
     assert head["ETag"].endswith('-3"')
     assert head["Metadata"] == {"by": "me"}
-    assert quarantined(s3) == {"epoch=0-step=500.ckpt": body}
+    assert "-" not in s3.head_object(Bucket="bucket", Key=key.replace("500", "600"))["ETag"]
+    assert quarantined(s3) == {"epoch=0-step=500.ckpt": body, "epoch=0-step=600.ckpt": body[: 6 * KiB]}
     assert left(s3) == {"epoch=0-step=400.ckpt"}
 
 

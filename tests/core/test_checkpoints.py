@@ -166,7 +166,7 @@ def test_a_run_resumes_from_the_newest_whole_and_clean_one():
         a_checkpoint(90, health=Health.SUSPECT),
         a_checkpoint(80, health=Health.QUARANTINED),
         a_checkpoint(70),
-        a_checkpoint(60),
+        a_checkpoint(60, minute=1),
     ]
     assert find_newest_usable(saved) == saved[3]
     assert find_newest_usable(saved[:3]) is None

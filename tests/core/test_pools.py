@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rerail.decisions import warm_pools
 from rerail.messages.messages import FindingsReceived, JobStateChanged, RunDue
@@ -54,7 +53,8 @@ def forecast(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
 
 
 def test_an_unchanged_successor_goes_into_the_pool():
-    assert forecast(before()) == "attempt 2 goes into the warm pool of gpt"
+    for known in ({}, {"training_started_at": None}):
+        assert forecast(before(**known)) == "attempt 2 goes into the warm pool of gpt"
     assert forecast(before(pool=None)) == "attempt 2 goes into the warm pool of gpt, if one is kept"
 
 
@@ -62,8 +62,9 @@ def test_a_job_that_never_had_machines_left_none():
     attempt = before(pool=None, training_started_at=None)
     assert forecast(attempt) == ""
     assert warm_pools.make_release(a_run(attempt)) == ()
-    assert warm_pools.find_pool_end(before(keep_alive_seconds=0)) is None
-    assert warm_pools.find_pool_end(before(ended_at=None)) is None
+    for unknown in (before(keep_alive_seconds=0), before(ended_at=None)):
+        assert warm_pools.find_pool_end(unknown) is None
+        assert not warm_pools.has_ended(a_run(unknown), ReleaseWarmPool("gpt"), NOON + KEEP)
 
 
 @pytest.mark.parametrize(
@@ -110,17 +111,18 @@ def test_every_rule_of_the_match_is_asked(change, why):
     assert warm_pools.find_differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
 
 
-@given(st.sampled_from(["", "Available", "InUse", "Reused", "Terminated", "New"]), st.integers(-60, 60), st.booleans())
-def test_the_forecast_agrees_with_the_release(status, minutes, moved):
-    """A pool that is gone is not given back, and none is promised that the next job cannot match."""
-    run = a_run(
-        before(pool=WarmPool(status) if status else None), machines=Machines(subnets=("subnet-2",)) if moved else None
-    )
-    text = warm_pools.format_forecast(run, NOON + timedelta(minutes=minutes))
-    if warm_pools.make_release(run) == ():
-        assert "will not get" in text
-    assert warm_pools.is_unmatched(run) == (moved and status not in ("Reused", "Terminated"))
-    assert ("goes into" in text) <= (not moved)
+def test_the_forecast_agrees_with_the_release():
+    """A pool that is gone, or whose job goes on, is not given back; none is promised that the next job cannot match."""
+    gone = ("Reused", "Terminated", "given back")
+    for status, minutes, is_moved in product(["", "Available", "InUse", "New", *gone], (0, 29, 30), (False, True)):
+        attempt = before(pool=WarmPool(status) if status else None)
+        run = a_run(attempt, machines=Machines(subnets=("subnet-2",)) if is_moved else None)
+        text = warm_pools.format_forecast(run, NOON + timedelta(minutes=minutes))
+        assert (warm_pools.make_release(run) == ()) is (status in gone)
+        assert warm_pools.is_unmatched(run) is (is_moved and status not in gone)
+        assert ("goes into" in text) is (not is_moved and status not in (*gone, "InUse") and minutes < 30)
+        assert warm_pools.make_release(a_run(replace(attempt, status=JobStatus.STOPPING))) == ()
+        assert not warm_pools.is_unmatched(replace(run, attempts=(attempt,), cluster=replace(CLUSTER, spot=True)))
 
 
 # On the whole loop

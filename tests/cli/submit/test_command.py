@@ -17,13 +17,17 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from cli.submit import delivery
+from cli.submit.account import SubmissionAccount
 from cli.submit.following import News
 from cli.submit.settings import KINDS, read_defaults
+from cli.submit.start import START_CHANNEL
 from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.decisions.remedies import format_continue
-from rerail.requests.relaunch import POLICY_TAG
+from rerail.model.signatures import VARIABLE
+from rerail.requests.relaunch import POLICY_TAG, read_signing_key
 from tests.aws.places import REGION, make_bucket
+from tests.fakes import KEY
 
 DOCS = place.ROOT / "docs" / "submit.md"
 ROLE = "arn:aws:iam::123456789012:role/Training"
@@ -104,13 +108,19 @@ def test_a_dry_run_uploads_and_starts_nothing(account):
     assert json.loads(result.stdout) == submitted("--name", "dry")["request"]
 
 
-def test_upload_only_prints_the_request_and_uploads_what_it_names(account):
-    result = rerail("submit", "train.py", "--role", ROLE, "--name", "later", "--input", "a=train.py", "--upload-only")
+def test_upload_only_prints_the_request_and_uploads_what_it_names(account, monkeypatch):
+    """All but the key for signatures, which a job that is started has: its own, or one that is printed nowhere."""
+    words, sent = ["--name", "later", "--input", "a=train.py"], []
+    result = rerail("submit", "train.py", "--role", ROLE, *words, "--upload-only")
     request = json.loads(result.stdout)
     code = json.loads(request["HyperParameters"]["sagemaker_submit_directory"]).removeprefix(f"s3://{BUCKET}/")
     assert objects().keys() == {code, "rerail/later/input/a/train.py"}
     assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
-    assert request == submitted("--name", "later", "--input", "a=train.py")["request"]
+    monkeypatch.setattr(SubmissionAccount, "create", lambda _, request, **more: sent.append(request))
+    assert request == submitted(*words)["request"]
+    submitted(*words, "--env", f"{VARIABLE}={KEY}")
+    printed, made, own = map(read_signing_key, (request, *sent))
+    assert (printed, own) == ("", KEY) and made not in (printed, own)
 
 
 def test_local_inputs_are_uploaded_and_those_in_s3_named(account):
@@ -118,10 +128,11 @@ def test_local_inputs_are_uploaded_and_those_in_s3_named(account):
     for name in ("a.csv", "b.csv"):
         (account / "data" / name).write_text(name)
     where = ["--input", "training=data", "--input", "labels=data/a.csv", "--input", "base=s3://b/weights/"]
-    request = submitted("--name", "fed", "--exclude", "data", *where)["request"]
+    request = submitted("--name", "fed", "--exclude", "data", *where, "--start-from", "s3://b/step-9/")["request"]
     uris = {each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in request["InputDataConfig"]}
     store = f"s3://{BUCKET}/rerail/fed/input"
-    assert uris == {"training": f"{store}/training/", "labels": f"{store}/labels/", "base": "s3://b/weights/"}
+    local = {"training": f"{store}/training/", "labels": f"{store}/labels/"}
+    assert uris == {**local, "base": "s3://b/weights/", START_CHANNEL: "s3://b/step-9/"}
     sent = {name for name in objects() if "/input/" in name}
     assert sent == {f"rerail/fed/input/{name}" for name in ("training/a.csv", "training/b.csv", "labels/a.csv")}
 
@@ -138,10 +149,15 @@ def test_the_agent_comes_along_as_a_wheel(account):
     assert there["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://wheels/rerail_agent.whl"
 
 
-def test_a_role_may_be_given_by_its_name(account):
+def test_a_role_may_be_given_by_its_name_or_created(account, monkeypatch):
+    """SageMaker does not know a new one at once, so that its job is tried again."""
     trust = json.dumps({"Version": "2012-10-17", "Statement": []})
     made = client("iam").create_role(RoleName="Mine", Path="/service-role/", AssumeRolePolicyDocument=trust)
     assert submitted("--role", "Mine", "--name", "named")["request"]["RoleArn"] == made["Role"]["Arn"]
+    are_new: list[bool] = []
+    monkeypatch.setattr(SubmissionAccount, "create", lambda *_, role_is_new: are_new.append(role_is_new))
+    assert [rerail("submit", "train.py", "--create-role").exit_code for _ in range(2)] == [0, 0]
+    assert are_new == [True, False]
 
 
 PROJECT = """[submit]
@@ -203,6 +219,7 @@ def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
         (["train.py", "--role", ROLE, "--env", "a=1", "--env", "a=2"], "--env a: given twice", "once"),
         (["train.py", "--role", ROLE, "--instance-type", "g5.xlarge"], "--instance-type g5.xlarge", "ml.g5.xlarge"),
         (["train.py", "--role", ROLE, "--max-runtime", "5"], "--max-runtime 5: not a duration", "12h"),
+        (["train.sh", "--role", ROLE, "--torchrun"], "--torchrun: it starts Python scripts", "in the shell script"),
         (["train.py", "--role", ROLE, "--agent", "x.whl"], "--agent x.whl: there is no such file", "pip wheel"),
         (["train.py", "--role", ROLE, "--agent", "x.zip"], "--agent x.zip: not a wheel", "pip wheel"),
         (["train.py", "--role", ROLE, "--settings", "x.toml"], "--settings x.toml: it does not exist", "[submit]"),
@@ -210,6 +227,7 @@ def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
 )
 def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, remedy):
     """Nothing is uploaded, and the exit status is 2."""
+    (account / "train.sh").write_text("true\n")
     result = rerail("submit", *words)
     assert result.exit_code == 2 and objects() == {}
     error, to_do = [line for line in result.stderr.splitlines() if line.startswith(("error: ", "to do: "))]
@@ -294,8 +312,9 @@ def test_what_a_project_would_have_paid_and_permitted_is_shown_before_the_upload
     """A cloned repository chooses machines, their time and a role, which may have more permissions than the usual."""
     text = f'[submit]\nrole = "{ROLE}"\ninstance_type = "ml.p5.48xlarge"\ncount = 16\nmax_runtime = "28d"\n'
     (account / "rerail.toml").write_text(text)
-    shown = rerail("submit", "train.py", "--upload-only").output
-    assert f"16 x ml.p5.48xlarge for at most 28d, and the permissions of {ROLE}" in shown.partition("uploading to")[0]
+    for script in ("train.py", "../code"):
+        shown, _, _ = rerail("submit", script, "--upload-only").output.partition("uploading to")
+        assert f"16 x ml.p5.48xlarge for at most 28d, and the permissions of {ROLE}" in shown
 
 
 @pytest.mark.parametrize("line", commands())
@@ -307,12 +326,17 @@ def test_every_command_in_the_docs_makes_a_request(account, line, monkeypatch):
     (account / "vpc.toml").write_text(blocks("toml")[0])
     _, verb, script, *words = shlex.split(line)
     assert verb == "submit"
-    if "--local" in words:
+    if is_local := "--local" in words:
         monkeypatch.setattr(place, "find", lambda *, local: Place("local", {}))
         script = str(place.ROOT / script)
-    result = rerail("submit", script, "--dry-run", *words)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["Tags"]
+        (account.parent / "home" / ".config").mkdir(parents=True)
+        (account.parent / "home" / ".config" / "rerail.toml").write_text('[submit]\ndockerfile = "."\n')
+    for image in ([], ["--image", "ours:1"]) if is_local else ([],):
+        result = rerail("submit", script, "--dry-run", *image, *words)
+        assert result.exit_code == 0, result.output
+        request = json.loads(result.stdout)
+        assert request["Tags"]
+        assert not is_local or ("ContainerEntrypoint" in request["AlgorithmSpecification"]) is (not image)
 
 
 def test_the_defaults_in_the_docs_are_read(tmp_path):
