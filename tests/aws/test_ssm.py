@@ -99,9 +99,11 @@ def test_a_pause_that_cannot_be_read_is_as_it_was_known_last(clock, known, monke
     pause = SsmPause("/rerail/switch", clock)
     first = pause.is_paused()
     assert first is (known == "off")
-    unreadable(monkeypatch)
+    asked: list[object] = []
+    monkeypatch.setattr(client("ssm"), "get_parameter", lambda **facts: asked.append(facts) or refuse())
     clock.pass_by(CACHE_TTL)
-    assert pause.is_paused() is first
+    assert [pause.is_paused() for _ in range(3)] == [first] * 3
+    assert len(asked) == 1, "SSM is asked once a minute during an outage too"
 
 
 def test_a_pause_that_was_never_read_keeps_everything_waiting(clock, monkeypatch):
@@ -150,9 +152,16 @@ MEASURED = (
 )
 
 
-@pytest.mark.parametrize(("text", "minutes"), [(MEASURED, 400 / 60), (MEASURED.replace("400", "1e9"), 5), ("{", 5)])
-def test_what_acceptance_has_measured_is_believed_if_it_can_be_read(policies, text, minutes):
+@pytest.mark.parametrize(
+    ("text", "minutes"), [(MEASURED, 400 / 60), (MEASURED.replace("400", "1e9"), 5), ("{", 5), (None, 5)]
+)
+def test_what_acceptance_has_measured_is_believed_if_it_can_be_read(policies, text, minutes, monkeypatch):
     """Otherwise the assumed time holds; `rerail policy list` compares the policies alone."""
     deploy("night", 'mode = "observe"')
-    deploy("acceptance/measured", text)
+    get = client("ssm").get_parameter
+    deploy("acceptance/measured", text or MEASURED)
+    if text is None:  # SSM answers for the policy alone
+        monkeypatch.setattr(
+            client("ssm"), "get_parameter", lambda Name: (get if "night" in Name else refuse)(Name=Name)
+        )
     assert policies.get("night").advice.startup == timedelta(minutes=minutes)
