@@ -436,6 +436,20 @@ def test_a_checksum_of_parts_is_not_compared_with_that_of_the_copy(s3, kind):
     assert (names(500) <= left(s3)) is (kind == "FULL_OBJECT")
 
 
+@pytest.mark.parametrize(("encryption", "count"), [("AES256", 0), ("aws:kms", 5), ("aws:kms:dsse", 5)])
+def test_what_lies_in_quarantine_already_is_copied_again_where_its_etag_is_no_checksum(s3, encryption, count):
+    trainer_saves(s3, 400, 500)
+    for name in TRAINER:
+        s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/{name}", Body=f"{name} of 500")
+    copies: list[Any] = []
+    s3.meta.events.register("before-call.s3.CopyObject", lambda **facts: copies.append(facts))
+    s3.meta.events.register(
+        "after-call.s3.HeadObject", lambda parsed, **_: parsed.update(ServerSideEncryption=encryption)
+    )
+    patient_checkpoints().quarantine(action(), allow)
+    assert (len(copies), left(s3)) == (count, names(400))
+
+
 def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     """It is not what was listed: the next turn decides anew."""
     trainer_saves(s3, 400, 500)

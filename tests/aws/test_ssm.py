@@ -158,10 +158,8 @@ MEASURED = (
 def test_what_acceptance_has_measured_is_believed_if_it_can_be_read(policies, text, minutes, monkeypatch):
     """Otherwise the assumed time holds; `rerail policy list` compares the policies alone."""
     deploy("night", 'mode = "observe"')
-    get = client("ssm").get_parameter
+    ssm, read = client("ssm"), client("ssm").get_parameter
     deploy("acceptance/measured", text or MEASURED)
     if text is None:  # SSM answers for the policy alone
-        monkeypatch.setattr(
-            client("ssm"), "get_parameter", lambda Name: (get if "night" in Name else refuse)(Name=Name)
-        )
+        monkeypatch.setattr(ssm, "get_parameter", lambda Name: (read if "night" in Name else refuse)(Name=Name))
     assert policies.get("night").advice.startup == timedelta(minutes=minutes)

@@ -143,6 +143,7 @@ def test_an_image_is_built_of_what_is_packed_and_named_by_its_digest(aws, docker
     """
     log, screen = docker(), SubmitScreen(False)
     (context.parent / ".env").write_text("TOKEN=1")
+    (context.parent / ".dockerignore").write_text(".dockerignore\nDockerfile\n")
     image = name_image(context, ACCOUNT, REGION)
     repository, tag = image.rpartition(":")[::2]
     assert (repository, tag) == (f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{REPOSITORY}", make_tag(context))
