@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
-from rerail.model.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
+from rerail.model.policy import Mode, OnMaxRuntime, Policy, Retries, parse_policy, to_toml
 from rerail.model.thresholds import PlannedChange, Thresholds
 from tests.core.strategies import policies
 
@@ -73,13 +73,29 @@ def test_a_duration_without_a_unit_is_refused(value):
     assert 'it must be a duration such as "90s", "15m" or "12h"' in message
 
 
-def test_a_duration_ends_within_a_year():
-    """Longer than a year is a slip of the pen, whatever its length."""
-    assert "must be at most a year" in refusal('[save]\ndeadline = "367d"')
-    assert "must be" in refusal(f'[save]\ndeadline = "{"9" * 400}d"')
+@pytest.mark.parametrize(
+    ("section", "most", "complaint"),
+    [
+        (lambda n: f'[save]\ndeadline = "{n}d"', 366, "must be at most a year"),
+        (lambda n: f"[retries]\nhang = {n}", 1_000_000, "must be a whole number from 0 to 1,000,000"),
+        (lambda n: f'[prices]\n"ml.p5.48xlarge" = {n}', 1_000_000, "must be a number from 0 to 1,000,000"),
+        (lambda n: "[prices]\n" + "".join(f'"ml.g{k}.x" = 1\n' for k in range(n)), 20, "of at most 20 prices"),
+        (lambda n: "[causes]\n" + "".join(f'"text {k}" = "data"\n' for k in range(n)), 20, "of at most 20 texts"),
+        (lambda n: f'[causes]\n"{"x" * n}" = "data"', 100, "a text of 4 to 100 characters"),
+        (lambda n: f"[capacity]\nfallbacks = {['ml.g5.xlarge'] * n}", 10, "a list of at most 10 texts"),
+        (lambda n: f"alarms = {['slow'] * n}", 10, "a list of at most 10 names of alarms"),
+        (lambda n: f"alarms = {['x' * n]}", 255, "a list of at most 10 names of alarms"),
+        (lambda n: f"[copies]\nkeep = {n}", 20, "must be a whole number from 0 to 20"),
+        (lambda n: f"[interval]\nmost_share = {n}", 1, "must be a number above 0, at most 1"),
+    ],
+)
+def test_a_limit_is_allowed_and_more_is_refused(section, most, complaint):
+    """Longer or more is a slip of the pen."""
+    assert parse_policy(section(most), name="night").name == "night"
+    assert complaint in refusal(section(most + 1))
 
 
-@pytest.mark.parametrize("value", ["-1", "1_000_001", "1.5", '"3"', "true", "[3]", "{}"])
+@pytest.mark.parametrize("value", ["-1", "1.5", '"3"', "true", "[3]", "{}"])
 def test_a_count_is_a_whole_number(value):
     message = refusal(f"[retries]\nhang = {value}")
     assert "policy 'night': field 'retries.hang' is" in message
@@ -178,14 +194,17 @@ def test_a_policy_may_set_prices():
     [
         ("prices = 3", "field 'prices' must be a table, written [prices]"),
         ('[prices]\n"p5.48xlarge" = 3', "field 'prices' names 'p5.48xlarge'; it must be an instance type"),
+        ("[interval]\nmost_share = 0", "field 'interval.most_share' is 0.0; it must be a number above 0"),
+        (f'[save]\ndeadline = "{"9" * 400}d"', "it must be a duration"),
+        ('[prices]\n"ml.p5.48xlarge" = true', "field 'prices.ml.p5.48xlarge' is True; it must be a number"),
         ('[prices]\n"ml.p5.48xlarge" = "dear"', "field 'prices.ml.p5.48xlarge' is 'dear'; it must be a number"),
         ("causes = 3", "field 'causes' must be a table, written [causes]"),
-        ('[causes]\n"err" = "data"', "field 'causes' names 'err'; it must be a text of 4 to 100 characters"),
+        ('[causes]\n"err " = "data"', "field 'causes' names 'err '; it must be a text of 4 to 100 characters"),
         ('[causes]\n"lost fabric" = "diverged"', "the cause 'diverged'; it must be one of infrastructure, hardware"),
         ('[causes]\n"lost fabric" = ["data"]', "the cause ['data']; it must be one of"),
     ],
 )
-def test_prices_and_causes_name_what_is_wrong(text, complaint):
+def test_a_refusal_names_what_is_wrong(text, complaint):
     assert complaint in refusal(text)
 
 
@@ -202,7 +221,8 @@ def test_a_policy_may_name_causes():
 def test_each_cause_but_two_has_a_budget():
     """What cannot be named is bounded by progress, and capacity by time: neither has a count of its own."""
     assert {cause for cause in Cause if Policy().retries.of(cause) is None} == {Cause.UNKNOWN, Cause.CAPACITY}
-    assert Policy().retries.of(Cause.USER_CODE) == Policy().retries.user_code
+    budgets = {cause: number for number, cause in enumerate(Cause) if cause not in (Cause.UNKNOWN, Cause.CAPACITY)}
+    assert {cause: Retries(**budgets).of(cause) for cause in budgets} == budgets
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
