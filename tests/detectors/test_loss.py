@@ -10,6 +10,7 @@ import pytest
 
 from rerail.detection.detectors import Detectors
 from rerail.detection.divergence import Divergence, EarlierLevel
+from rerail.detection.loss_scale import LossScale
 from rerail.detection.rise import LossRise
 from rerail.detection.row import RowReader
 from rerail.model.finding import Kind, Level
@@ -286,6 +287,22 @@ def test_a_loss_below_zero_is_measured_by_the_progress_of_the_run(first, share) 
         311,
         f"loss {first - 1212} is far below the usual one: 922 less than {first - 277.5}",
     )
+
+
+def test_the_unit_of_the_linear_scale_is_the_progress() -> None:
+    """Zeros do not lead to that scale, three losses below zero do; noise after the first is no progress."""
+    scale = LossScale()
+    for loss in (*[3.0] * 12, *[0.0] * 3, *[-1.0] * 2):
+        scale.read(loss)
+    assert (scale.start, scale.place(math.e), scale.convert(0.1, -2.0)) == (3.0, 1.0, 0.05)
+    read = [(scale.read(-1.0), scale.place(1.0), scale.is_new) for _ in range(13)]
+    assert read == [*[(None, None, False)] * 11, (-0.5, 0.5, True), (-0.5, 0.5, False)]
+    units = []
+    for losses in ([7.0, -9.0] * 6, [-3.0] * 12, [-3.1] * 7):
+        units += [(scale.read(loss), scale.unit)[1] for loss in losses[:-1]]
+        scale.read(losses[-1])
+    assert set(units) == {4.0}, "6 is not more than 1.5 times the unit"
+    assert (scale.unit, scale.factor, scale.is_new) == (pytest.approx(6.1), pytest.approx(4 / 6.1), False)
 
 
 def changed(rows: int, *changes: tuple[int, int, float]) -> list[Sample]:

@@ -238,6 +238,15 @@ def test_of_a_large_folder_everything_newer_is_quarantined(s3, small, pages):
     assert len(keys) == 29 * len(NAMES)
 
 
+def test_a_folder_within_all_limits_is_listed(s3, small, pages, monkeypatch):
+    """Ten objects as a whole. With more, what was listed at first does not count twice: 300 objects in 32 pages."""
+    put(s3, *(f"checkpoint-100/{number}" for number in range(10)))
+    assert folder_listing.FolderListing("shared", "run/").is_whole
+    put(s3, *(f"data/{number}" for number in range(298)))
+    monkeypatch.setattr(folder_listing, "MAX_CALLS", 32)
+    assert len(folder_listing.FolderListing("shared", "run/").objects) == 298
+
+
 def many_objects(s3: Any) -> None:
     put(s3, *(f"data/{number}" for number in range(301)))
 
