@@ -151,15 +151,18 @@ def test_the_head_has_counts_pause_and_health(where):
 
 
 def test_an_error_that_several_runs_failed_with_is_named_once(where):
-    error = "ModuleNotFoundError: No module named 'flash_attn'"
-    for name in ("a", "b", "c", "d"):
-        run = held(name)
-        attempt = replace(run.current, cause=Cause.USER_CODE, fingerprint="f1")
-        incident = replace(run.incidents[0], cause=Cause.USER_CODE, evidence=error)
-        keep(where, replace(run, attempts=(run.attempts[0], attempt), incidents=(incident,)))
+    """Of a held run the current attempt has failed, of one that waits the attempt before."""
+    error, other = "ModuleNotFoundError: No module named 'flash_attn'", "KeyError: the column 'text'"
+    for names, state, text in (("abcd", RunState.HELD, error), ("gh", RunState.WAITING, other)):
+        for name in names:
+            run, attempts = held(name), [*held(name).attempts]
+            number = 2 if state is RunState.HELD else 1
+            attempts[number - 1] = replace(attempts[number - 1], cause=Cause.USER_CODE, fingerprint=text)
+            incident = replace(run.incidents[0], attempt=number, cause=Cause.USER_CODE, evidence=text)
+            keep(where, replace(run, state=state, attempts=tuple(attempts), incidents=(incident,)))
     keep(where, held("e"), held("f"))
     assert f"error  {error}: a, b, c and 1 more\n" in print_status()
-    assert json.loads(print_status("--json"))["shared_errors"] == {error: ["a", "b", "c", "d"]}
+    assert json.loads(print_status("--json"))["shared_errors"] == {error: ["a", "b", "c", "d"], other: ["g", "h"]}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +297,11 @@ def test_each_state_has_its_start_time():
     """From what the record holds, without reading a timeline."""
     began = NOW - 10 * HOUR
     stop = PlannedStop(AfterStop.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)
-    assert find_state_start(a_run("a", RunState.WATCHING)) == began + HOUR
+    watched = a_run("a", RunState.WATCHING)
+    assert find_state_start(watched) == began + HOUR
+    orders = tuple(InPlaceRestart(n, "c", "nan", NOW, NOW, restarted_at=NOW - n * SECOND) for n in (3, 2))
+    current = replace(watched.current, in_place_restarts=orders)
+    assert find_state_start(replace(watched, attempts=(watched.attempts[0], current))) == NOW - 2 * SECOND
     assert find_state_start(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
     assert find_state_start(a_run("a", RunState.WAITING)) == began + HOUR
     assert find_state_start(held("a")) == NOW - HOUR

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.decision import select_known
-from rerail.decisions.in_place_restart import RestartTarget, find_obstacle
+from rerail.decisions.in_place_restart import RestartTarget, choose_target, find_obstacle, on_processes_restarted
 from rerail.decisions.remedies import Failure
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
@@ -18,7 +18,7 @@ from rerail.model.diagnosis import Diagnosis
 from rerail.model.errors import CommandNotStored
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import LIMITS, Ability, Command, CommandKind, ReportKind
+from rerail.model.mailbox import LIMITS, Ability, Command, CommandKind, Report, ReportKind
 from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -165,9 +165,13 @@ def test_tainted_checkpoints_stay_tainted_for_a_successor(world, job):
 
 
 def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
+    """Where only the job can read the checkpoints, it takes any before the onset."""
     job.finds(onset=50)
     assert job.order.resume_step == 0
     assert "in place, from the start" in world.reasons()[-1]
+    failure = Failure(Diagnosis(Cause.DIVERGED, "", "", ""), 510, None, world.clock())
+    unseen = replace(world.run(), checkpoint_uri="")
+    assert [choose_target(unseen, failure, onset).resume_step for onset in (450, 0, None)] == [449, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [Kind.THROUGHPUT_DROP, Kind.STALL, Kind.STARTUP_STALL])
@@ -487,6 +491,16 @@ def test_only_another_restart_than_the_last_is_tried_without_progress(world, job
     failure = Failure(Diagnosis(Cause.DIVERGED, "", "", ""), 510, resume_step, world.clock())
     found = find_obstacle(run, failure, replace(RestartTarget(400, 450, "", 1.0), **aim), Policy())
     assert obstacle in found and bool(obstacle) == bool(found)
+    # What runs again after its restart was given up is stopped: its failure is not charged twice.
+    late = Report("r1", "gpt", 1, "gpt", ReportKind.RESTARTED, world.clock(), restart=1)
+    assert (on_processes_restarted(run, late, at=world.clock()).run == run) is ("failed" in ordered)
+
+
+def test_a_crash_is_left_to_people_where_the_policy_asks_for_an_approval(world, job):
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    job.crashes()
+    assert world.mailbox.commands[-1].kind is CommandKind.TRAIN
+    assert "not restarted in place (nothing is done without a human)" in world.reasons()[-1]
 
 
 @pytest.mark.parametrize("cause", ["oom", "hardware", "unknown"])

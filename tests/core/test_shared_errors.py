@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.shared_errors import has_recovered
+from rerail.decisions.shared_errors import find_shareable_error, has_recovered
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
+from rerail.model.causes import Cause
 from rerail.model.policy import Limits, Policy
 from rerail.model.run import RunState
 from rerail.model.signals import OperatorVerb
@@ -122,6 +123,8 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
         (replace(waits, incidents=(replace(incident, passed_at=failed_at),)), soon, False),
     ):
         assert has_recovered(changed, failed_at, at) is expected
+    shared = {cause for cause in Cause if find_shareable_error(run, replace(run.attempts[0], cause=cause))}
+    assert shared == {Cause.USER_CODE, Cause.DATA}
 
 
 @pytest.mark.threat("T38")

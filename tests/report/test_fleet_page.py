@@ -32,6 +32,8 @@ def test_a_run_that_waits_for_a_person_is_first_with_its_command():
     found = fleet(trains("bert"), held().run)
     page = render_fleet_page(found, find_page=lambda run: f"https://reports/{run}")
     assert "2 runs are open, 1 of them waiting for a person" in page
+    ended = fleet(replace(trains("done"), state=RunState.COMPLETED)).rows[0]
+    assert max(*found.rows, replace(ended, todo="look at it"), key=find_sort_key).run.id == "done"
     assert page.index("rerail release gpt") < page.index("<h2>Runs</h2>") < page.index(">bert</a>")
     assert 'href="https://reports/gpt"' in page and "1,234" in page and "oom: " in page
 

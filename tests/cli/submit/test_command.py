@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from moto import mock_aws
 from typer.testing import CliRunner, Result
 
@@ -21,6 +22,7 @@ from cli.submit.account import SubmissionAccount
 from cli.submit.following import News
 from cli.submit.settings import KINDS, read_defaults
 from cli.submit.start import START_CHANNEL
+from rerail.aws import clients
 from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.decisions.remedies import format_continue
@@ -28,6 +30,7 @@ from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import POLICY_TAG, read_signing_key
 from tests.aws.places import REGION, make_bucket
 from tests.fakes import KEY
+from tests.raising import raising
 
 DOCS = place.ROOT / "docs" / "submit.md"
 ROLE = "arn:aws:iam::123456789012:role/Training"
@@ -89,13 +92,19 @@ def test_advice_names_what_was_submitted(account, monkeypatch, given):
     assert format_continue(run) == f"rerail submit {given} --continue first"  # type: ignore[arg-type]
 
 
-def test_code_that_was_uploaded_once_is_not_uploaded_again(account):
-    """Nor is a changed one taken for it."""
+def test_code_that_was_uploaded_once_is_not_uploaded_again(account, monkeypatch):
+    """Nor is a changed one taken for it, also by a user who may not list. S3 refuses a bucket of another account."""
+    monkeypatch.setattr(clients, "_bucket_owner", "")
+    sent: list[dict] = []
+    client("s3").meta.events.register("before-call.s3.PutObject", lambda params, **_: sent.append(params["headers"]))
     first, second = submitted("--name", "first"), submitted("--name", "second")
     (account / "model.py").write_text("x = 1\n")
+    unlisted = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
+    monkeypatch.setattr(client("s3"), "head_object", raising(unlisted))
     third = submitted("--name", "third")
     uris = [printed["request"]["HyperParameters"]["sagemaker_submit_directory"] for printed in (first, second, third)]
     assert uris[0] == uris[1] != uris[2] and len(objects()) == 2
+    assert [headers["x-amz-expected-bucket-owner"] for headers in sent] == ["123456789012"] * 2
 
 
 def test_a_dry_run_uploads_and_starts_nothing(account):

@@ -220,7 +220,8 @@ def test_sagemakers_own_retries_and_file_systems_are_kept():
     assert request["RetryStrategy"] == {"MaximumRetryAttempts": 10} and request["InputDataConfig"] == [channel]
     own = {**PLAIN, "RetryStrategy": {"MaximumRetryAttempts": 3}}
     assert supervised(own, retries=10)["RetryStrategy"] == {"MaximumRetryAttempts": 3}
-    assert supervised({"role": "r"}, retries=10)["max_retry_attempts"] == 10
+    for kept, retries in ((None, 30), (3, 3)):
+        assert supervised({"role": "r", "max_retry_attempts": kept}, retries=30)["max_retry_attempts"] == retries
     assert "RetryStrategy" not in supervised(PLAIN) and "max_retry_attempts" not in supervised({"role": "r"})
 
 
@@ -244,6 +245,9 @@ def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words
     """Not when the first machine fails, at night."""
     with pytest.raises(RequestRefused, match=words):
         supervised(job, **options)
+    tags, channels = [{"Key": str(n), "Value": ""} for n in range(47)], [CHANNEL] * 19
+    full = {**STOCK, "Tags": tags, "Environment": {str(n): "" for n in range(98)}, "InputDataConfig": channels}
+    assert len(supervised(full, agent=WHEEL)["InputDataConfig"]) == 20
 
 
 @pytest.mark.slow
