@@ -24,6 +24,7 @@ from rerail.incident_report.fleet import FleetRow, FleetStatus, find_state_start
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.errors import StateUnknown
+from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase
 from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
 from rerail.model.metrics import Cursor
@@ -222,6 +223,9 @@ def test_a_job_that_only_an_operator_may_stop_is_shown_with_its_cost_and_the_com
     keep(where, running, replace(priceless, attempts=attempts), held("c"))
     for name, mode in (("d", Mode.OBSERVE), ("e", Mode.ACT), ("f", Mode.APPROVE)):
         keep(where, a_run(name, RunState.WATCHING, labels=(label,), last_policy=Policy(mode=mode)))
+    blind = replace(a_run("g", RunState.WATCHING), last_policy=Policy(mode=Mode.OBSERVE))
+    finding = Finding(Kind.BLIND, Level.WARN, None, None, "no metrics", NOW)
+    keep(where, replace(blind, warnings=(blind.make_warning_key(finding),)))
     said, cost = print_status(), ", which costs $63.30 an hour"
     asked = {"a": cost, "b": "", "d": cost, "f": cost}
     assert {name: f"{line}: rerail stop {name}\n" in said for name, line in asked.items()} == dict.fromkeys(asked, True)

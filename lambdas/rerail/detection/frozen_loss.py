@@ -62,7 +62,7 @@ class FrozenLoss:
     def _is_explained(self, loss: float, before: float, quantum: float) -> bool:
         """Return whether learning to zero, or rounding, explains that a value repeats."""
         if loss == 0:
-            return abs(before) < LEARNT * self.level.median() or 0 < abs(before) <= NEARLY_ZERO * quantum
+            return abs(before) < LEARNT * self.level.median() or abs(before) <= NEARLY_ZERO * quantum
         varied = self.level.quantile(0.75) - self.level.quantile(0.25)
         last = [*self.level.values[-LAST_CHANGES:], abs(loss)]
         converges = all(abs(later - earlier) < CONVERGES * quantum for earlier, later in pairwise(last))

@@ -167,6 +167,9 @@ def test_a_role_may_be_given_by_its_name_or_created(account, monkeypatch):
     monkeypatch.setattr(SubmissionAccount, "create", lambda *_, role_is_new: are_new.append(role_is_new))
     assert [rerail("submit", "train.py", "--create-role").exit_code for _ in range(2)] == [0, 0]
     assert are_new == [True, False]
+    denied = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetRole")
+    monkeypatch.setattr(client("iam"), "get_role", raising(denied))
+    assert "cannot look up the role Mine" in rerail("submit", "train.py", "--role", "Mine").stderr
 
 
 PROJECT = """[submit]
