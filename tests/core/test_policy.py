@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
-from rerail.model.policy import Mode, OnMaxRuntime, Policy, Retries, parse_policy, to_toml
+from rerail.model.policy import Mode, Policy, Retries, parse_policy, to_toml
 from rerail.model.thresholds import PlannedChange, Thresholds
 from tests.core.strategies import policies
 
@@ -27,27 +27,6 @@ def test_an_empty_file_is_the_default_policy():
     assert parse_policy("", name="default") == Policy()
 
 
-def test_every_field_can_be_written():
-    text = """
-        mode = "observe"
-        on_max_runtime = "relaunch"
-        [retries]
-        oom = 2
-        [limits]
-        starts_window = "1.5h"
-        [capacity]
-        wait = "2d"
-        [save]
-        deadline = "90s"
-    """
-    policy = parse_policy(text, name="night")
-    assert (policy.name, policy.mode, policy.on_max_runtime) == ("night", Mode.OBSERVE, OnMaxRuntime.RELAUNCH)
-    assert policy.retries == replace(Policy().retries, oom=2)
-    assert policy.limits.starts_window == timedelta(minutes=90)
-    assert policy.capacity.wait == timedelta(days=2)
-    assert policy.save.deadline == timedelta(seconds=90)
-
-
 @pytest.mark.parametrize(
     ("text", "duration"),
     [
@@ -57,7 +36,6 @@ def test_every_field_can_be_written():
         ("15m", timedelta(minutes=15)),
         ("0.5h", timedelta(minutes=30)),
         (" 7d ", timedelta(days=7)),
-        ("366d", timedelta(days=366)),
     ],
 )
 def test_durations_are_written_with_their_unit(text, duration):
@@ -183,12 +161,6 @@ def test_a_threshold_of_zero_is_refused():
     assert parse_policy('[detection]\nthroughput_floor = "0s"', name="night").detection == Thresholds()
 
 
-def test_a_policy_may_set_prices():
-    policy = parse_policy('[prices]\n"ml.p5.48xlarge" = 40\n"ml.p6-b200.48xlarge" = 99.5', name="night")
-    assert policy.prices == {"ml.p5.48xlarge": 40.0, "ml.p6-b200.48xlarge": 99.5}
-    assert parse_policy(to_toml(policy), name="night") == policy
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -208,12 +180,14 @@ def test_a_refusal_names_what_is_wrong(text, complaint):
     assert complaint in refusal(text)
 
 
-def test_a_policy_may_name_causes():
-    text = """[causes]
+def test_a_policy_may_set_prices_and_name_causes():
+    text = """prices = {"ml.p5.48xlarge" = 40, "ml.p6-b200.48xlarge" = 99.5}
+[causes]
 "fabric 'A' \\"lost\\"" = "hardware"
 "exit code: 42" = "infrastructure"
 """
     policy = parse_policy(text, name="night")
+    assert policy.prices == {"ml.p5.48xlarge": 40.0, "ml.p6-b200.48xlarge": 99.5}
     assert policy.causes == {"fabric 'A' \"lost\"": Cause.HARDWARE, "exit code: 42": Cause.INFRASTRUCTURE}
     assert parse_policy(to_toml(policy), name="night") == policy
 
