@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.shared_errors import find_shareable_error, has_recovered
+from rerail.decisions.shared_errors import MARGIN, find_shareable_error, has_recovered
 from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
@@ -111,9 +111,13 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
     (incident,) = run.incidents
     later, soon = failed_at + timedelta(hours=9), world.clock()
     waits = replace(run, state=RunState.WAITING)
+    untrained = replace(run, attempts=(replace(run.attempts[0], training_started_at=None), run.current))
+    border = run.current.training_started_at + MARGIN
     for changed, at, expected in (
         (run, soon, False),
         (run, later, True),
+        (untrained, border, False),
+        (untrained, border + timedelta(seconds=1), True),
         (waits, later, False),
         (replace(waits, attempts=run.attempts[:1]), later, False),
         (replace(run, state=RunState.COMPLETED), soon, True),

@@ -204,7 +204,7 @@ def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:
     assert said(samples([*[10.0 * 0.5**row for row in range(60)], *[0.0] * 200]), Kind.FROZEN_LOSS) == []
 
 
-@pytest.mark.parametrize(("zeros", "worst"), [(0, Level.INTERVENE), (30, Level.WARN)])
+@pytest.mark.parametrize(("zeros", "worst"), [(0, Level.INTERVENE), (19, Level.INTERVENE), (20, Level.WARN)])
 def test_zeros_are_acted_on_unless_they_have_come_and_gone_before(zeros, worst) -> None:
     """The policy of an agent may have nothing left to learn for a while, and its loss is printed as -0.0000."""
     busy = [round(0.3 * math.sin(row), 4) for row in range(1, 60)]
