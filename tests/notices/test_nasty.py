@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -29,7 +30,7 @@ MARKUP = ["*", "_", "`", "~", "<!channel>", "<@U1>", "[x](http://e.vil)", "<http
 UNSEEN = ["\x00", "\x1b[31m", "\u202e", "\ud800", "\u2028What to do:", "🔥", "loss", " "]
 EVIDENCE = st.lists(st.sampled_from([*MARKUP, *UNSEEN]) | st.text(), max_size=20)
 NAMES = st.from_regex(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", fullmatch=True) | st.text(min_size=1)
-LIVE = re.compile(r"(?i)https?://\S+|\bwww\.|<[!@#]|<https?|\]\(")
+LIVE = re.compile(r"(?i)https?://\S+|\bwww\.|\be\.vil|<[!@#]|<https?|\]\(")
 
 
 @given(st.sampled_from(NOTICES), NAMES, EVIDENCE.map("".join))
@@ -64,6 +65,40 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
 
 
 @pytest.mark.threat("T12")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "evil.com/approve?run=x",
+        "ops@evil.com",
+        "evil.com.py",
+        "model.pt",
+        "evil.com_",
+        "10.0.0.1/x",
+        "\u044f.\u0440\u0444",
+        "evil\u3002com",
+        "evil\uff0ecom",
+        "https://x",
+        "zoommtg://x",
+        "sms:123",
+        r"\\evil\x",
+    ],
+)
+def test_no_receiver_makes_a_link_of_what_is_quoted(text):
+    """Chat, mail and pager programs also find names without a scheme. Ours come behind their own names."""
+    words = f"see {text} now"
+    notice = replace(NOTICES[0], title=words, body=words, did=words, todo=words)
+    chat, pager, hook = (render(notice, Links()) for render in (format_chat, format_pagerduty, format_webhook))
+    texts = [chat["content"], pager["payload"], *(hook[name] for name in ("title", "body", "did", "todo"))]
+    for part in (*texts, format_subject(notice), format_text(notice, Links())):
+        assert text not in (part if isinstance(part, str) else " ".join(_list_texts(part)))
+
+
+def _list_texts(part):
+    values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [part] if isinstance(part, str) else [text for value in values for text in _list_texts(value)]
+
+
+@pytest.mark.threat("T12")
 @given(st.sampled_from(NOTICES), EVIDENCE.map("".join))
 def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
     """Whatever stands at the start of a line is ours."""
@@ -78,7 +113,8 @@ def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, eviden
     ("text", "shown"),
     [
         ("loss_spike in s3://bucket/run_1/__0_0.distcp", "loss_spike in s3://bucket/run_1/＿＿0_0.distcp"),
-        ("see http://e.vil/x", "see http：//e.vil/x"),
+        ("see http://e.vil/x", "see http：//e․vil/x"),
+        ("raise limits.stop_dollars; train.py: loss 2.5e-3", "raise limits.stop_dollars; train.py: loss 2.5e-3"),
         ("<!here> @channel", "‹!here› ＠channel"),
         ("first\n\n  # second\r\nthird", "first\n  ＃ second\n  third".replace("  ＃", "    ＃")),
     ],

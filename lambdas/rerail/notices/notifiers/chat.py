@@ -26,9 +26,6 @@ QUOTED_LIMIT = 2_000
 # Look-alikes of markup characters: emphasis, code, mentions and links of Slack (<...>), links of Teams.
 ESCAPES = str.maketrans({"*": "∗", "~": "∼", "`": "'", "<": "‹", ">": "›", "[": "［", "]": "］", "#": "＃", "|": "¦"})
 UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# Chat programs also find an address behind a digit or a letter of another script.
-ADDRESS = re.compile(r"(?i)(?<![a-z])(https?|ftp|mailto|slack|msteams|tel):")
-SITE = re.compile(r"(?i)(?<![a-z])(www)\.")
 COMMAND = re.compile(r"((?:.*:)?) ?(rerail [A-Za-z0-9 ._-]+)")
 MENTION = re.compile(r"@(?=\w)")
 ICONS = {"page": "🔴", "inform": "🔵", "clear": "🟢"}
@@ -36,8 +33,7 @@ ICONS = {"page": "🔴", "inform": "🔵", "clear": "🟢"}
 
 def escape(text: str) -> str:
     """Return untrusted text without markup, mentions and links."""
-    text = UNDERSCORE.sub("＿", indent(text).translate(ESCAPES))
-    return MENTION.sub("＠", SITE.sub(r"\1．", ADDRESS.sub(r"\1：", text)))
+    return MENTION.sub("＠", UNDERSCORE.sub("＿", indent(text).translate(ESCAPES)))
 
 
 def format_chat(notice: Notice, links: Links) -> dict[str, Any]:

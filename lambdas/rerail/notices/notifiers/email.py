@@ -4,7 +4,7 @@ from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
-    clean_text,
+    clean_prose,
     format_cost,
     format_deadline,
     format_since,
@@ -19,14 +19,14 @@ SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
 
 def format_subject(notice: Notice) -> str:
     """Return the title as a valid SNS subject."""
-    title = " ".join("".join(c if " " <= c <= "~" else " " for c in notice.title).split())
+    title = " ".join("".join(c if " " <= c <= "~" else " " for c in clean_prose(notice.title)).split())
     return truncate(title, SUBJECT_LIMIT) or "Rerail"
 
 
 def format_text(notice: Notice, links: Links) -> str:
     """Return the whole notice as plain text."""
     todo = (
-        "\n".join(["What to do:", *(f"  - {step}" for step in list_next_steps(notice))])
+        "\n".join(["What to do:", *(f"  - {clean_prose(step)}" for step in list_next_steps(notice))])
         if list_next_steps(notice)
         else ""
     )
@@ -35,9 +35,9 @@ def format_text(notice: Notice, links: Links) -> str:
         ("What Rerail did", indent(notice.did)),
         ("Since", format_since(notice)),
         ("Cost so far", format_cost(notice)),
-        ("Where", clean_text(format_state(notice))),
+        ("Where", clean_prose(format_state(notice))),
     )
     fact_lines = "\n".join(f"{name}: {value}" for name, value in facts if value)
     link_lines = "\n".join(f"  {name}: {link}" for name, link in [*links.named, ("Terminal", links.show)] if link)
-    happened = indent(notice.body) or clean_text(notice.title)
+    happened = indent(notice.body) or clean_prose(notice.title)
     return "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))

@@ -9,7 +9,7 @@ from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.text import clean_text, format_cost, format_deadline, format_state
+from rerail.notices.notifiers.text import clean_prose, clean_text, format_cost, format_deadline, format_state
 
 SUMMARY_LIMIT, KEY_LIMIT = 1_024, 255
 
@@ -27,10 +27,10 @@ def format_pagerduty(notice: Notice, links: Links) -> dict[str, Any] | None:
 
 def _make_trigger(notice: Notice, links: Links) -> dict[str, Any]:
     payload: dict[str, Any] = {
-        "summary": truncate(" ".join(clean_text(notice.title).split()), SUMMARY_LIMIT) or "Rerail",
-        "source": clean_text(notice.job or notice.run) or "rerail",
+        "summary": truncate(" ".join(clean_prose(notice.title).split()), SUMMARY_LIMIT) or "Rerail",
+        "source": clean_prose(notice.job or notice.run) or "rerail",
         "severity": "critical",
-        "component": clean_text(notice.run),
+        "component": clean_prose(notice.run),
         "group": "sagemaker",
         "class": notice.runbook.value,
         "custom_details": _list_details(notice, links),
@@ -52,13 +52,13 @@ def _make_trigger(notice: Notice, links: Links) -> dict[str, Any]:
 def _list_details(notice: Notice, links: Links) -> dict[str, Any]:
     """Return the non-empty details, the most important first."""
     details = {
-        "what happened": clean_text(notice.body),
-        "what to do": clean_text(notice.todo),
+        "what happened": clean_prose(notice.body),
+        "what to do": clean_prose(notice.todo),
         "by when": format_deadline(notice),
-        "what Rerail did": clean_text(notice.did),
+        "what Rerail did": clean_prose(notice.did),
         "since": notice.since.isoformat() if notice.since else "",
         "cost so far": format_cost(notice),
-        "where": clean_text(format_state(notice)),
+        "where": clean_prose(format_state(notice)),
         "runbook": links.runbook,
         "in a terminal": links.show,
     }

@@ -1,14 +1,39 @@
 """Format times, money and untrusted text for every channel."""
 
+import re
 import unicodedata
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.notice import Notice
+from rerail.model.policy import Policy
 from rerail.model.redaction import redact_patterns
 
 # Joins the parts of one emoji. Other invisible characters are removed, since some reverse the direction of a line.
 ZERO_WIDTH_JOINER = "\u200d"
+# What chat, mail and pager programs turn into links: schemes, paths of Windows shares, and names with dots.
+SCHEME = re.compile(
+    r"(?i)(?<![a-z])(?!s3:)(?:(?:https?|ftp|mailto|tel|sms|callto|sips?|slack|skype|msteams|javascript)(?=:)"
+    r"|[a-z][a-z0-9+.-]{0,30}(?=://)):"
+)
+SHARE = re.compile(r"\\\\(?=\w)")
+DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:[.\u3002\uff0e\uff61][\w-]++)+")
+DOT = re.compile(r"[.\u3002\uff0e\uff61]")
+# Numbers, exceptions, and files whose endings are not top-level domains, or ones below which names are reserved.
+HARMLESS = re.compile(
+    r"(?i)[v-]?\d+(?:\.\d[\w-]*){1,2}|[\w-]+\."
+    r"(?:\w*(?:error|exception|warning)|bin|ckpt|csv|distcp|json|jsonl|log|npy|npz|parquet|pkl|pth|py|safetensors"
+    r"|toml|txt|whl|yaml|yml)"
+)
+POLICY_FIELDS = frozenset(
+    f"{section.name}.{field.name}"
+    for section in fields(Policy)
+    if is_dataclass(values := getattr(Policy(), section.name))
+    for field in fields(values)
+)
+# They look like the colon, backslash and dot. IDNA does not read this dot as one, unlike the fullwidth one.
+COLON, BACKSLASH, ONE_DOT_LEADER = "\uff1a", "\u29f5", "\u2024"
 
 
 def clean_text(text: str) -> str:
@@ -19,9 +44,21 @@ def clean_text(text: str) -> str:
     return redact_patterns("".join(readable).strip())
 
 
+def clean_prose(text: str) -> str:
+    """Return the clean text without anything that a chat, mail or pager program turns into a link."""
+    text = SCHEME.sub(lambda found: found[0][:-1] + COLON, clean_text(text))
+    text = SHARE.sub(2 * BACKSLASH, text)
+    return DOTTED.sub(lambda found: _defuse_name(found[0]), text)
+
+
+def _defuse_name(name: str) -> str:
+    is_harmless = name in POLICY_FIELDS or HARMLESS.fullmatch(name)
+    return name if is_harmless else DOT.sub(ONE_DOT_LEADER, name)
+
+
 def indent(text: str) -> str:
-    """Return the text with all lines after the first indented, so that it cannot pass for a part of the notice."""
-    return "\n  ".join(line.rstrip() for line in clean_text(text).splitlines() if line.strip())
+    """Return the prose with all lines after the first indented, so that it cannot pass for a part of the notice."""
+    return "\n  ".join(line.rstrip() for line in clean_prose(text).splitlines() if line.strip())
 
 
 def list_next_steps(notice: Notice) -> list[str]:
