@@ -279,15 +279,22 @@ def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], l
         attempt = _get_attempt_if_tainted(tainted, folder)
         if (parse_step(folder) or 0) <= after or attempt is None:
             continue
-        place = find_free_path(root / QUARANTINE / f"a{attempt}-{folder.name}")
-        make_folder(place.parent)
-        try:
-            folder.rename(place)
-        except FileNotFoundError:
-            continue  # another machine on the same file system was faster
-        sync_folder(place.parent)
-        sync_folder(root)
-        log(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place.relative_to(root)}")
+        if place := _move_to_quarantine(folder, attempt):
+            log(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place}")
+
+
+def _move_to_quarantine(folder: Path, attempt: int | str) -> str:
+    """Return the folder's new place, "" if another machine on the same file system was faster."""
+    root = folder.parent
+    place = find_free_path(root / QUARANTINE / f"a{attempt}-{folder.name}")
+    make_folder(place.parent)
+    try:
+        folder.rename(place)
+    except FileNotFoundError:
+        return ""
+    sync_folder(place.parent)
+    sync_folder(root)
+    return str(place.relative_to(root))
 
 
 def _get_attempt_if_tainted(tainted: Callable[[Manifest], bool], folder: Path) -> int | str | None:
@@ -440,7 +447,7 @@ class FrameworkCheckpoints:
         folder = self._root / f"step-{step:09d}"
         self._known.add(folder.name)
         with self._guard.phase("save"):
-            if gather(get_rank() == 0 and is_whole(folder))[0]:
+            if gather(get_rank() == 0 and is_whole(folder) and folder.name in select_trusted(read_all(self._root)))[0]:
                 self._guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
                 return
             started = time.monotonic()
@@ -462,7 +469,12 @@ class FrameworkCheckpoints:
         return next((failure for failure in gather(failure) if failure), "")
 
     def _make_room(self, folder: Path) -> None:
+        """Empty the folder of what this run has left there; what may be another run's is moved to quarantine."""
         if is_host_leader():
+            found = select_trusted(read_all(self._root)).get(folder.name)
+            is_own = found is not None and found.run == AttemptInfo.from_environment().run
+            if (folder / MANIFEST).exists() and not is_own and (moved := _move_to_quarantine(folder, "unknown")):
+                print_line(f"{folder.name} may be another run's: moved to {moved}")
             delete_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
 

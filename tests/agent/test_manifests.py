@@ -273,6 +273,23 @@ def test_frameworks_delete_nothing_of_a_run_that_shares_their_folder(tmp_path, n
     assert sorted(int(path.name[-1]) for path in tmp_path.iterdir()) == [1, 2, 3, 5]
 
 
+@pytest.mark.threat("T19")
+@pytest.mark.parametrize("change", ["damage", "garble", "sign"])
+def test_a_checkpoint_of_another_run_at_the_same_step_goes_to_quarantine(tmp_path, new_guard, monkeypatch, change):
+    """One whose files or manifest are damaged, or that the run has not signed: it is neither deleted nor taken."""
+    other = saved(tmp_path, "step-000000001")
+    if change == "sign":
+        monkeypatch.setenv("RERAIL_SEAL_KEY", "a" * 64)
+        saved(tmp_path, "step-000000000")
+    else:
+        (other / ("model" if change == "damage" else "manifest.json")).write_bytes(b"damaged")
+    monkeypatch.setenv("RERAIL_RUN", "another")
+    checkpoints = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=3)
+    checkpoints.save(1, lambda place: (place / "model").write_text("own"), reason="periodic")
+    assert (other / "model").read_text() == "own"
+    assert (tmp_path / "quarantine" / "aunknown-step-000000001" / "model").exists()
+
+
 def test_ranks_save_one_checkpoint_together_and_agree_on_the_newest(tmp_path):
     """Rank 0 lists what all have written; where one machine lacks a step, all take the one before."""
     ranks = Ranks(on_two_machines, 2, roots=[str(tmp_path / "a"), str(tmp_path / "b")])

@@ -145,18 +145,20 @@ class CommitQueue:
             )
         except Exception as error:  # no error may end this thread: a later save would never be written
             ended = self._failed(save, f"{type(error).__name__}: {error}")
-        self._finish(save, ended)
+        self.finish(ended, save.after)
+        with self._lock:
+            self._under_way -= 1
+            self._lock.notify_all()
 
-    def _finish(self, save: PendingCheckpoint, ended: CommitResult) -> None:
-        if save.after is not None:
+    def finish(self, ended: CommitResult, after: Callable[[CommitResult], None] | None) -> None:
+        """Pass on the result of a save, also of one that was never submitted."""
+        if after is not None:
             try:
-                save.after(ended)
+                after(ended)
             except Exception as error:  # the caller's own code
                 self.log(f"after the save of {make_folder_name(ended.step)}: {type(error).__name__}: {error}")
         with self._lock:
             self._finished.append(ended)
-            self._under_way -= 1
-            self._lock.notify_all()
 
     def _write(self, save: PendingCheckpoint) -> dict[str, Any]:
         """Return this rank's report: its file and the positions of its values, or the error."""

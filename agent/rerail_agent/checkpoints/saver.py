@@ -14,7 +14,7 @@ import torch
 from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
 from rerail_agent.checkpoints.manifest import UNREADABLE, DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
-from rerail_agent.checkpoints.rank_exchange import RankExchange
+from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksTimedOut
 from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
 from rerail_agent.checkpoints.safe_load import UnsafeValue, find_unsafe_value
@@ -117,8 +117,8 @@ class Saver:
         """Stage the state; the training may go on when this returns, and the commit follows in the background.
 
         Return False if a complete checkpoint of that step exists: a replayed step is the same state again. `after` is
-        called with the result, on every rank, from another thread. Waits for an earlier save that is still being
-        written.
+        called with the result, on every rank, from another thread; where a step cannot be replaced, from this one.
+        Waits for an earlier save that is still being written.
         """
         started = time.monotonic()
         commit_queue = self._connect()
@@ -126,8 +126,18 @@ class Saver:
         manifest = replace(manifest, loss=None if loss is None or not math.isfinite(loss) else float(loss))
         leaves = self._plan_leaves(state)
         assert self._plan is not None and self._writer is not None
-        if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
-            return False
+        try:
+            if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
+                return False
+        except RanksTimedOut:
+            raise
+        except Exception as error:  # the same on every rank: this save fails, and the training goes on
+            seconds, path = time.monotonic() - started, self.place.path(manifest.step)
+            problem = f"what lies there is left alone: {error}"
+            commit_queue.finish(
+                CommitResult(manifest.step, path, self.place.durability, seconds, manifest, problem), after
+            )
+            return True
         self._seen.add(manifest.step)
         commit_queue.await_arena()
         self._plan.stage(leaves)
@@ -355,8 +365,8 @@ class Saver:
     def _make_room(self, step: int, run: str) -> bool:
         """Return whether a save may replace a step: not if that is complete.
 
-        What this run has left there is deleted, and what S3 refuses to read: that cannot be copied. Any other
-        checkpoint that may be another run's is moved to quarantine.
+        What this run has left there is deleted. Any other checkpoint that may be another run's is moved to quarantine;
+        raises DamagedCheckpoint for one that S3 refuses to read, and therefore to copy.
         """
         commit_queue = self._connect()
         commit_queue.await_end(None)
@@ -364,7 +374,9 @@ class Saver:
         manifest, problem = listed.get(step, (None, None))
         if manifest is not None and not self._damage(manifest):
             return False
-        if problem not in (None, UNREADABLE) or (manifest is not None and manifest.run != run):
+        if problem == UNREADABLE:
+            raise DamagedCheckpoint(problem)
+        if problem is not None or (manifest is not None and manifest.run != run):
             moved = self._run_on_every_rank(partial(self._quarantine_step, step, "unknown"))[0]
             if moved and self.rank == 0:
                 self.log(f"{make_folder_name(step)} may be another run's: moved to {moved}")

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rerail_agent import manifests
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver, open_store, rank_exchange
-from rerail_agent.checkpoints.manifest import MANIFEST, METADATA, dump, parse
+from rerail_agent.checkpoints.commit_queue import CommitResult
+from rerail_agent.checkpoints.manifest import MANIFEST, METADATA, UNREADABLE, dump, parse
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState
 from rerail_agent.checkpoints.safe_load import load_metadata
@@ -352,6 +353,34 @@ def test_runs_that_share_a_folder_delete_nothing_of_each_other(
     places = tmp_path.rglob(f"*step-000000035/{MANIFEST}")
     found = [parse(path.read_bytes(), folder="step-000000035").run for path in places]
     assert found.count("run-1") == 1, "it is in quarantine, or where it was"
+
+
+@pytest.mark.threat("T19")
+@pytest.mark.parametrize("refused", ["quarantine", "steps", "manifest"])
+def test_a_step_that_cannot_be_replaced_fails_its_save_and_nothing_else(
+    tmp_path: Path, as_attempt: Callable[..., None], monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """S3 does not answer, or does not let the job read or copy what lies there: that stays, and training goes on."""
+    as_attempt(1, ANOTHER)
+    save(tmp_path, 10)
+    as_attempt(1)
+    place, ended = open_store(tmp_path), list[CommitResult]()
+    saver = Saver(place)
+    saver.newest()
+
+    def refuse(*arguments: object) -> None:
+        raise DamagedCheckpoint(UNREADABLE) if refused == "manifest" else OSError("AccessDenied")
+
+    monkeypatch.setattr(type(place), refused, refuse)
+    state = {"w": torch.zeros(4)}
+    assert saver.save(state, manifest(10, run="gpt"), ended.append)
+    assert (result := ended[0]).error and result.step == 10 and [*saver.wait()] == ended
+    monkeypatch.undo()
+    as_attempt(1)
+    assert (tmp_path / "step-000000010" / MANIFEST).exists()
+    assert saver.save(state, manifest(20, run="gpt"))
+    assert [result.error for result in saver.wait()] == [None]
+    saver.close()
 
 
 @pytest.mark.threat("T25")
