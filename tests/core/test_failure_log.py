@@ -203,8 +203,14 @@ def test_a_job_that_completed_with_an_error_or_a_far_loss_is_reported(ends: tupl
     [
         ("cp: error writing 'model.pt': No space left on device\n", None, "No space left on device"),
         (TRACE + "DataError: shard 7\n", None, "infrastructure"),
+        ("train.sh: line 3: echo: write error: No space left on device\n", 1_000, "No space left on device"),
         ("", 1_001, "its last known step is 500"),
         ("", 1_000, ""),
+        (TRACE + "KeyError: 'eos'\n", 520, ""),
+        ("ERROR:root:no upload\n" + TRACE + "ConnectionError: wandb\n", None, ""),
+        ("WARNING: cache: No space left on device\n", None, ""),
+        ("retried after: No space left on device, saved elsewhere\n", None, ""),
+        ("no longer: No space left on device\n", None, ""),
     ],
 )
 def test_the_policy_can_treat_a_doubtful_end_as_a_failure(end: str, planned: int | None, why: str) -> None:

@@ -50,6 +50,8 @@ WITHDRAWN = (CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
 UNLISTED, DEFECT = "its checkpoints cannot be listed", "unlisted"
 NEW_JOB_GRACE = timedelta(minutes=5)
 ERROR_AT_END, LOSS_AT_END, FEW_STEPS = "error-at-end", "loss-at-end", "few-steps"
+# A job that has logged this share of its steps may have done the others too.
+DONE_SHARE = 0.95
 # What is to be checked of a completed run, by the warning that the run has.
 DOUBTFUL_ENDS = {
     ERROR_AT_END: "with an error at the end: check its result",
@@ -278,6 +280,15 @@ def describe_few_steps(run: Run, job: Job) -> str:
     if last is None or planned is None or 2 * last >= planned:
         return ""
     return f"its last known step is {last:,}, and its hyperparameters ask for {planned:,}"
+
+
+def has_done_steps(run: Run, job: Job) -> bool:
+    """Return whether a job has done the steps that its arguments ask for, up to the last ones, which may not be logged.
+
+    An error at the end of its log is then one of what comes after the training.
+    """
+    last, planned = run.current.last_step, job.planned_steps
+    return last is not None and planned is not None and last >= DONE_SHARE * planned
 
 
 def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:

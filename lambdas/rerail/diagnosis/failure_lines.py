@@ -280,6 +280,10 @@ _AFTER_END = LazyPattern(
     r"|^\S+ FAILED$"
 )
 FINAL_LINES, FINAL_CHARS = 80, 24_000
+# As programs and Python print it; other words around it do not say that something has failed.
+_FULL_DISK = LazyPattern(r"^\S{1,80}: (?:.{0,300}\W)?No space left on device(?: ?\(\d+\)|: ?'[^']{0,300}')?\.?$")
+# A logger's line before a traceback: the script has handled the error. Launchers print theirs with an exit code.
+_HANDLED = LazyPattern(r"^(?!.*\bexitcode\b).{0,80}?(?<![\w./-])(?:ERROR|WARNING|WARN|EXCEPTION|CRITICAL)(?=[\s:\]|-])")
 
 
 @dataclass(slots=True)
@@ -439,10 +443,11 @@ def cut_older_launches(text: str) -> str:
     return text[max(starts, default=0) :]
 
 
-def find_final_error(log: str) -> str:
+def find_final_error(log: str, *, logged: bool = True) -> str:
     """Return the error with which a log ends: the exception of a traceback, or a full disk; "" if it goes on after it.
 
-    The message of the exception must fit on one line: further lines may be those of a script that goes on.
+    The message of the exception must fit on one line: further lines may be those of a script that goes on. Without
+    `logged`, a traceback that a logger printed is left out: the script may have ended well after it.
     """
     lines = [line.rstrip() for line in log[-FINAL_CHARS:].splitlines() if line.strip()]
     while lines and _AFTER_END.search(lines[-1].strip()):
@@ -450,8 +455,11 @@ def find_final_error(log: str) -> str:
     last = " ".join(lines[-1].split()) if lines else ""
     error = next(reversed(find_failure_lines("\n".join(lines[-FINAL_LINES:])).exceptions), "")
     if error and last.endswith(error):
-        return error
-    return last if "No space left on device" in last else ""
+        starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+        is_logged = bool(starts and starts[-1] and _HANDLED.search(lines[starts[-1] - 1]))
+        return error if logged or not is_logged else ""
+    is_minor = _LEVEL.search(last) or _LOWER_LEVEL.match(last)
+    return last if _FULL_DISK.search(last) and not is_minor else ""
 
 
 def _make_key(line: str) -> str:

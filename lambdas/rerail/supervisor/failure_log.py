@@ -40,13 +40,13 @@ def with_log_read(
     `causes` are those that the policy gives to texts; for them, the log of every failed job is read.
 
     A script may hide its exit code (`python train.py | tee log`): SageMaker then calls the job Completed. With
-    `fails_with_error`, one whose log ends with an error is returned as failed.
+    `fails_with_error`, one whose log ends with an error that the script has not logged itself is returned as failed.
     """
     if job.status is JobStatus.COMPLETED:
         secrets = find_secrets(description)
         ends, problem = _read_ends(job, logs, secrets)
         job = _with_end(job, ends, problem, secrets)
-        if not fails_with_error or not job.error_at_end:
+        if not fails_with_error or not any(find_final_error(end, logged=False) for end in ends):
             return job
         job = replace(job, status=JobStatus.FAILED, failure_reason=job.error_at_end)
         return _with_diagnosis(job, job.failure_reason, ends, causes, secrets, CALLED_COMPLETED)

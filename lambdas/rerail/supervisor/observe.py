@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
 from rerail.decisions.decision import has_agent, with_attempt, with_facts
-from rerail.decisions.on_job import TIMEOUT_STATUSES, describe_few_steps
+from rerail.decisions.on_job import TIMEOUT_STATUSES, describe_few_steps, has_done_steps
 from rerail.decisions.on_policy import is_page_due
 from rerail.diagnosis.classify import diagnose
 from rerail.messages.messages import QueueMessage
@@ -61,7 +61,9 @@ def observe(
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     if logs and policy and description:
         fails = _fails_with_doubt(run, policy)
-        job = _with_plan_read(with_log_read(job, description, logs, policy.causes, fails_with_error=fails), jobs)
+        fails_with_error = fails and not has_done_steps(with_attempt(run, with_facts(run.current, job, at)), job)
+        job = with_log_read(job, description, logs, policy.causes, fails_with_error=fails_with_error)
+        job = _with_plan_read(job, jobs)
         job = _with_few_steps_failed(run, job, at) if fails else job
     return _observe_job(run, job, checkpoints, at=at, lists=lists)
 
