@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError, UsageError
 from typer.core import TyperCommand
 
 from cli.lean_values import LeanCommand, LeanGroup
@@ -127,7 +128,7 @@ class DeferredCommand(TyperCommand):
 
 
 class CommandGroup(LeanGroup):
-    """Every command below it ends with a sentence and exit status 2 where it would end with a traceback of AWS's."""
+    """Every command below it ends with one clear error and exit status 2, also for what AWS or Click refuses."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": cast(MutableMapping[str, Any], ImportedCommands())})
@@ -153,6 +154,13 @@ class CommandGroup(LeanGroup):
             place.fail(str(error), "fix what the message names; `rerail doctor` lists what is broken")
         except _errors_of_aws() as error:
             _fail_for(error)
+        except NoArgsIsHelpError:
+            raise
+        except UsageError as error:
+            from cli import place
+
+            path = error.ctx.command_path if error.ctx else "rerail"
+            place.fail(error.format_message(), f"`{path} --help` lists what it takes")
 
 
 def _errors_of_aws() -> tuple[type[Exception], ...]:

@@ -40,7 +40,7 @@ def metrics(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     log: Annotated[
         Path | None,
-        typer.Option(help="A log of your script: definitions for its own lines, and what each reads there."),
+        typer.Option(help="A log of your script, or the folder of `rerail logs --save`: definitions for its lines."),
     ] = None,
 ) -> None:
     """Print the MetricDefinitions for jobs that log Rerail's metric line, or for the lines of a log."""

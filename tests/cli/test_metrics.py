@@ -6,10 +6,12 @@ import shlex
 import sys
 from types import ModuleType, SimpleNamespace
 
+import pytest
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from cli.main import app
 from cli.metrics import LINE, PURPOSE, metrics
 from cli.training_logs.proposal import propose
 from rerail.model.metrics import make_definitions
@@ -101,6 +103,23 @@ def test_an_epoch_that_is_printed_several_times_is_named_as_one(tmp_path):
         "an epoch is printed 4 times, as by several ranks; if one rank prints them, name no step"
         in propose(log).report[-1]
     )
+
+
+def test_the_folder_of_saved_logs_is_read(tmp_path):
+    """The log of the machine that has printed most, without the times that were put first."""
+    (tmp_path / "gpt").mkdir()
+    lines = "".join(f"2026-01-31T12:00:{second:02}+00:00 it {second} train_loss 2.5\n" for second in range(20))
+    (tmp_path / "gpt" / "algo-1.log").write_text(lines)
+    (tmp_path / "gpt" / "algo-2.log").write_text("- worker is ready\n")
+    definitions = json.loads(shown("--log", str(tmp_path), "--json"))
+    assert re.search({item["Name"]: item["Regex"] for item in definitions}["loss"], "it 3 train_loss 2.5")
+
+
+@pytest.mark.parametrize("words", [("rollback", "gpt", "--to", "abc"), ("rollback", "gpt", "--bogus"), ("bogus",)])
+def test_words_that_a_command_does_not_take_are_one_clear_error(words):
+    result = CliRunner().invoke(app, [*words])
+    assert result.exit_code == 2 and result.stderr.startswith("error: ") and "\nto do: `rerail" in result.stderr
+    assert words[-2 if words[-1] == "abc" else -1] in result.stderr
 
 
 def test_a_log_without_a_loss_is_refused(tmp_path):
