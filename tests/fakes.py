@@ -56,7 +56,7 @@ from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.notice import Notice
 from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Notices, Policy
-from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_page
+from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_adoption_notice, claim_page
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.run_event import RunEvent
 from rerail.model.signals import OperatorVerb
@@ -543,6 +543,11 @@ class FakeRateLimit:
         after, paged_by = claim_page(loads(Launches, self.record), run, error, at=at)
         self.record = dumps(after)
         return paged_by
+
+    def claim_adoption_notice(self, job_name: str, *, at: datetime) -> int:
+        after, number = claim_adoption_notice(loads(Launches, self.record), job_name, at=at)
+        self.record = dumps(after)
+        return number
 
 
 @dataclass

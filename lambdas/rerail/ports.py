@@ -173,6 +173,9 @@ class RateLimit(Protocol):
     def claim_page(self, run: str, error: str, *, at: datetime) -> str:
         """Return the run that pages on-call about the error that several runs share. Raise Throttled."""
 
+    def claim_adoption_notice(self, job_name: str, *, at: datetime) -> int:
+        """Return the number of a notice about a job that is not adopted as asked, 0 for no notice. Raise Throttled."""
+
 
 class Bus(Protocol):
     """The event bus of notices and run events, for people and for users' own rules."""

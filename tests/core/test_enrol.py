@@ -75,6 +75,27 @@ def test_sagemaker_is_not_asked_about_each_event_of_a_job_that_is_not_supervised
     assert len(asked) > 2, "a run is visited with each event"
 
 
+@pytest.mark.threat("T28")
+@pytest.mark.parametrize("tags", [{"rerail:run": "x"}, {"rerail:policy": "absent"}, {CLUSTER_TAG: "no cluster!"}])
+def test_a_thousand_jobs_that_are_not_adopted_as_asked_send_ten_notices(tags):
+    """Anybody can tag jobs; the last notice says that others are left out, and the next hour has ten of its own."""
+    world = World()
+    for number in range(30):
+        name = f"job{100 - number}"
+        world.sagemaker.submit(name)
+        world.sagemaker.job_tags[name] = {"rerail:policy": "default", **tags}
+        world.supervisor().handle(JobStateChanged(name))
+        world.supervisor().handle(JobStateChanged(name))
+        world.clock.pass_by(timedelta(seconds=1))
+    assert len(world.bus.notices) == 10
+    assert ["left out until 01:00 UTC" in notice.body for notice in world.bus.notices] == [False] * 9 + [True]
+    world.clock.pass_by(timedelta(hours=1))
+    world.sagemaker.submit("later")
+    world.sagemaker.job_tags["later"] = {"rerail:policy": "default", **tags}
+    world.supervisor().handle(JobStateChanged("later"))
+    assert len(world.bus.notices) == 11
+
+
 @pytest.mark.parametrize("copied", ["old", ""])
 def test_a_job_that_copied_our_tags_is_refused_aloud(copied):
     """A job cloned by hand from a successor is not the run's: its owner is told which tag to remove."""

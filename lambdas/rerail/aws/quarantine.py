@@ -217,23 +217,20 @@ class ObjectMover:
         return str(answer["ETag"]).strip('"')
 
     def _list_uploads(self, target: str) -> list[dict[str, Any]]:
-        """Return the unfinished uploads to this key, which S3 lists first; refuse more than one page."""
+        """Return the unfinished uploads to this key, which S3 lists first, of one page: others may begin any number."""
         page = client("s3").list_multipart_uploads(Bucket=self.bucket, Prefix=target)
-        uploads = [upload for upload in page.get("Uploads", []) if upload["Key"] == target]
-        if page.get("IsTruncated") and len(uploads) == len(page["Uploads"]):
-            raise QuarantineFailed(
-                f"s3://{self.bucket}/{target} has more than {len(uploads)} unfinished uploads",
-                advice="abort those that others have begun, then release the run",
-            )
-        return uploads
+        return [upload for upload in page.get("Uploads", []) if upload["Key"] == target]
 
     def _find_upload(
         self, target: str, new: str, source: dict[str, Any], *, part: int, since: datetime | None
     ) -> tuple[str, dict[int, str]]:
         """Return the upload id of an earlier turn, else the new one, and its parts of the same size and version.
 
-        One that another principal has begun, or of before `since`, may have parts with other content."""
+        One that another principal has begun, or of before `since`, may have parts with other content. Where those of
+        others hide the new one, no earlier one is looked for: the copy begins again."""
         s3, uploads = client("s3"), {upload["UploadId"]: upload for upload in self._list_uploads(target)}
+        if new not in uploads:
+            return new, {}
         initiator = uploads[new].get("Initiator")
         own = [id for id, upload in uploads.items() if id != new and upload.get("Initiator") == initiator]
         if not (own := [id for id in own if not since or uploads[id]["Initiated"] >= since]):

@@ -14,7 +14,7 @@ from rerail.aws.clients import client
 from rerail.aws.validation import validate
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
-from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_page
+from rerail.model.rate_limit import Admission, Launches, LaunchRequest, admit, claim_adoption_notice, claim_page
 
 KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
 TRY_LIMIT = 8
@@ -29,12 +29,14 @@ class DynamoRateLimit:
         self._table = table
 
     def admit(self, request: LaunchRequest, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        digest = sha256(request.job_name.encode()).hexdigest()[:12]
-        request = replace(request, job_name=digest)
+        request = replace(request, job_name=_digest(request.job_name))
         return self._update(lambda launches: admit(launches, request, at=at, limit=limit, window=window))
 
     def claim_page(self, run: str, error: str, *, at: datetime) -> str:
         return self._update(lambda launches: claim_page(launches, run, error, at=at))
+
+    def claim_adoption_notice(self, job_name: str, *, at: datetime) -> int:
+        return self._update(lambda launches: claim_adoption_notice(launches, _digest(job_name), at=at))
 
     def _update(self, change: Callable[[Launches], tuple[Launches, Answer]]) -> Answer:
         """Store the changed launches and return the answer; raises Throttled after several conflicts in a row."""
@@ -64,3 +66,7 @@ class DynamoRateLimit:
                 return False
             raise
         return True
+
+
+def _digest(job_name: str) -> str:
+    return sha256(job_name.encode()).hexdigest()[:12]

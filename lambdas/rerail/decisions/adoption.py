@@ -12,6 +12,7 @@ from rerail.model.cluster_names import is_cluster_named
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, Policy
+from rerail.model.rate_limit import ADOPTION_NOTICES, MIN_RETENTION
 from rerail.model.run import Attempt, Job, JobStatus, Ledger, Run, RunState, make_run_id
 from rerail.model.runbooks import Runbook
 from rerail.ports import Policies
@@ -156,3 +157,12 @@ def refuse(job: Job, reason: str) -> AdoptionRefused:
         Severity.INFORM, f"{job.name}: not supervised", f"{job.name} is not supervised: {reason}", f"{job.name}/refused"
     )
     return AdoptionRefused(reason, notice)
+
+
+def with_limit(notice: Notify, number: int, at: datetime) -> Notify:
+    """Return the notice with this number within the hour; the last one says that further ones are left out."""
+    if number < ADOPTION_NOTICES:
+        return notice
+    until = f"{at + MIN_RETENTION:%H:%M} UTC"
+    more = f"{number} jobs have had such a notice within the hour, so further ones may be left out until {until}; "
+    return replace(notice, body=f"{notice.body}. {more}`rerail doctor JOB` says why a job is not supervised")

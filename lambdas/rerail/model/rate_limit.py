@@ -10,6 +10,7 @@ SHARED_ERROR_TRIES = 5
 SHARED_ERROR_INTERVAL = timedelta(minutes=10)  # between two looks at whether one has
 SHARED_ERROR_PERIOD = timedelta(hours=4)  # between two pages; the longest wait, and how long a relaunch counts
 MAX_SHARED_ERRORS, MAX_TRIES = 20, 20
+ADOPTION_NOTICES = 10  # an hour: anybody can tag a thousand jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Launches:
     paged_by: str = ""  # the job whose launch paged on-call last
     paged_at: datetime | None = None
     errors: Mapping[str, SharedError] = field(default_factory=dict)  # by a digest of the error and the image
+    adoptions: Mapping[str, datetime] = field(default_factory=dict)  # time of the last notices by job name
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,19 @@ def claim_page(launches: Launches, run: str, error: str, *, at: datetime) -> tup
     """Return the launches after a run was about to page on-call about this error, and the run whose page stands."""
     shared = _with_page(replace(_find_shared_error(launches, error, at), met_at=at), run, at)
     return _with_shared_error(launches, error, shared), shared.paged_by
+
+
+def claim_adoption_notice(launches: Launches, job_name: str, *, at: datetime) -> tuple[Launches, int]:
+    """Return the launches after a notice about a job that is not adopted as asked, and its number; 0 for no notice.
+
+    A job that asks again has the number that it had.
+    """
+    recent = {name: sent_at for name, sent_at in launches.adoptions.items() if abs(at - sent_at) < MIN_RETENTION}
+    if job_name not in recent:
+        if len(recent) >= ADOPTION_NOTICES:
+            return launches, 0
+        recent[job_name] = at
+    return replace(launches, adoptions=recent), sum(sent_at <= recent[job_name] for sent_at in recent.values())
 
 
 def _find_shared_error(launches: Launches, error: str, at: datetime) -> SharedError:

@@ -21,6 +21,7 @@ from rerail.decisions.adoption import (
     is_first_job_of_rebuilt,
     list_first_job_names,
     refuse,
+    with_limit,
 )
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision, find_first_start, may_carry_out
@@ -432,15 +433,30 @@ class Supervisor:
                 self._ignore(job_name, refused, at)
                 return None
             case Adopted() as adopted:
+                adopted = self._with_limited_notices(adopted, job_name, at)
                 request = rebuild(description, tags, members=self.jobs.request_members())
                 self._save_adopted(adopted, request, at)
                 return self.visit(adopted.run.id)
 
     def _ignore(self, job_name: str, refused: AdoptionRefused, at: datetime) -> None:
         """Do not supervise the job, and send the notice about it once."""
+        is_news = refused.notice is not None and not self.runs.is_ignored(job_name)
+        number = self.rate_limit.claim_adoption_notice(job_name, at=at) if is_news else 0
         new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
-        if new and refused.notice:
-            self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
+        if new and refused.notice and number:
+            self.bus.publish(make_job_notice(with_limit(refused.notice, number, at), job_name, at=at))
+
+    def _with_limited_notices(self, adopted: Adopted, job_name: str, at: datetime) -> Adopted:
+        """Return the new run with its notices, or without them if many jobs have had such notices within the hour."""
+        if not any(isinstance(action, Notify) for action in adopted.run.pending):
+            return adopted
+        number = self.rate_limit.claim_adoption_notice(job_name, at=at)
+        pending = tuple(
+            with_limit(action, number, at) if isinstance(action, Notify) else action
+            for action in adopted.run.pending
+            if number or not isinstance(action, Notify)
+        )
+        return replace(adopted, run=replace(adopted.run, pending=pending))
 
     def _restore_record(
         self, claim: Claim, run: Run | None, job: Job, description: Mapping[str, Any], tags: Mapping[str, str]
