@@ -8,7 +8,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Finding, Kind, Level
@@ -90,6 +90,25 @@ def _equal_launches(rng: random.Random) -> Iterator[Sample]:
     for _ in range(rng.randint(4, 12)):
         for row in range(rows):
             yield Sample(step=row, loss=(1 + 9 * math.exp(-row / 30)) * math.exp(rng.gauss(0, 0.03)))
+
+
+def _folds(rng: random.Random) -> Iterator[Sample]:
+    """Each begins at some multiple of the loss at which the one before ended, as easy and hard folds do."""
+    rows, level = rng.randint(60, 300), 0.4
+    for _ in range(rng.randint(3, 10)):
+        level, warm_up = level * rng.choice((0.5, 1, 2)), rng.choice((0, 20))
+        height = rng.choice((1.3, 3, 5, 10))
+        for row in range(rows):
+            loss = level * height ** math.exp(-max(0, row - warm_up) / 30)
+            yield Sample(step=row + 1, loss=loss * math.exp(rng.gauss(0, 0.03)))
+
+
+def _folds_of_a_job(rng: random.Random) -> Iterator[Sample]:
+    """As its minutes tell: they have no step once the steps have begun again."""
+    before = 0
+    for sample in _folds(rng):
+        yield replace(sample, step=None, begins_again=(sample.step or 0) < before)
+        before = sample.step or 0
 
 
 def _losses(values: Sequence[float]) -> Iterator[Sample]:
@@ -199,6 +218,8 @@ SHAPES = (
     Shape("step time doubles at a third", _doubled, lambda s: 0 < len(s) <= 2 and _stops_nothing(s), "told"),
     Shape("launches in one file", _launches, lambda s: len(s) <= 40 and _stops_nothing(s), "a note a launch at most"),
     Shape("equal launches in one file", _equal_launches, lambda s: len(s) <= 1 and _stops_nothing(s), "silence"),
+    Shape("folds at other levels", _folds, _stops_nothing, "not acted on"),
+    Shape("folds of a job", _folds_of_a_job, _stops_nothing, "not acted on"),
     Shape("fall, then a noisy climb", _fall_and_climb, lambda s: bool(_count(s, *LOSS_KINDS)), "told"),
     Shape("staircase", _staircase, lambda s: _stops(s) <= 1, "acted on once at most"),
     Shape("mostly exact zeros", _mostly_zero, _is_silent, "silence"),

@@ -69,7 +69,7 @@ _MAIN_SHAPE = 2 / 3
 # A counter without a name, `[16500/50000]` or `| 200/ 2983 batches |`; of several in a line the last is taken.
 _COUNTERS = (
     rf"\[[ \t]*{INTEGER}/[0-9]+\]",
-    rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,]|$)",
+    rf"(?:^|[ \t|,]){INTEGER}/[ \t]*[0-9]+(?:[ \t|,:]|$)",
     rf"(?:^|[ \t|,]){INTEGER}it \[",  # a progress bar without a total
 )
 _EPOCH_NAMES = NAMES["epoch"]
@@ -255,7 +255,7 @@ def _find_by_name(rows: _Rows, *, where: str, loss: str, coloured: bool) -> Foun
     chosen = _choose_names(names, rows, where=where, loss=loss)
     built = {metric: _build(name, metric, rows, chosen["loss"], coloured=coloured) for metric, name in chosen.items()}
     if (epoch := chosen.get("step", "epoch")) in _EPOCH_NAMES:
-        _count_within_epochs(built, epoch, [row for row in rows if any(f.name == chosen["loss"] for f in row[1])], rows)
+        _count_within_epochs(built, epoch, chosen["loss"], rows)
     notes = [note for metric, (_, note) in built.items() if note and metric in ("loss", "step")]
     others = sorted(name for name in names if is_loss(name) and name != chosen["loss"])
     if others:
@@ -276,11 +276,13 @@ def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) ->
     return chosen
 
 
-def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, with_loss: _Rows, rows: _Rows) -> None:
+def _count_within_epochs(built: dict[str, tuple[str, str]], epoch: str, loss: str, rows: _Rows) -> None:
     """Replace the expression of the step by that of a counter within the epochs, where the log has one."""
+    with_loss = [row for row in rows if any(field.name == loss for field in row[1])]
     epochs = _list_values(epoch, with_loss)
     counter, counts = _find_counter([line for line, _ in with_loss], epochs)
-    if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line, _ in rows):
+    others = [line for line, found in rows if all(field.name != loss for field in found)]
+    if counter and any(_VALIDATION.search(line) and _compile(counter).search(line) for line in others):
         # Read the counter behind the epoch only: a step without a loss would count as a loss that is not finite.
         epoch_number = built["step"][0].replace(INTEGER, "[0-9]+") if "step" in built else ""
         counter = f"{epoch_number}.*{counter}" if epoch_number else ""

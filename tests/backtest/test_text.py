@@ -77,6 +77,18 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     assert [sample.step for sample in text.read(file, {}).samples] == [*range(90)]
 
 
+def test_the_counter_of_a_fold_is_its_step_beside_a_validation(tmp_path):
+    """The bar of each fold counts to the same total: `[fold_0] 001/200:`."""
+    file = tmp_path / "train.log"
+    lines = [
+        f"[fold_{fold}] {row:03d}/200: | loss: {3 / row:.5f} | val/dice: 0.5"
+        for fold in (0, 1)
+        for row in range(1, 201)
+    ]
+    file.write_text("\n".join(lines))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(1, 201)] * 2
+
+
 def test_epochs_that_begin_again_are_of_another_launch(tmp_path):
     """Each fold of a cross-validation is another model, whose loss begins high: it has not diverged."""
     file = tmp_path / "train.log"

@@ -259,6 +259,8 @@ def test_steps_that_begin_again_with_each_epoch_are_no_progress(epoch, unseen):
     cursor, found = see(series, Cursor("gpt"), now=START + timedelta(minutes=61))
     assert (len(found), cursor.counts_epochs, found[-1].step) == (60 - unseen, True, None)
     assert with_next_attempt(cursor, "gpt-a002", judged_to=30).counts_epochs
+    falls = sum(sample.begins_again for sample in found)
+    assert falls == {10: 5, 37: 1}.get(epoch, falls) and falls > 0
     everything = series.read(make_queries("gpt", NAMES), START, LATER, MINUTE)
     cursor, found = make_samples(everything, Cursor("gpt"), NAMES, now=LATER, may_have_resumed=True)
     assert not cursor.counts_epochs and len(found) <= epoch + 1

@@ -141,6 +141,25 @@ def test_a_run_that_starts_again_is_not_intervened_on() -> None:
     assert said([*launch, *launch], Kind.DIVERGENCE) == []
 
 
+@pytest.mark.parametrize("times", [1.3, 2, 5, 10])
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_training_that_begins_anew_is_not_acted_on_but_a_rise_after_that_is(times, has_steps) -> None:
+    """Folds or phases of equal length end at other levels; without steps a minute tells that they began again."""
+    phases = [[loss * times**number for loss in falling(300, seed=number)] for number in range(3)]
+    rows = [
+        Sample(step=row if has_steps else None, loss=loss, begins_again=not has_steps and number > 0 and row == 0)
+        for number, phase in enumerate(phases)
+        for row, loss in enumerate(phase)
+    ]
+    found = said(rows)
+    assert Level.INTERVENE not in levels(found) and len(said(rows, Kind.DIVERGENCE)) <= 2
+    broken = [replace(row, loss=row.loss * 4) if number >= 700 else row for number, row in enumerate(rows)]
+    acted = [row for row, finding in said(broken, Kind.DIVERGENCE) if finding.level is Level.INTERVENE]
+    assert len(acted) == 1 and 700 < acted[0] < 800
+    # In one training the same rise is acted on.
+    assert times < 2 or Level.INTERVENE in levels(said(samples(phases[0] + [phases[0][-1] * times] * 300)))
+
+
 def test_a_new_level_stops_alarming() -> None:
     """A legitimate change of level is told a few times at most, and then is the level."""
     found = said(samples(lifted(falling(3000), 500, 3000, times=1.5)), *LOSS)

@@ -153,6 +153,8 @@ class Divergence:
         self.rise.is_reported = not has_learnt and rise <= self._allowed(detection, least_fall=LEARNT)
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
+        if row.may_begin_anew:
+            return self._begin_anew(row, rise)
         return self._finding(Level.WARN, row, rise) if is_new else None
 
     def _add_usual_rise(self, rise: float, detection: Thresholds) -> None:
@@ -270,6 +272,13 @@ class Divergence:
             self._forget()
             self.earlier, self.is_early_over = None, True  # these are not the first rows
         return None
+
+    def _begin_anew(self, row: Row, rise: float) -> Finding:
+        """Forget the rows before a rise at which the steps began again: it is told, and most likely a new training."""
+        finding = self._finding(Level.WARN, row, rise)
+        self._forget()
+        self.acted_from, self.is_early_over = None, False
+        return finding
 
     def _scale(self, factor: float) -> None:
         """Convert everything to another unit."""

@@ -19,6 +19,8 @@ SAME_LENGTH = 0.02
 # risen this share of the way back, on a logarithmic scale if it is positive, and that way is at least this long.
 WAY_BACK, SHORTEST_WAY = 0.5, 0.2
 STARTING_ROWS = 3
+# A training may begin anew after as many rows as a level needs. A higher loss shows in the median of the next rows.
+TRAINING_ROWS, BEGINNING_ROWS = 24, 8
 LEVEL_WEIGHT = 0.2  # of the newest loss in the level
 # Patience in rows is bounded in time, but for so many rows: a halved cluster with rows of five minutes is not watched
 # for half a day. The bound is a power of two, so that it changes rarely.
@@ -57,6 +59,8 @@ class Row:
     spacing: int = 0
     # The highest loss that the row aggregates, on the scale; None: not known.
     highest: float | None = None
+    # The steps have just begun again after many rows: of an epoch, or of another training such as the next fold.
+    may_begin_anew: bool = False
 
     def find_patience_factor(self, rows: int) -> int:
         """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
@@ -81,6 +85,9 @@ class RowReader:
     step: int | None = None
     spacing: int = 0
     length: int = 0
+    # The rows since the steps last began again, and whether that may have been another training.
+    rows_again: int = 0
+    may_begin_anew: bool = False
     # The first losses of the launch, and its present level.
     first_losses: list[float] = field(default_factory=list)
     level: float | None = None
@@ -101,7 +108,8 @@ class RowReader:
             step is not None and before is not None and any(before < change.step <= step for change in planned)
         )
         is_new, value, quantum, resolution = False, None, 0.0, 0.0
-        has_begun, is_launch = self._read_step(step, loss)
+        has_begun, is_launch = self._read_step(sample)
+        self.may_begin_anew = self.may_begin_anew and self.rows_again < BEGINNING_ROWS
         if is_changed:
             has_begun = is_launch = True
             self.first_losses, self.level = [], None
@@ -125,7 +133,9 @@ class RowReader:
         if value is not None and not is_mean and sample.loss_max is not None and math.isfinite(sample.loss_max):
             highest = self.scale.place(sample.loss_max)
         return Row(
-            sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, spacing, highest
+            *(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, spacing),
+            highest=highest,
+            may_begin_anew=self.may_begin_anew,
         )
 
     def _recover(self, loss: float, quantum: float) -> float | None:
@@ -136,9 +146,12 @@ class RowReader:
         # A mean of positive losses has none of zero or below behind it.
         return max(plain, LEAST_SHARE * loss) if plain > 0 else None
 
-    def _read_step(self, step: int | None, loss: float | None) -> tuple[bool, bool]:
+    def _read_step(self, sample: Sample) -> tuple[bool, bool]:
         """Return whether another launch has begun, and whether one has at least gone on from a checkpoint."""
-        before, self.step = self.step, self.step if step is None else step
+        step, before = sample.step, self.step
+        self.step, self.rows_again = before if step is None else step, self.rows_again + 1
+        if sample.begins_again:
+            return self._begin_again(sample.loss, is_regular=True)
         if step is None or before is None or step >= before:
             self.spacing = step - before if step is not None and before is not None and step > before else self.spacing
             return False, False
@@ -146,6 +159,11 @@ class RowReader:
             return False, before - step > OUT_OF_ORDER * self.spacing
         is_regular = abs(before - self.length) <= SAME_LENGTH * before
         self.length = before
+        return self._begin_again(sample.loss, is_regular=is_regular)
+
+    def _begin_again(self, loss: float | None, *, is_regular: bool) -> tuple[bool, bool]:
+        """Return the same after steps that have begun again, as regularly as those of epochs or not."""
+        self.may_begin_anew, self.rows_again = self.rows_again >= TRAINING_ROWS, 0
         if is_regular and not self._is_back(loss):
             return False, False
         self.first_losses, self.level = [], None

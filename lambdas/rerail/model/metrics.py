@@ -372,9 +372,12 @@ def make_samples(
     for at in sorted(rows):
         end = at + period
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
+            before = cursor
             if not may_have_resumed:
                 cursor = _with_low_minutes(cursor, parse_step(rows[at]))
-            cursor, sample = _evaluate_minute(cursor, end, rows[at], names)
+            has_fallen = _has_fallen(before, parse_step(rows[at])) or not before.counts_epochs
+            begins_again = cursor.counts_epochs and has_fallen
+            cursor, sample = _evaluate_minute(cursor, end, rows[at], names, begins_again=begins_again)
             new_samples += [sample] if sample else []
     return cursor, tuple(new_samples)
 
@@ -384,7 +387,7 @@ def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
     if step is None or cursor.seen_step is None or cursor.step is None:
         return cursor
     low_minutes = 0
-    if step < cursor.seen_step:
+    if _has_fallen(cursor, step):
         low_minutes = cursor.low_minutes + (FALL_TO_ZERO if step < 2 * cursor.silence.fastest else 1)
     elif step <= cursor.step:
         # Epochs shorter than a minute show the same last step in every minute.
@@ -393,8 +396,12 @@ def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
     return replace(cursor, low_minutes=low_minutes)
 
 
+def _has_fallen(cursor: Cursor, step: int | None) -> bool:
+    return step is not None and cursor.seen_step is not None and step < cursor.seen_step
+
+
 def _evaluate_minute(
-    cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames
+    cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames, *, begins_again: bool
 ) -> tuple[Cursor, Sample | None]:
     step = parse_step(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
@@ -424,6 +431,7 @@ def _evaluate_minute(
         count=max(1, int(row.get("count", 1))),
         loss_max=row.get("loss_max"),
         complete_to=silence.complete_to if silent and not cursor.counts_epochs else None,
+        begins_again=begins_again,
     )
     return after, sample
 
@@ -442,8 +450,7 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
         silence = silence.with_loss(complete_to=before, loss_step=step)
     elif "nonfinite" not in row:
-        begins_again = step is not None and cursor.seen_step is not None and step < cursor.seen_step
-        silence = silence.without_loss(begins_again=begins_again)
+        silence = silence.without_loss(begins_again=_has_fallen(cursor, step))
     silence = replace(silence, fastest=fastest)
     if silence.loss_step is None or silence.complete_to is None or not fastest:
         return silence

@@ -32,6 +32,8 @@ class Sample:
     suspect: str = ""
     # The script has announced a change of loss or speed: this row and earlier ones are not comparable.
     is_changed: bool = False
+    # The steps of the job have fallen since the sample before; samples of such a job may have no step.
+    begins_again: bool = False
     # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
     complete_to: int | None = None
 
