@@ -92,6 +92,8 @@ class S3Store:
 
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         step = manifest.step
+        if f"{METADATA}{LEFT}" in self._sizes(self._key(step, "")):
+            raise FileExistsError(f"{self.path(step)}{METADATA} is a part of a checkpoint in quarantine: it is kept")
         index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
         index["sha256"] = hashlib.sha256(metadata).hexdigest()
         complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())

@@ -13,6 +13,7 @@ import boto3
 import pytest
 
 from rerail_agent.checkpoints import Saver, open_store
+from rerail_agent.checkpoints.manifest import METADATA
 from rerail_agent.checkpoints.s3_store import S3Store
 from tests.agent.checkpoints.ranks import LoggedLines, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
@@ -179,6 +180,23 @@ def test_an_object_that_cannot_be_copied_holds_up_no_rollback(
         assert save(later, step, attempt=2).error is None
     later.close()
     assert settle(lambda: {key for key in keys(s3, bucket) if "a/step-000000020" in key} == left)
+    saver.close()
+
+
+@pytest.mark.threat("T26")
+def test_an_index_that_cannot_be_copied_is_not_written_over(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same name in each checkpoint: another save of the step fails, and the next step is saved."""
+    refuse_to_copy(monkeypatch, METADATA)
+    saver = Saver(open_store(f"s3://{bucket}/a"))
+    for step in (10, 20):
+        save(saver, step)
+    index = s3.get_object(Bucket=bucket, Key=f"a/step-000000020/{METADATA}")["ETag"]
+    saver.quarantine(after=10, tainted=lambda found: True)
+    assert "is a part of a checkpoint in quarantine" in save(saver, 20, attempt=2, reason="emergency").error
+    assert s3.get_object(Bucket=bucket, Key=f"a/step-000000020/{METADATA}")["ETag"] == index
+    assert save(saver, 30, attempt=2).error is None
     saver.close()
 
 
