@@ -133,7 +133,17 @@ class RowReader:
         if value is not None and not is_mean and sample.loss_max is not None and math.isfinite(sample.loss_max):
             highest = self.scale.place(sample.loss_max)
         return Row(
-            *(sample, self.scale, value, resolution, quantum, is_mean, is_new, is_launch, seconds, pace, spacing),
+            sample,
+            self.scale,
+            value,
+            resolution,
+            quantum,
+            is_mean,
+            is_new,
+            is_launch,
+            seconds,
+            pace,
+            spacing=spacing,
             highest=highest,
             may_begin_anew=self.may_begin_anew,
         )

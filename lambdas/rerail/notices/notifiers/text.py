@@ -22,7 +22,7 @@ DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:[.\u3002\uff0e\uff61][\w-]++)+")
 DOT = re.compile(r"[.\u3002\uff0e\uff61]")
 # Numbers, exceptions, and files whose endings are not top-level domains, or ones below which names are reserved.
 HARMLESS = re.compile(
-    r"(?i)[v-]?\d+(?:\.\d[\w-]*){1,2}|[\w-]+\."
+    r"(?i)[v-]?\d+(?:\.\d[\w-]*){1,2}|(?:torch\.(?:cuda|distributed)|[\w-]+)\."
     r"(?:\w*(?:error|exception|warning)|bin|ckpt|csv|distcp|json|jsonl|log|npy|npz|parquet|pkl|pth|py|safetensors"
     r"|toml|txt|whl|yaml|yml)"
 )
