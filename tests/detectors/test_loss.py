@@ -145,7 +145,7 @@ def test_a_run_that_starts_again_is_not_intervened_on() -> None:
 @pytest.mark.parametrize("has_steps", [True, False])
 def test_a_training_that_begins_anew_is_not_acted_on_but_a_rise_after_that_is(times, has_steps) -> None:
     """Folds or phases of equal length end at other levels; without steps a minute tells that they began again."""
-    phases = [[loss * times**number for loss in falling(300, seed=number)] for number in range(3)]
+    phases = [[loss * times**number for loss in falling(700, seed=number)[400:]] for number in range(3)]
     rows = [
         Sample(step=row if has_steps else None, loss=loss, begins_again=not has_steps and number > 0 and row == 0)
         for number, phase in enumerate(phases)
