@@ -621,11 +621,18 @@ def test_what_others_put_where_a_copy_goes_does_not_become_the_copy(s3, is_finis
 
 @pytest.mark.threat("T18")
 def test_uploads_of_others_without_number_hold_no_rollback(s3, monkeypatch):
-    """One page of them is read; the copy is made anew."""
+    """One page of them is read; the copy is made anew, in one turn or not at all."""
     upload_in_parts(s3, "checkpoint-500/model.pt", b"a" * 5 * KiB, b"b")
     key = f"{PLACE}gpt/a001/checkpoint-500/model.pt"
     page = {"IsTruncated": True, "Uploads": [{"Key": key, "UploadId": str(n)} for n in range(1_000)]}
     monkeypatch.setattr(s3, "list_multipart_uploads", lambda **_: page)
+    ticks, aborted = iter([0.0, 0.0, 0.0, *[9.0] * 99]), list[str]()
+    s3.meta.events.register("before-call.s3.AbortMultipartUpload", lambda **_: aborted.append("it"))
+    with pytest.raises(QuarantineFailed, match="more than 1000 unfinished uploads"):
+        S3Checkpoints(lambda bucket: ObjectMover(bucket, seconds=5.0, clock=lambda: next(ticks))).quarantine(
+            action(), allow
+        )
+    assert (left(s3), aborted) == ({"checkpoint-500/model.pt"}, ["it"])
     patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == set() and quarantined(s3)["checkpoint-500/model.pt"] == b"a" * 5 * KiB + b"b"
 

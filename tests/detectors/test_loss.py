@@ -160,6 +160,18 @@ def test_a_training_that_begins_anew_is_not_acted_on_but_a_rise_after_that_is(ti
     assert times < 2 or Level.INTERVENE in levels(said(samples(phases[0] + [phases[0][-1] * times] * 300)))
 
 
+@pytest.mark.parametrize("has_steps", [True, False])
+@pytest.mark.parametrize("onset", [479, 482, 500])
+def test_a_rise_that_lasts_is_acted_on_in_short_epochs(onset, has_steps) -> None:
+    """It begins right before, after or far from where the steps begin again, and lasts longer than an epoch."""
+    values = lifted(falling(700), onset, 700, times=5)
+    rows = [Sample(step=row % 40, loss=loss) for row, loss in enumerate(values)]
+    if not has_steps:
+        rows = [replace(row, step=None, begins_again=number > 0 and row.step == 0) for number, row in enumerate(rows)]
+    acted = [row for row, finding in said(rows, Kind.DIVERGENCE) if finding.level is Level.INTERVENE]
+    assert len(acted) == 1 and onset < acted[0] < onset + 120
+
+
 def test_a_new_level_stops_alarming() -> None:
     """A legitimate change of level is told a few times at most, and then is the level."""
     found = said(samples(lifted(falling(3000), 500, 3000, times=1.5)), *LOSS)

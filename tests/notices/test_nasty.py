@@ -73,6 +73,8 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
         "evil.com.py",
         "model.pt",
         "evil.com_",
+        "\u2665.com",
+        "e\u0301.com",
         "10.0.0.1/x",
         "\u044f.\u0440\u0444",
         "evil\u3002com",
@@ -84,13 +86,16 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
     ],
 )
 def test_no_receiver_makes_a_link_of_what_is_quoted(text):
-    """Chat, mail and pager programs also find names without a scheme. Ours come behind their own names."""
+    """Chat, mail and pager programs also find names without a scheme. Commands stay as they must be typed."""
     words = f"see {text} now"
     notice = replace(NOTICES[0], title=words, body=words, did=words, todo=words)
-    chat, pager, hook = (render(notice, Links()) for render in (format_chat, format_pagerduty, format_webhook))
-    texts = [chat["content"], pager["payload"], *(hook[name] for name in ("title", "body", "did", "todo"))]
-    for part in (*texts, format_subject(notice), format_text(notice, Links())):
+    chat, pager = format_chat(notice, Links())["content"], format_pagerduty(notice, Links())["payload"]
+    for part in (chat, pager, format_text(notice, Links())):
         assert text not in (part if isinstance(part, str) else " ".join(_list_texts(part)))
+    command = "rerail policy check policies/team.a.toml"
+    notice = replace(notice, todo=f"Use ml.p5.48xlarge: {command}")
+    for part in (format_text(notice, Links()), *_list_texts(format_pagerduty(notice, Links()))):
+        assert command in part or "Use" not in part
 
 
 def _list_texts(part):

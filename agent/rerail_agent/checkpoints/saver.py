@@ -14,7 +14,7 @@ import torch
 from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
 from rerail_agent.checkpoints.manifest import UNREADABLE, DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
-from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksTimedOut
+from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
 from rerail_agent.checkpoints.safe_load import UnsafeValue, find_unsafe_value
@@ -37,6 +37,18 @@ class RestoreRefusal:
     reason: str
     # Whether its files differ from those in its manifest.
     is_certain: bool
+
+
+class CannotReplace(Exception):
+    """What lies at a step cannot be read, moved or deleted."""
+
+
+def _refuse(handler: Callable[[], T]) -> T:
+    """Return the handler's result; raise CannotReplace for any error of it, but not for one of the ranks' exchange."""
+    try:
+        return handler()
+    except Exception as error:
+        raise CannotReplace(str(error)) from error
 
 
 class Saver:
@@ -129,9 +141,7 @@ class Saver:
         try:
             if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
                 return False
-        except RanksTimedOut:
-            raise
-        except Exception as error:  # the same on every rank: this save fails, and the training goes on
+        except CannotReplace as error:  # this save fails, and the training goes on
             seconds, path = time.monotonic() - started, self.place.path(manifest.step)
             problem = f"what lies there is left alone: {error}"
             commit_queue.finish(
@@ -366,21 +376,21 @@ class Saver:
         """Return whether a save may replace a step: not if that is complete.
 
         What this run has left there is deleted. Any other checkpoint that may be another run's is moved to quarantine;
-        raises DamagedCheckpoint for one that S3 refuses to read, and therefore to copy.
+        raises CannotReplace for one that S3 refuses to read, and therefore to copy.
         """
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        listed = self._run_on_every_rank(lambda: {} if self.rank else self._listing())[0]
+        listed = self._run_on_every_rank(lambda: {} if self.rank else _refuse(self._listing))[0]
         manifest, problem = listed.get(step, (None, None))
         if manifest is not None and not self._damage(manifest):
             return False
         if problem == UNREADABLE:
-            raise DamagedCheckpoint(problem)
+            raise CannotReplace(problem)
         if problem is not None or (manifest is not None and manifest.run != run):
-            moved = self._run_on_every_rank(partial(self._quarantine_step, step, "unknown"))[0]
+            moved = self._run_on_every_rank(partial(_refuse, partial(self._quarantine_step, step, "unknown")))[0]
             if moved and self.rank == 0:
                 self.log(f"{make_folder_name(step)} may be another run's: moved to {moved}")
-        self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
+        self._run_on_every_rank(lambda: _refuse(partial(self.place.drop, step)) if self._leads else None)
         return True
 
     def _read(self, step: int) -> tuple[Manifest | None, str | None]:

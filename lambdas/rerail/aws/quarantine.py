@@ -5,7 +5,7 @@ takes longer than the function's timeout is moved eventually.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -191,8 +191,10 @@ class ObjectMover:
         is_first = not self._list_uploads(target)
         upload = s3.create_multipart_upload(**place, **_metadata(source), **_tagging(tags))["UploadId"]
         copied: dict[int, str] = {}
-        if not is_first:
-            upload, copied = self._find_upload(target, upload, source, part=part, since=since)
+        uploads = {} if is_first else {item["UploadId"]: item for item in self._list_uploads(target)}
+        is_hidden = not is_first and upload not in uploads
+        if upload in uploads:
+            upload, copied = self._find_upload(target, upload, uploads, source, part=part, since=since)
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
@@ -209,9 +211,19 @@ class ObjectMover:
             copied[number] = answer["CopyPartResult"]["ETag"]
 
         numbers = range(1, -(-size // part) + 1)
-        with ThreadPoolExecutor(MOVERS) as copiers:
-            for _ in copiers.map(copy, [number for number in numbers if number not in copied]):
-                pass
+        try:
+            with ThreadPoolExecutor(MOVERS) as copiers:
+                for _ in copiers.map(copy, [number for number in numbers if number not in copied]):
+                    pass
+        except ActionUnfinished as error:
+            if not is_hidden:
+                raise
+            s3.abort_multipart_upload(**place, UploadId=upload)
+            raise QuarantineFailed(
+                f"s3://{self.bucket}/{target} has more than {len(uploads)} unfinished uploads, so that the next turn "
+                "cannot find this copy again",
+                advice="abort those that others have begun, then release the run",
+            ) from error
         parts = [{"PartNumber": number, "ETag": copied[number]} for number in numbers]
         answer = s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
         return str(answer["ETag"]).strip('"')
@@ -222,15 +234,19 @@ class ObjectMover:
         return [upload for upload in page.get("Uploads", []) if upload["Key"] == target]
 
     def _find_upload(
-        self, target: str, new: str, source: dict[str, Any], *, part: int, since: datetime | None
+        self,
+        target: str,
+        new: str,
+        uploads: Mapping[str, dict[str, Any]],
+        source: dict[str, Any],
+        *,
+        part: int,
+        since: datetime | None,
     ) -> tuple[str, dict[int, str]]:
         """Return the upload id of an earlier turn, else the new one, and its parts of the same size and version.
 
-        One that another principal has begun, or of before `since`, may have parts with other content. Where those of
-        others hide the new one, no earlier one is looked for: the copy begins again."""
-        s3, uploads = client("s3"), {upload["UploadId"]: upload for upload in self._list_uploads(target)}
-        if new not in uploads:
-            return new, {}
+        One that another principal has begun, or of before `since`, may have parts with other content."""
+        s3 = client("s3")
         initiator = uploads[new].get("Initiator")
         own = [id for id, upload in uploads.items() if id != new and upload.get("Initiator") == initiator]
         if not (own := [id for id in own if not since or uploads[id]["Initiated"] >= since]):

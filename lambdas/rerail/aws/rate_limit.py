@@ -36,7 +36,10 @@ class DynamoRateLimit:
         return self._update(lambda launches: claim_page(launches, run, error, at=at))
 
     def claim_adoption_notice(self, job_name: str, *, at: datetime) -> int:
-        return self._update(lambda launches: claim_adoption_notice(launches, _digest(job_name), at=at))
+        try:
+            return self._update(lambda launches: claim_adoption_notice(launches, _digest(job_name), at=at))
+        except Throttled:
+            return 0  # many others send one now: the adoption does not wait for it
 
     def _update(self, change: Callable[[Launches], tuple[Launches, Answer]]) -> Answer:
         """Store the changed launches and return the answer; raises Throttled after several conflicts in a row."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from rerail.detection.lowest import RunningMinimum
 from rerail.detection.rise import LossRise
-from rerail.detection.row import Row
+from rerail.detection.row import TRAINING_ROWS, Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.thresholds import Thresholds
@@ -153,8 +153,7 @@ class Divergence:
         self.rise.is_reported = not has_learnt and rise <= self._allowed(detection, least_fall=LEARNT)
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
-        if row.may_begin_anew:
-            return self._begin_anew(row, rise)
+        self.rise.may_begin_anew = row.may_begin_anew
         return self._finding(Level.WARN, row, rise) if is_new else None
 
     def _add_usual_rise(self, rise: float, detection: Thresholds) -> None:
@@ -260,6 +259,10 @@ class Divergence:
             self.recovered_level, self.recovered_row, self.rise = max(self.recovered_level, going.peak), self.rows, None
             self.recovered_rows = max(self.recovered_rows, going.rows)
             return None
+        if going.may_begin_anew and going.rows >= TRAINING_ROWS:
+            self._forget()
+            self.acted_from, self.is_early_over = None, False
+            return None
         goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
         if goes_on and rise > self._find_rise_to_act_on(detection) and self._is_confirmed(rise, row, detection):
             going.is_reported = True
@@ -272,13 +275,6 @@ class Divergence:
             self._forget()
             self.earlier, self.is_early_over = None, True  # these are not the first rows
         return None
-
-    def _begin_anew(self, row: Row, rise: float) -> Finding:
-        """Forget the rows before a rise at which the steps began again: it is told, and most likely a new training."""
-        finding = self._finding(Level.WARN, row, rise)
-        self._forget()
-        self.acted_from, self.is_early_over = None, False
-        return finding
 
     def _scale(self, factor: float) -> None:
         """Convert everything to another unit."""

@@ -38,12 +38,16 @@ class LossRise:
     onset: int | None
     since: datetime | None
     rows: int = 1
+    # The step has been below the onset, as in the next epoch: steps do not tell how long the rise lasts.
+    has_wrapped: bool = False
     # Rows in a row in which the rise has turned.
     turned: int = 0
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # It is not acted on (again): an intervention was requested, or there was no history to compare with.
     is_reported: bool = False
+    # It is of the first rows of what may be another training, which does not recover.
+    may_begin_anew: bool = False
     # The loss that the log printed at the onset, if the rise was found in values recovered from running means.
     printed: float | None = None
     # The recent rises, oldest first.
@@ -85,10 +89,11 @@ class LossRise:
         """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
+        self.has_wrapped = self.has_wrapped or (steps is not None and steps < 0)
         waited = sample.at - self.since if sample.at and self.since else None
         return (
             self.rows >= times * rows
-            and (steps is None or steps >= times * detection.patience_steps - 1)
+            and (steps is None or self.has_wrapped or steps >= times * detection.patience_steps - 1)
             and (waited is None or waited >= times * detection.patience)
         )
 

@@ -19,8 +19,9 @@ SAME_LENGTH = 0.02
 # risen this share of the way back, on a logarithmic scale if it is positive, and that way is at least this long.
 WAY_BACK, SHORTEST_WAY = 0.5, 0.2
 STARTING_ROWS = 3
-# A training may begin anew after as many rows as a level needs. A higher loss shows in the median of the next rows.
-TRAINING_ROWS, BEGINNING_ROWS = 24, 8
+# A training may begin anew after as many rows as a level needs, at a loss that is higher by this share. That shows in
+# the median of the next rows.
+TRAINING_ROWS, BEGINNING_ROWS, HIGHER = 24, 8, 0.12
 LEVEL_WEIGHT = 0.2  # of the newest loss in the level
 # Patience in rows is bounded in time, but for so many rows: a halved cluster with rows of five minutes is not watched
 # for half a day. The bound is a power of two, so that it changes rarely.
@@ -59,7 +60,7 @@ class Row:
     spacing: int = 0
     # The highest loss that the row aggregates, on the scale; None: not known.
     highest: float | None = None
-    # The steps have just begun again after many rows: of an epoch, or of another training such as the next fold.
+    # The steps have just begun again after many rows, at a higher loss: it may be another training, as the next fold.
     may_begin_anew: bool = False
 
     def find_patience_factor(self, rows: int) -> int:
@@ -88,9 +89,10 @@ class RowReader:
     # The rows since the steps last began again, and whether that may have been another training.
     rows_again: int = 0
     may_begin_anew: bool = False
-    # The first losses of the launch, and its present level.
+    # The first losses of the launch, its present level, and the newest one.
     first_losses: list[float] = field(default_factory=list)
     level: float | None = None
+    newest: float | None = None
     # The time of the newest row, and the seconds from one row to the next; 0.0: not known.
     at: datetime | None = None
     row_seconds: float = 0.0
@@ -112,7 +114,7 @@ class RowReader:
         self.may_begin_anew = self.may_begin_anew and self.rows_again < BEGINNING_ROWS
         if is_changed:
             has_begun = is_launch = True
-            self.first_losses, self.level = [], None
+            self.first_losses, self.level, self.newest = [], None, None
         if loss is not None and -math.inf < loss < math.inf:
             # Rows without a loss do not show its logging interval.
             is_new = self.cadence.changed(step)
@@ -161,7 +163,8 @@ class RowReader:
         step, before = sample.step, self.step
         self.step, self.rows_again = before if step is None else step, self.rows_again + 1
         if sample.begins_again:
-            return self._begin_again(sample.loss, is_regular=True)
+            self._begin_again(sample.loss)
+            return False, False
         if step is None or before is None or step >= before:
             self.spacing = step - before if step is not None and before is not None and step > before else self.spacing
             return False, False
@@ -169,15 +172,17 @@ class RowReader:
             return False, before - step > OUT_OF_ORDER * self.spacing
         is_regular = abs(before - self.length) <= SAME_LENGTH * before
         self.length = before
-        return self._begin_again(sample.loss, is_regular=is_regular)
-
-    def _begin_again(self, loss: float | None, *, is_regular: bool) -> tuple[bool, bool]:
-        """Return the same after steps that have begun again, as regularly as those of epochs or not."""
-        self.may_begin_anew, self.rows_again = self.rows_again >= TRAINING_ROWS, 0
-        if is_regular and not self._is_back(loss):
+        self._begin_again(sample.loss)
+        if is_regular and not self._is_back(sample.loss):
             return False, False
-        self.first_losses, self.level = [], None
+        self.first_losses, self.level, self.newest = [], None, None
         return True, True
+
+    def _begin_again(self, loss: float | None) -> None:
+        """Note that the steps begin again, and whether another training may have begun at this loss."""
+        before = max((known for known in (self.level, self.newest) if known is not None), default=math.inf)
+        is_higher = loss is not None and loss > before + HIGHER * abs(before)
+        self.may_begin_anew, self.rows_again = is_higher and self.rows_again >= TRAINING_ROWS, 0
 
     def _learn_pace(self, sample: Sample, step_seconds: float | None, *, is_launch: bool) -> None:
         """Update the seconds between rows, by their times or by their steps."""
@@ -193,6 +198,7 @@ class RowReader:
             return
         if len(self.first_losses) < STARTING_ROWS:
             self.first_losses.append(loss)
+        self.newest = loss
         self.level = loss if self.level is None else self.level + LEVEL_WEIGHT * (loss - self.level)
 
     def _is_back(self, loss: float | None) -> bool:

@@ -281,9 +281,12 @@ _AFTER_END = LazyPattern(
 )
 FINAL_LINES, FINAL_CHARS = 80, 24_000
 # As programs and Python print it; other words around it do not say that something has failed.
-_FULL_DISK = LazyPattern(r"^\S{1,80}: (?:.{0,300}\W)?No space left on device(?: ?\(\d+\)|: ?'[^']{0,300}')?\.?$")
+_FULL_DISK = LazyPattern(
+    r"^\S{1,80}: (?:.{0,300}\W)?No space left on device"
+    r"(?: ?\((?:os error )?\d+\)|: ?'[^']{0,300}'(?: -> '[^']{0,300}')?)?\.?$"
+)
 # A logger's line before a traceback: the script has handled the error. Launchers print theirs with an exit code.
-_HANDLED = LazyPattern(r"^(?!.*\bexitcode\b).{0,80}?(?<![\w./-])(?:ERROR|WARNING|WARN|EXCEPTION|CRITICAL)(?=[\s:\]|-])")
+_HANDLED = LazyPattern(r"^(?!.*\bexitcode\b).{0,80}?(?<![\w./-])(?:ERROR|EXCEPTION|CRITICAL)(?=[\s:\]|-])")
 
 
 @dataclass(slots=True)
@@ -447,7 +450,8 @@ def find_final_error(log: str, *, logged: bool = True) -> str:
     """Return the error with which a log ends: the exception of a traceback, or a full disk; "" if it goes on after it.
 
     The message of the exception must fit on one line: further lines may be those of a script that goes on. Without
-    `logged`, a traceback that a logger printed is left out: the script may have ended well after it.
+    `logged`, a traceback that a logger printed and a line that only mentions a full disk are left out: the script may
+    have ended well after them.
     """
     lines = [line.rstrip() for line in log[-FINAL_CHARS:].splitlines() if line.strip()]
     while lines and _AFTER_END.search(lines[-1].strip()):
@@ -458,6 +462,8 @@ def find_final_error(log: str, *, logged: bool = True) -> str:
         starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
         is_logged = bool(starts and starts[-1] and _HANDLED.search(lines[starts[-1] - 1]))
         return error if logged or not is_logged else ""
+    if logged:
+        return last if "No space left on device" in last else ""
     is_minor = _LEVEL.search(last) or _LOWER_LEVEL.match(last)
     return last if _FULL_DISK.search(last) and not is_minor else ""
 

@@ -102,6 +102,7 @@ def claim_adoption_notice(launches: Launches, job_name: str, *, at: datetime) ->
         if len(recent) >= ADOPTION_NOTICES:
             return launches, 0
         recent[job_name] = at
+        return replace(launches, adoptions=recent), len(recent)
     return replace(launches, adoptions=recent), sum(sent_at <= recent[job_name] for sent_at in recent.values())
 
 

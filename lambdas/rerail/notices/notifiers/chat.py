@@ -26,7 +26,7 @@ QUOTED_LIMIT = 2_000
 # Look-alikes of markup characters: emphasis, code, mentions and links of Slack (<...>), links of Teams.
 ESCAPES = str.maketrans({"*": "∗", "~": "∼", "`": "'", "<": "‹", ">": "›", "[": "［", "]": "］", "#": "＃", "|": "¦"})
 UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-COMMAND = re.compile(r"((?:.*:)?) ?(rerail [A-Za-z0-9 ._-]+)")
+COMMAND = re.compile(r"((?:.*:)?) ?(rerail [A-Za-z0-9 ./_-]+)")
 MENTION = re.compile(r"@(?=\w)")
 ICONS = {"page": "🔴", "inform": "🔵", "clear": "🟢"}
 

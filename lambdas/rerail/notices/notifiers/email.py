@@ -5,6 +5,8 @@ from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
     clean_prose,
+    clean_step,
+    clean_text,
     format_cost,
     format_deadline,
     format_since,
@@ -19,14 +21,14 @@ SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
 
 def format_subject(notice: Notice) -> str:
     """Return the title as a valid SNS subject."""
-    title = " ".join("".join(c if " " <= c <= "~" else " " for c in clean_prose(notice.title)).split())
+    title = " ".join("".join(c if " " <= c <= "~" else " " for c in clean_text(notice.title)).split())
     return truncate(title, SUBJECT_LIMIT) or "Rerail"
 
 
 def format_text(notice: Notice, links: Links) -> str:
     """Return the whole notice as plain text."""
     todo = (
-        "\n".join(["What to do:", *(f"  - {clean_prose(step)}" for step in list_next_steps(notice))])
+        "\n".join(["What to do:", *(f"  - {clean_step(step)}" for step in list_next_steps(notice))])
         if list_next_steps(notice)
         else ""
     )

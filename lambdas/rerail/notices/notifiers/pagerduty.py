@@ -9,7 +9,15 @@ from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.text import clean_prose, clean_text, format_cost, format_deadline, format_state
+from rerail.notices.notifiers.text import (
+    clean_prose,
+    clean_step,
+    clean_text,
+    format_cost,
+    format_deadline,
+    format_state,
+    list_next_steps,
+)
 
 SUMMARY_LIMIT, KEY_LIMIT = 1_024, 255
 
@@ -53,7 +61,7 @@ def _list_details(notice: Notice, links: Links) -> dict[str, Any]:
     """Return the non-empty details, the most important first."""
     details = {
         "what happened": clean_prose(notice.body),
-        "what to do": clean_prose(notice.todo),
+        "what to do": "\n".join(map(clean_step, list_next_steps(notice))),
         "by when": format_deadline(notice),
         "what Rerail did": clean_prose(notice.did),
         "since": notice.since.isoformat() if notice.since else "",

@@ -18,14 +18,17 @@ SCHEME = re.compile(
     r"|[a-z][a-z0-9+.-]{0,30}(?=://)):"
 )
 SHARE = re.compile(r"\\\\(?=\w)")
-DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:[.\u3002\uff0e\uff61][\w-]++)+")
+PART = r"[^\s.\u3002\uff0e\uff61/:@()<>\[\]{}\"'`,;=!?|\\%$+*&#^~]++"
+DOTTED = re.compile(rf"s3://\S+|{PART}(?:[.\u3002\uff0e\uff61]{PART})+")
 DOT = re.compile(r"[.\u3002\uff0e\uff61]")
-# Numbers, exceptions, and files whose endings are not top-level domains, or ones below which names are reserved.
+# Numbers, types of machines, exceptions, fields of requests, and files whose endings are not top-level domains, or ones
+# below which names are reserved.
 HARMLESS = re.compile(
-    r"(?i)[v-]?\d+(?:\.\d[\w-]*){1,2}|(?:torch\.(?:cuda|distributed)|[\w-]+)\."
+    r"(?i)[vx-]?\d+(?:\.\d[\w-]*){1,2}|ml\.[a-z\d-]+\.[a-z\d-]+|\w+config\.\w+|(?:torch\.(?:cuda|distributed)|[\w-]+)\."
     r"(?:\w*(?:error|exception|warning)|bin|ckpt|csv|distcp|json|jsonl|log|npy|npz|parquet|pkl|pth|py|safetensors"
     r"|toml|txt|whl|yaml|yml)"
 )
+COMMAND = re.compile(r"(?s)(.*?)((?:(?<![^\n])|(?<=: ))(?:rerail|aws) .*|)")
 POLICY_FIELDS = frozenset(
     f"{section.name}.{field.name}"
     for section in fields(Policy)
@@ -52,8 +55,14 @@ def clean_prose(text: str) -> str:
 
 
 def _defuse_name(name: str) -> str:
-    is_harmless = name in POLICY_FIELDS or HARMLESS.fullmatch(name)
+    is_harmless = name in POLICY_FIELDS or name.startswith("s3://") or HARMLESS.fullmatch(name)
     return name if is_harmless else DOT.sub(ONE_DOT_LEADER, name)
+
+
+def clean_step(step: str) -> str:
+    """Return a step for the operator as clean prose; the command at its end stays as it must be typed."""
+    prose, command = COMMAND.fullmatch(clean_text(step)).groups()  # type: ignore[union-attr]
+    return " ".join(filter(None, (clean_prose(prose), command)))
 
 
 def indent(text: str) -> str:
