@@ -255,19 +255,6 @@ def test_a_run_that_is_too_large_is_recorded_without_its_earlier_texts(runs):
     assert dict(runs.open_runs())["gpt"] == loaded
 
 
-@pytest.mark.parametrize("doc", [{"B": b"no zlib"}, {"S": '{"schema": 99}'}], ids=["damaged", "of another version"])
-def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(runs, doc):
-    """One run that cannot be read must not blind the sweep for all."""
-    runs.save(run_with_attempts(300))
-    runs.save(replace(RUN, id="llama"))
-    key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
-    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": doc}}
-    client("dynamodb").update_item(TableName=TABLE, Key=key, **update)
-    found = dict(runs.open_runs())
-    assert found["gpt"] is None
-    assert found["llama"].id == "llama"
-
-
 def test_a_long_request_and_a_long_entry_are_compressed(runs):
     """A hundred hyperparameters that JSON makes six times as long, and a folder of thousands of checkpoints."""
     request = {"HyperParameters": {f"p{number}": "é" * 2500 for number in range(100)}}

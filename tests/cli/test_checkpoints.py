@@ -172,21 +172,6 @@ def test_what_a_rollback_quarantined_is_listed_and_never_resumed_from(s3):
     assert printed["resume_from"]["step"] == 20
 
 
-def test_what_was_saved_after_the_loss_went_wrong_is_passed_over(s3):
-    """As the supervisor itself does it: by the onset of the incidents."""
-    for step in (20, 40, 60):
-        save(s3, step)
-    incident = Incident(1, "divergence", 1, Cause.DIVERGED, "", "", NOON, NOON, step=60, resume_step=20, onset_step=40)
-    keep(replace(RUN, version=1, incidents=(incident,)))
-    printed = facts()
-    assert printed["resume_from"]["step"] == 20
-    assert ["after the loss had gone wrong" in row["passed_over"] for row in printed["checkpoints"]] == [
-        True,
-        True,
-        False,
-    ]
-
-
 def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
     """Suspect since a warning, clean again since the loss has mended, quarantined since nobody could load it."""
     save(s3, 20)

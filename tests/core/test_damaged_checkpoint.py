@@ -9,7 +9,6 @@ from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from tests.fakes import World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 DAMAGED = (
     "AlgorithmError: RuntimeError: PytorchStreamReader failed reading zip archive: not a ZIP archive, exit code: 1"
 )

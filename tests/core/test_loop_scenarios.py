@@ -275,16 +275,6 @@ def test_a_deployment_without_roles_refuses_what_it_may_not_do(verb, is_live):
     assert (list(world.sagemaker.jobs), world.sagemaker.live()) == (["gpt"], ["gpt"] if is_live else [])
 
 
-def test_a_job_without_the_tag_is_never_touched():
-    world = World().adopt("mine", policy=None)
-    world.sagemaker.fail("mine", NODE_LOST)
-    world.supervisor().handle(JobStateChanged("mine"))
-    world.minutes(30)
-    assert world.runs.records == {}
-    assert world.bus.notices == []
-    assert list(world.sagemaker.jobs) == ["mine"]
-
-
 def test_a_name_used_again_after_a_delete_is_another_run(world):
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)

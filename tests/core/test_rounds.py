@@ -44,13 +44,6 @@ def test_runs_that_go_well_are_let_sleep(world):
     assert world.queue.waiting == []
 
 
-def test_only_due_runs_are_woken(world):
-    adopt_runs(world, "a", "b", "c")
-    world.sagemaker.fail("b", NODE_LOST)
-    assert world.round().run() == SweepReport(open=3, due=1, discovered=0, unknown=())
-    assert world.queue.waiting == [{"run": "b"}]
-
-
 def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     adopt_runs(world, "a")
     world.sagemaker.fail("a", NODE_LOST)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions.decide import decide
-from rerail.decisions.decision import with_facts
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import CreateJob
 from rerail.model.errors import BadMessage, CallFailed, StateUnknown
@@ -217,13 +216,6 @@ def test_only_a_run_at_rest_is_taken_as_recorded(run_change, attempt_change, lis
     run = replace(run, **run_change, attempts=(replace(run.current, **attempt_change),))
     changed = {hash_name("gpt"): hash_name("gpt", *listed_as)} if listed_as else {}
     assert is_known(run, changed, fleet=10**6, at=MIDNIGHT) is known
-
-
-def test_what_is_taken_for_known_is_what_is_recorded():
-    """Nothing that a description tells and the record holds is lost on the way back."""
-    world = World().with_saves()
-    run = world.run()
-    assert with_facts(run.current, make_unchanged_job(run), world.clock()) == run.current
 
 
 @given(st.integers(1, 200_000))

@@ -15,7 +15,6 @@ from rerail.decisions.remedies import (
     choose_capacity_verdict,
     draw_delay,
     format_error,
-    leave_the_bad_node,
     no_sound_checkpoint,
     resume_from_the_one_before,
 )
@@ -98,16 +97,6 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before():
     assert resume_from_the_one_before(make_run(), make_failure(damaged_step=20), Policy()) is None
 
 
-@pytest.mark.parametrize(("charges", "leaves"), [({}, False), ({Cause.HANG: 1}, False), ({Cause.HANG: 2}, True)])
-def test_a_node_is_left_after_repeated_hangs(charges: dict[Cause, int], leaves: bool):
-    run = make_run(ledger=Ledger(charges=charges))
-    found = leave_the_bad_node(run, make_failure(Cause.HANG), Policy())
-    assert (found is not None) is leaves
-    if found:
-        assert isinstance(found, Relaunch)
-        assert (found.fresh_machines, found.why.startswith("hang: ")) == (True, True)
-
-
 @pytest.mark.parametrize(
     ("waited", "fallbacks", "longest", "falls_back"),
     [
@@ -132,15 +121,6 @@ def test_the_wait_for_capacity_grows_until_a_fall_back_is_due(
     assert longest / 2 <= found.delay <= longest
     assert (found.machines is not None) is falls_back
     assert "passed over" not in found.why
-
-
-def test_capacity_that_never_comes_holds_the_run():
-    run = make_run(ledger=Ledger(capacity_since=MIDNIGHT))
-    wait = Policy().capacity.wait
-    found = choose_capacity_verdict(run, Policy(), at=MIDNIGHT + wait)
-    assert isinstance(found, Hold)
-    assert found.runbook is Runbook.NO_CAPACITY
-    assert isinstance(choose_capacity_verdict(run, Policy(), at=MIDNIGHT + wait - MINUTE), Relaunch)
 
 
 # Launch checks

@@ -8,7 +8,6 @@ import pytest
 from tests.deployed.jobs import Account
 
 pytestmark = pytest.mark.slow
-STRANGER = "999988887777"
 
 
 def alarm(job: str) -> dict[str, Any]:

@@ -22,14 +22,6 @@ def test_settings_survive_the_environment(kind):
     assert kind.from_environment(environment) == some(kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_environment_is_the_processs_own(kind, monkeypatch):
-    """Without another one, the variables of this process as they are now."""
-    for name, value in some(kind).variables().items():
-        monkeypatch.setenv(name, value)
-    assert kind.from_environment() == some(kind)
-
-
 @pytest.mark.parametrize(("kind", "field"), [(kind, field.name) for kind in KINDS for field in fields(kind)])
 def test_a_missing_variable_is_named(kind, field):
     """The error says which variable the stack forgot."""

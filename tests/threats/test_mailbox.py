@@ -39,7 +39,6 @@ from tests.threats.conftest import ANOTHER
 
 MINUTE = timedelta(minutes=1)
 RUINED = Finding(Kind.NON_FINITE, Level.INTERVENE, 60, 50, "the loss is not finite")
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
 def beating(world: World, agent: Agent, minutes: int) -> None:

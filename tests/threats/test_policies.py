@@ -12,8 +12,6 @@ from rerail.model.policy import Mode, parse_policy
 from rerail.model.run import RunState
 from tests.fakes import DEFAULT, Agent, World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
-
 
 def with_run_under(mode: Mode) -> World:
     """A run under the policy `careful` of this mode, with checkpoints."""

@@ -13,8 +13,6 @@ from cli.doctor.deployment import Deployment
 from rerail.messages.messages import DeliveryCheck, parse_message
 from tests.cli.cloud import OUTPUTS, Client, Cloud, Deployed, denied
 
-PATIENCE_S = 60.0
-
 
 class Account:
     """A bus, a rule that loses every event or none, and the supervisor's table, some seconds later."""
