@@ -15,7 +15,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.records import fits, make_doc, read, read_text, record
+from rerail.aws.records import expect_version, fits, list_items, make_doc, put_if, query, read, read_text, record
 from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict, RequestRefused, RequestTooLarge
@@ -42,12 +42,7 @@ class DynamoRuns:
 
     def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
         before = run.version - 1
-        condition = (
-            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(before)}}}
-            if before
-            else {"ConditionExpression": "attribute_not_exists(pk)"}
-        )
-        writes = [{"Put": {"TableName": self._table, "Item": _run_item(run), **condition}}]
+        writes = [{"Put": {"TableName": self._table, "Item": _run_item(run), **expect_version(before)}}]
         # A new record that was rebuilt from the tags of a relaunched job has earlier attempts, whose events come too.
         attempts = run.attempts[-1:] if before else (*run.attempts[:1], *run.attempts[1:][-MOST_NEW_ATTEMPTS:])
         writes += [self._put(f"job#{attempt.job_name}", "job", run={"S": run.id}) for attempt in attempts]
@@ -77,18 +72,11 @@ class DynamoRuns:
 
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         expires = str(int(until.timestamp()))
-        put = self._put(f"job#{job_name}", "job", ignored={"S": reason}, expires={"N": expires})["Put"]
+        item = {**_key(f"job#{job_name}", "job"), "ignored": {"S": reason}, "expires": {"N": expires}}
         # DynamoDB deletes what has expired within days.
         free = "attribute_not_exists(pk) OR expires < :now"
-        try:
-            client("dynamodb").put_item(
-                **put, ConditionExpression=free, ExpressionAttributeValues={":now": {"N": str(int(self._clock()))}}
-            )
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
-                return False
-            raise
-        return True
+        now = {":now": {"N": str(int(self._clock()))}}
+        return put_if({"ConditionExpression": free, "ExpressionAttributeValues": now}, self._table, item)
 
     def is_ignored(self, job_name: str) -> bool:
         item = self._get(f"job#{job_name}", "job")
@@ -108,46 +96,25 @@ class DynamoRuns:
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterator[tuple[str, Run | None]]:
         for part in parts:
-            pages = (
-                client("dynamodb")
-                .get_paginator("query")
-                .paginate(
-                    TableName=self._table,
-                    IndexName=INDEX,
-                    KeyConditionExpression="#open = :part",
-                    ExpressionAttributeNames={"#open": "open"},
-                    ExpressionAttributeValues={":part": {"S": f"open#{part}"}},
-                )
-            )
-            for page in pages:
-                yield from (_named_run(item) for item in _items(page))
+            yield from map(_named_run, query_index(self._table, f"open#{part}"))
 
     def all_runs(self) -> Iterator[tuple[str, Run | None]]:
         """Yield name and record of every run, open or ended; the record is None if another version wrote it.
 
         This scans the table: it is for the command line, not for the functions."""
-        pages = (
-            client("dynamodb")
-            .get_paginator("scan")
-            .paginate(
-                TableName=self._table, FilterExpression="sk = :run", ExpressionAttributeValues={":run": {"S": "run"}}
-            )
-        )
-        for page in pages:
-            yield from (_named_run(item) for item in _items(page))
+        values = {":run": {"S": "run"}}
+        scan = client("dynamodb").get_paginator("scan")
+        pages = scan.paginate(TableName=self._table, FilterExpression="sk = :run", ExpressionAttributeValues=values)
+        yield from map(_named_run, list_items(pages))
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
         """Return the run's decisions, oldest first."""
-        pages = (
-            client("dynamodb")
-            .get_paginator("query")
-            .paginate(
-                TableName=self._table,
-                KeyConditionExpression="pk = :run AND begins_with(sk, :timeline)",
-                ExpressionAttributeValues={":run": {"S": f"run#{run_id}"}, ":timeline": {"S": "timeline#"}},
-            )
+        entries = query(
+            self._table,
+            KeyConditionExpression="pk = :run AND begins_with(sk, :timeline)",
+            ExpressionAttributeValues={":run": {"S": f"run#{run_id}"}, ":timeline": {"S": "timeline#"}},
         )
-        return [record(TimelineEntry, item) for page in pages for item in _items(page)]
+        return [record(TimelineEntry, item) for item in entries]
 
     def _get(self, pk: str, sk: str) -> Mapping[str, Any] | None:
         answer = client("dynamodb").get_item(TableName=self._table, Key=_key(pk, sk), ConsistentRead=True)
@@ -156,6 +123,17 @@ class DynamoRuns:
 
     def _put(self, pk: str, sk: str, **attributes: Mapping[str, str]) -> dict[str, Any]:
         return {"Put": {"TableName": self._table, "Item": {**_key(pk, sk), **attributes}}}
+
+
+def query_index(table: str, partition: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the items in one partition of the sparse index."""
+    yield from query(
+        table,
+        IndexName=INDEX,
+        KeyConditionExpression="#open = :part",
+        ExpressionAttributeNames={"#open": INDEX},
+        ExpressionAttributeValues={":part": {"S": partition}},
+    )
 
 
 def _run_item(run: Run) -> dict[str, Any]:
@@ -225,12 +203,6 @@ def _make_request_doc(request: Mapping[str, Any]) -> dict[str, Any]:
     if not fits(doc):
         raise RequestTooLarge("its request is too long to be stored, even compressed; shorten its HyperParameters")
     return doc
-
-
-def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a page's items. A page without the member `Items` is invalid, not empty, and raises InvalidResponse."""
-    with validate("Query"):
-        return [item for item in page["Items"] if item is not None]
 
 
 def _key(pk: str, sk: str) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from rerail.aws.clients import client
-from rerail.aws.dynamodb import INDEX
-from rerail.aws.records import record
+from rerail.aws.dynamodb import INDEX, query_index
+from rerail.aws.records import expect_version, put_if, record
 from rerail.aws.validation import validate
 from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord, dumps
@@ -37,18 +35,7 @@ class DynamoClusters:
 
     def waiting(self) -> Iterator[ClusterRecord]:
         """Yield the clusters to check; records that another version wrote wait for the cluster's next event."""
-        pages = (
-            client("dynamodb")
-            .get_paginator("query")
-            .paginate(
-                TableName=self._table,
-                IndexName=INDEX,
-                KeyConditionExpression="#open = :hyperpod",
-                ExpressionAttributeNames={"#open": INDEX},
-                ExpressionAttributeValues={":hyperpod": {"S": WAITING}},
-            )
-        )
-        for item in (item for page in pages for item in page.get("Items", ())):
+        for item in query_index(self._table, WAITING):
             try:
                 yield record(ClusterRecord, item)
             except BadRecord:
@@ -64,19 +51,8 @@ class DynamoClusters:
         }
         if memory.waits:
             item[INDEX] = {"S": WAITING}
-        condition: dict[str, Any] = (
-            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(before)}}}
-            if before
-            else {"ConditionExpression": "attribute_not_exists(pk)"}
-        )
-        try:
-            client("dynamodb").put_item(TableName=self._table, Item=item, **condition)
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
-                raise Conflict(
-                    f"the record of the cluster {memory.cluster} is no longer at version {before}"
-                ) from error
-            raise
+        if not put_if(expect_version(before), self._table, item):
+            raise Conflict(f"the record of the cluster {memory.cluster} is no longer at version {before}")
 
 
 def _key(cluster: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from rerail.aws.clients import client
 from rerail.aws.error_codes import find_code
-from rerail.aws.records import record
+from rerail.aws.records import query, record
 from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, dumps
 from rerail.orchestration.waits import Caller, CallerState, KeyWithdrawn, RunWait, WaitIsOver
@@ -47,12 +47,8 @@ class DynamoWaits:
         client("dynamodb").delete_item(TableName=self._table, Key=_key(wait))
 
     def list_waits(self) -> Iterator[RunWait | BadRecord]:
-        paginator, values = client("dynamodb").get_paginator("query"), {":waits": {"S": PARTITION}}
-        asked = {"KeyConditionExpression": "pk = :waits", "ExpressionAttributeValues": values, "ConsistentRead": True}
-        for page in paginator.paginate(TableName=self._table, **asked):
-            with validate("Query"):
-                items = page["Items"]
-            yield from map(_read, items)
+        asked: dict[str, Any] = {"KeyConditionExpression": "pk = :waits", "ConsistentRead": True}
+        yield from map(_read, query(self._table, ExpressionAttributeValues={":waits": {"S": PARTITION}}, **asked))
 
 
 def _read(item: Mapping[str, Any]) -> RunWait | BadRecord:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any, TypeVar
-
-from botocore.exceptions import ClientError
+from typing import TypeVar
 
 from rerail.aws.clients import client
+from rerail.aws.records import expect_version, put_if
 from rerail.aws.validation import validate
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
@@ -57,18 +56,7 @@ class DynamoRateLimit:
 
     def _keep(self, launches: Launches, version: int) -> bool:
         item = {**KEY, "doc": {"S": dumps(launches)}, "version": {"N": str(version + 1)}}
-        condition: dict[str, Any] = (
-            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(version)}}}
-            if version
-            else {"ConditionExpression": "attribute_not_exists(pk)"}
-        )
-        try:
-            client("dynamodb").put_item(TableName=self._table, Item=item, **condition)
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
-                return False
-            raise
-        return True
+        return put_if(expect_version(version), self._table, item)
 
 
 def _digest(job_name: str) -> str:

@@ -4,7 +4,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from botocore.exceptions import ClientError
+
 from rerail.aws.clients import client
+from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, loads
 from rerail.model.errors import Throttled
 
@@ -47,6 +50,19 @@ def read_text(item: Mapping[str, Any], name: str) -> str:
         raise BadRecord(f"a {name} whose compressed record cannot be read: {error}") from error
 
 
+def query(table: str, **asked: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the items that a query finds, on all pages."""
+    return list_items(client("dynamodb").get_paginator("query").paginate(TableName=table, **asked))
+
+
+def list_items(pages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the items of the pages. One without the member `Items` is invalid, not empty: raises InvalidResponse."""
+    for page in pages:
+        with validate("Query"):
+            items = [item for item in page["Items"] if item is not None]
+        yield from items
+
+
 def read(table: str, keys: Sequence[Mapping[str, Any]], *, only: str = "") -> Iterator[Mapping[str, Any]]:
     """Yield the existing items with these keys, which must be distinct; `only` restricts them to one attribute.
 
@@ -61,6 +77,24 @@ def read(table: str, keys: Sequence[Mapping[str, Any]], *, only: str = "") -> It
             if left == request:
                 raise Throttled("BatchGetItem: the table processed none of the keys")
             request = left
+
+
+def expect_version(before: int) -> dict[str, Any]:
+    """Return the condition of a write that the item has this version, or does not exist if that is 0."""
+    if not before:
+        return {"ConditionExpression": "attribute_not_exists(pk)"}
+    return {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(before)}}}
+
+
+def put_if(condition: Mapping[str, Any], table: str, item: Mapping[str, Any]) -> bool:
+    """Put the item, and return True; return False if the stored item does not meet the condition."""
+    try:
+        client("dynamodb").put_item(TableName=table, Item=item, **condition)
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
+            return False
+        raise
+    return True
 
 
 def write(table: str, items: Iterable[Mapping[str, Any]]) -> None:
