@@ -14,4 +14,5 @@ from wiring import now
 def make_answering() -> Answering:
     """Return the pages over the account's runs."""
     settings = AnswerSettings.from_environment()
-    return Answering(DynamoRuns(settings.table), SigningKey(settings.answer_key), EventBus(settings.bus), now)
+    runs, key = DynamoRuns(settings.table), SigningKey(settings.answer_key)
+    return Answering(runs.load, key.has_signed, EventBus(settings.bus), now)

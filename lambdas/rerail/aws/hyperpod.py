@@ -6,7 +6,7 @@ from typing import Any
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX, query_index
-from rerail.aws.records import expect_version, put_if, record
+from rerail.aws.records import expect_version, find_record, put_if, record
 from rerail.aws.validation import validate
 from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord, dumps
@@ -35,11 +35,8 @@ class DynamoClusters:
 
     def waiting(self) -> Iterator[ClusterRecord]:
         """Yield the clusters to check; records that another version wrote wait for the cluster's next event."""
-        for item in query_index(self._table, WAITING):
-            try:
-                yield record(ClusterRecord, item)
-            except BadRecord:
-                continue
+        found = (find_record(ClusterRecord, item) for item in query_index(self._table, WAITING))
+        yield from filter(None, found)
 
     def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
         before = memory.version - 1

@@ -39,6 +39,14 @@ def record(cls: type[T], item: Mapping[str, Any]) -> T:
     return loads(cls, read_text(item, cls.__name__))
 
 
+def find_record(cls: type[T], item: Mapping[str, Any]) -> T | None:
+    """Return the record in an item, or None if another version wrote it."""
+    try:
+        return record(cls, item)
+    except BadRecord:
+        return None
+
+
 def read_text(item: Mapping[str, Any], name: str) -> str:
     """Return the text of an item, compressed or not; raise BadRecord, with the kind `name`, if it cannot be read."""
     try:

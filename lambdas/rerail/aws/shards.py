@@ -11,8 +11,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.records import pack, read, record, write
-from rerail.model.codec import BadRecord, dumps
+from rerail.aws.records import find_record, pack, read, write
+from rerail.model.codec import dumps
 from rerail.model.errors import CallFailed
 from rerail.model.partitions import PARTITIONS
 from rerail.sweep.shards import Shard, format_event
@@ -49,16 +49,10 @@ class InvokedShards:
         write(self._table, [{**_key(parts[0]), "doc": pack(dumps(shard_report)), "expires": expires}])
 
     def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, SweepReport]]:
-        stored = map(_read_report, read(self._table, [_key(part) for part in range(PARTITIONS)]))
+        items = read(self._table, [_key(part) for part in range(PARTITIONS)])
+        # A report of another version is left out: the next one comes within a minute.
+        stored = (find_record(ShardReport, item) for item in items)
         return {shard.parts: (shard.at, shard.report) for shard in stored if shard}
-
-
-def _read_report(item: Mapping[str, Any]) -> ShardReport | None:
-    """Return the report, or None if another version wrote it: the next one comes within a minute."""
-    try:
-        return record(ShardReport, item)
-    except BadRecord:
-        return None
 
 
 def _key(part: int) -> dict[str, Any]:

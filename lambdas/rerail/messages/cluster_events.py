@@ -84,7 +84,7 @@ def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Clu
     """Return the parsed event; raise BadMessage that names the field if it is malformed."""
     kind = envelope.get("detail-type")
     if kind == CLUSTER_EVENT:
-        detail = _require_object(detail.get("EventDetails"), "detail.EventDetails")
+        detail = require_object(detail.get("EventDetails"), "field 'detail.EventDetails'")
     cluster, arn = detail.get("ClusterName"), detail.get("ClusterArn")
     if not isinstance(cluster, str) or not CLUSTER_NAME.fullmatch(cluster):
         raise BadMessage(f"field 'ClusterName' is {cluster!r:.100}; it must be the name of a HyperPod cluster")
@@ -114,7 +114,7 @@ def _read_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
 
 
 def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
-    summary = _require_object(detail.get("HealthSummary"), "detail.HealthSummary")
+    summary = require_object(detail.get("HealthSummary"), "field 'detail.HealthSummary'")
     status, repair = (clean_text(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
     message = " ".join(filter(None, (clean_text(summary.get(key)) for key in ("HealthStatusReason", "Recommendation"))))
     part = f"node {_read_node(detail)}"
@@ -189,7 +189,8 @@ def _read_time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> dateti
     return at
 
 
-def _require_object(value: Any, name: str) -> Mapping[str, Any]:
+def require_object(value: Any, name: str) -> Mapping[str, Any]:
+    """Return the value if it is a JSON object; raise BadMessage with this name otherwise."""
     if not isinstance(value, dict):
-        raise BadMessage(f"field '{name}' must be a JSON object")
+        raise BadMessage(f"{name} must be a JSON object")
     return value

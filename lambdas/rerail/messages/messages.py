@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.messages.cluster_events import ClusterEventReceived, is_hyperpod, read_hyperpod
+from rerail.messages.cluster_events import ClusterEventReceived, is_hyperpod, read_hyperpod, require_object
 from rerail.model.codec import BadRecord, from_plain
 from rerail.model.errors import BadMailboxObject, BadMessage, ForgedMessage
 from rerail.model.finding import Finding
@@ -179,7 +179,7 @@ def parse_message(body: str) -> Message:
         envelope = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the message is not JSON: {error}") from error
-    detail = _require_object(_require_object(envelope, "the message").get("detail"), "field 'detail'")
+    detail = require_object(require_object(envelope, "the message").get("detail"), "field 'detail'")
     match envelope.get("source"):
         case "aws.sagemaker" if is_hyperpod(envelope.get("detail-type")):
             return read_hyperpod(envelope, detail)
@@ -272,7 +272,7 @@ def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Rep
     """Return the report named by the object's key; the bucket in the event is ignored, since the mailbox is known."""
     if envelope.get("detail-type") != FILED:
         raise BadMessage(f"field 'detail-type' is {envelope.get('detail-type')!r:.100}; it must be {FILED!r}")
-    key = _require_object(detail.get("object"), "field 'detail.object'").get("key")
+    key = require_object(detail.get("object"), "field 'detail.object'").get("key")
     if not isinstance(key, str):
         raise BadMessage("field 'detail.object.key' must be text")
     try:
@@ -283,7 +283,7 @@ def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Rep
 
 
 def _parse_alarm(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> AlarmStateChanged | UnrelatedObject:
-    state = _require_object(detail.get("state"), "field 'detail.state'")
+    state = require_object(detail.get("state"), "field 'detail.state'")
     job_name, namespace = _find_alarmed_job(detail)
     if not job_name:  # the rule matches every alarm on a metric of hosts, of which most are other people's
         return UnrelatedObject("the alarm's metrics name no training job (dimension TrainingJobName or Host)")
@@ -302,7 +302,7 @@ def _find_alarmed_job(detail: Mapping[str, Any]) -> tuple[str, str]:
 
     The dimension is TrainingJobName, or Host in the form `<job>/algo-<n>`.
     """
-    configuration = _require_object(detail.get("configuration"), "field 'detail.configuration'")
+    configuration = require_object(detail.get("configuration"), "field 'detail.configuration'")
     metrics = configuration.get("metrics")
     for metric in metrics if isinstance(metrics, list) else ():
         for part in ("metricStat", "metric"):
@@ -313,12 +313,6 @@ def _find_alarmed_job(detail: Mapping[str, Any]) -> tuple[str, str]:
         if isinstance(name, str) and JOB_NAME.fullmatch(name):
             return name, str(metric.get("namespace", ""))[:WORDS_LIMIT]
     return "", ""
-
-
-def _require_object(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BadMessage(f"{name} must be a JSON object")
-    return value
 
 
 def _require_name(table: Mapping[str, Any], field: str) -> str:

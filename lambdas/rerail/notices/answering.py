@@ -14,18 +14,6 @@ from rerail.notices.answer_pages import NAME_LIMIT, REASON_LIMIT, format_message
 VERBS = (OperatorVerb.APPROVE, OperatorVerb.DENY)
 
 
-class RunReader(Protocol):
-    """Reads runs."""
-
-    def load(self, run_id: str) -> Run | None: ...
-
-
-class SignatureVerifier(Protocol):
-    """Verifies what Rerail has signed."""
-
-    def has_signed(self, message: bytes, signature: str) -> bool: ...
-
-
 class CommandSender(Protocol):
     """Sends operators' commands to the supervisor."""
 
@@ -46,8 +34,8 @@ class Page:
 class Answering:
     """Shows proposals and takes answers."""
 
-    runs: RunReader
-    key: SignatureVerifier
+    load: Callable[[str], Run | None]  # returns a run by its id
+    has_signed: Callable[[bytes, str], bool]  # returns whether Rerail has signed a message
     commands: CommandSender
     clock: Callable[[], datetime]
 
@@ -85,13 +73,13 @@ class Answering:
             link, signature = AnswerLink.parse(fields)
         except BadLink as error:
             return Page(400, format_message("This link is incomplete", f"Nothing was sent: {error}."))
-        if not self.key.has_signed(link.message, signature):
+        if not self.has_signed(link.message, signature):
             text = "Rerail has not signed this link. Nothing was sent: use the link of the page, unchanged."
             return Page(403, format_message("This link is not valid", text))
         command = f"rerail show {link.run}"
         if self.clock().timestamp() >= link.expires:
             return Page(410, format_message("This proposal has expired", "Nothing was sent.", command))
-        run = self.runs.load(link.run)
+        run = self.load(link.run)
         # A job of that name may have been deleted and created again, and its run count its proposals anew.
         if run is None or run.proposal is None or not link.is_for(run.proposal):
             text = "It was answered, or the run has moved on. Nothing was sent."

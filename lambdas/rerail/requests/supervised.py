@@ -1,6 +1,7 @@
 """Enable supervision of a job in a launch script: `supervised(...)`, for boto3 and SageMaker's Python SDK."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any, TypeVar
 
@@ -56,13 +57,13 @@ def supervised(
     if not 0 <= retries <= RETRIES_LIMIT:
         raise RequestRefused(f"retries {retries}: SageMaker takes 1 to {RETRIES_LIMIT}; leave it out for none")
     additions = JobAdditions(
-        policy,
-        _with_slash(checkpoints) if checkpoints else "",
-        metrics,
-        dict(environment or {}),
-        agent,
-        signed,
-        retries,
+        tags={POLICY_TAG: policy},
+        checkpoints=_with_slash(checkpoints) if checkpoints else "",
+        definitions=make_definitions() if metrics else [],
+        environment=dict(environment or {}),
+        agent=agent,
+        signed=signed,
+        retries=retries,
     )
     if isinstance(job, Mapping):
         is_request = any(name[:1].isupper() for name in job)
@@ -81,22 +82,17 @@ def supervised(
     return job
 
 
+@dataclass(frozen=True, slots=True)
 class JobAdditions:
     """The additions of supervision to a job, for each representation of a job."""
 
-    def __init__(
-        self,
-        policy: str,
-        checkpoints: str,
-        metrics: bool,
-        environment: Mapping[str, str],
-        agent: str,
-        signed: bool,
-        retries: int,
-    ) -> None:
-        self.tags, self.retries = {POLICY_TAG: policy}, retries
-        self.checkpoints, self.environment, self.agent, self.signed = checkpoints, environment, agent, signed
-        self.definitions = make_definitions() if metrics else []
+    tags: Mapping[str, str]
+    checkpoints: str
+    definitions: list[dict[str, str]]
+    environment: Mapping[str, str]
+    agent: str
+    signed: bool
+    retries: int
 
     def in_request(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request for boto3's create_training_job with the additions."""
@@ -119,8 +115,7 @@ class JobAdditions:
         """Change a request that a boto3 session is about to send; its own policy tag and checkpoint folder are kept."""
         tags = [tag["Key"] for tag in params.get("Tags") or []]
         place = f"{self.checkpoints}{params.get('TrainingJobName', '')}/" if self.checkpoints else ""
-        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent, self.signed, self.retries)
-        here.tags = {} if POLICY_TAG in tags else self.tags
+        here = replace(self, checkpoints=place, tags={} if POLICY_TAG in tags else self.tags)
         params.update(here.in_request(params))
 
     def in_arguments(self, job: Mapping[str, Any]) -> dict[str, Any]:
