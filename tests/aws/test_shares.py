@@ -1,7 +1,6 @@
 """Shares of a round in Lambda and DynamoDB: asked for without waiting, and told of by part."""
 
 import json
-import zlib
 from dataclasses import replace
 from datetime import timedelta
 
@@ -68,11 +67,3 @@ def test_a_shards_report_is_stored_and_read_completely(table):
     reports = shares.reports()
     assert reports[1, 2] == (MIDNIGHT, REPORT) and reports[1, 2][1].fleet == REPORT.fleet
     assert reports[7,][1].open == 5
-
-
-def test_a_report_of_another_version_is_none(table):
-    InvokedShards(table).keep((1,), REPORT, at=MIDNIGHT)
-    item = client("dynamodb").get_item(TableName=table, Key={"pk": {"S": "round#1"}, "sk": {"S": "round"}})["Item"]
-    later = zlib.compress(b'{"schema": 99}')
-    client("dynamodb").put_item(TableName=table, Item={**item, "doc": {"B": later}})
-    assert InvokedShards(table).reports() == {}
