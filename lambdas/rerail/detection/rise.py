@@ -69,6 +69,7 @@ class LossRise:
     def goes_on(self, rise: float, row: Row, *, restart: bool, detection: Thresholds) -> bool:
         """Add one more row, and return whether the patience is over and the loss is not recovering."""
         self.rows += 1
+        self.has_wrapped = self.has_wrapped or (self._count_steps(row.sample) or 0) < 0
         if self.rows == RESTART_SHOWS:
             self.restart = restart and rise > RESTART_RISE
         if rise > self.peak:
@@ -85,15 +86,20 @@ class LossRise:
             and self._lasts(rise, before, is_vast=rise > VAST and not row.scale.unit)
         )
 
+    def _count_steps(self, sample: Sample) -> int | None:
+        """Return the steps since the onset; None if they are not known."""
+        if sample.step is None or self.onset is None or self.has_wrapped:
+            return None
+        return sample.step - self.onset
+
     def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds) -> bool:
         """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
         times = RESTART_PATIENCE if self.restart else 1
-        steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
-        self.has_wrapped = self.has_wrapped or (steps is not None and steps < 0)
+        steps = self._count_steps(sample)
         waited = sample.at - self.since if sample.at and self.since else None
         return (
             self.rows >= times * rows
-            and (steps is None or self.has_wrapped or steps >= times * detection.patience_steps - 1)
+            and (steps is None or steps >= times * detection.patience_steps - 1)
             and (waited is None or waited >= times * detection.patience)
         )
 
