@@ -83,6 +83,15 @@ def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough(m
     assert at_once[0][0] < 700
 
 
+def test_a_drop_is_acted_on_as_soon_where_steps_begin_again() -> None:
+    """Late in an epoch of 500 steps it begins, so that the next one has smaller steps for long."""
+    rows = slow(steps(2300) + steps(700, 1.0), suspect="rank 3 on algo-2: 2x its peers")
+    epochs = [replace(row, step=number % 500, loss=2 + 8 / (number + 1)) for number, row in enumerate(rows)]
+    found, expected = (said(series, Kind.THROUGHPUT_DROP) for series in (epochs, rows))
+    assert levels(found) == [Level.WARN, Level.INTERVENE]
+    assert [row for row, _ in found] == [row for row, _ in expected]
+
+
 def test_a_slow_drop_is_reported_and_acted_on_once_it_is_steady() -> None:
     """From 0.4 s to 4 s over hundreds of rows: while the steps become slower and slower, the work may grow."""
     rows = [0.4 * 1.002 ** max(0, row - 600) * (1 + DICE.gauss(0, 0.02)) for row in range(1300)]

@@ -208,8 +208,11 @@ class ThroughputDrop:
         )
 
     def _costs_enough(self, sample: Sample, detection: Thresholds) -> bool:
-        """Return whether the slow steps have lost more time than the floor; True if only tokens a second are known."""
-        if sample.step_time_s is None or self.onset is None or sample.step is None:
+        """Return whether the slow steps have lost more time than the floor; True if that is not known.
+
+        Steps that begin again with each epoch do not tell it, nor do tokens a second.
+        """
+        if sample.step_time_s is None or self.onset is None or sample.step is None or sample.step < self.onset:
             return True
         lost_s = (sample.step - self.onset + 1) * (self.recent.median() - self.usual)
         return lost_s >= detection.throughput_floor.total_seconds()
