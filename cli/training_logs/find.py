@@ -98,10 +98,11 @@ def read_lines(file: Path) -> list[str]:
 def read_raw_lines(file: Path) -> list[str]:
     """Return the lines of a log; a progress bar's carriage returns end lines too.
 
-    Of a folder that `rerail logs --save` has written, read the largest log, without the times that it puts first.
+    Of a folder that `rerail logs --save` has written, or of a job in it, read the largest log without its times.
     """
     try:
-        saved = sorted(file.glob("*/*.log"), key=lambda path: path.stat().st_size) if file.is_dir() else []
+        logs = (*file.glob("*.log"), *file.glob("*/*.log")) if file.is_dir() else ()
+        saved = sorted(logs, key=lambda path: path.stat().st_size)
         text = re.sub(r"(?m)^(?:-|\d{4}-\d\d-\d\dT\S+) ", "", read_text(saved[-1])) if saved else read_text(file)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error}", "give a file that can be read") from error

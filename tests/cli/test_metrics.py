@@ -111,8 +111,9 @@ def test_the_folder_of_saved_logs_is_read(tmp_path):
     lines = "".join(f"2026-01-31T12:00:{second:02}+00:00 it {second} train_loss 2.5\n" for second in range(20))
     (tmp_path / "gpt" / "algo-1.log").write_text(lines)
     (tmp_path / "gpt" / "algo-2.log").write_text("- worker is ready\n")
-    definitions = json.loads(shown("--log", str(tmp_path), "--json"))
-    assert re.search({item["Name"]: item["Regex"] for item in definitions}["loss"], "it 3 train_loss 2.5")
+    for folder in (tmp_path, tmp_path / "gpt"):
+        definitions = json.loads(shown("--log", str(folder), "--json"))
+        assert re.search({item["Name"]: item["Regex"] for item in definitions}["loss"], "it 3 train_loss 2.5")
 
 
 @pytest.mark.parametrize("words", [("rollback", "gpt", "--to", "abc"), ("rollback", "gpt", "--bogus"), ("bogus",)])
