@@ -18,8 +18,8 @@ SCHEME = re.compile(
     r"|[a-z][a-z0-9+.-]{0,30}(?=://)):"
 )
 SHARE = re.compile(r"\\\\(?=\w)")
-PART = r"[^\s.\u3002\uff0e\uff61/:@()<>\[\]{}\"'`,;=!?|\\%$+*&#^~]++"
-DOTTED = re.compile(rf"s3://\S+|{PART}(?:[.\u3002\uff0e\uff61]{PART})+")
+IN_NAME = r"[^\s.\u3002\uff0e\uff61/:@()<>\[\]{}\"'`,;=!?|\\%$+*&#^~]"
+DOTTED = re.compile(rf"s3://\S+|(?<!{IN_NAME}){IN_NAME}++(?:[.\u3002\uff0e\uff61]{IN_NAME}++)+")
 DOT = re.compile(r"[.\u3002\uff0e\uff61]")
 # Numbers, types of machines, exceptions, fields of requests, and files whose endings are not top-level domains, or ones
 # below which names are reserved.
