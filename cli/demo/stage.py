@@ -308,9 +308,10 @@ class Stage:
 
     def sum_cost(self) -> dict[str, float]:
         """Return the run's dollars and the most that its cap allows: what a sweep and a save take may be added."""
-        cap, policy = self.scenario.stop_dollars, self._policy
+        cap = self.scenario.stop_dollars
         if not cap or not self.run:
             return {}
+        policy = self._policy
         excess_s = policy.save.deadline.total_seconds() + SWEEP_S / self.scale
         dollars = sum_run_dollars(self.run, datetime.now(UTC), policy.prices)
         return {"cap": cap, "dollars": dollars or 0.0, "most": cap + policy.prices[OWN_TYPE] / HOUR_S * excess_s}
