@@ -104,7 +104,7 @@ def _folds(rng: random.Random) -> Iterator[Sample]:
 
 
 def _folds_of_a_job(rng: random.Random) -> Iterator[Sample]:
-    """As its minutes tell: they have no step once the steps have begun again."""
+    """Folds in the minutes of a job, which have no step once the steps have begun again."""
     before = 0
     for sample in _folds(rng):
         yield replace(sample, step=None, begins_again=(sample.step or 0) < before)

@@ -566,7 +566,7 @@ class FakeHyperPods:
 
     def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
         if self.recall(memory.cluster).version != memory.version - 1:
-            raise Conflict(f"{memory.cluster} is at another version than {memory.version - 1}")
+            raise Conflict(f"{memory.cluster} has another version than {memory.version - 1}")
         self.records[memory.cluster] = dumps(memory)
         self.kept_until[memory.cluster] = until
 

@@ -471,12 +471,15 @@ class FrameworkCheckpoints:
     def _make_room(self, folder: Path) -> None:
         """Empty the folder of what this run has left there; what may be another run's is moved to quarantine."""
         if is_host_leader():
-            found = select_trusted(read_all(self._root)).get(folder.name)
-            is_own = found is not None and found.run == AttemptInfo.from_environment().run
-            if (folder / MANIFEST).exists() and not is_own and (moved := _move_to_quarantine(folder, "unknown")):
+            is_kept = (folder / MANIFEST).exists() and not self._is_own(folder)
+            if is_kept and (moved := _move_to_quarantine(folder, "unknown")):
                 print_line(f"{folder.name} may be another run's: moved to {moved}")
             delete_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
+
+    def _is_own(self, folder: Path) -> bool:
+        manifest = select_trusted(read_all(self._root)).get(folder.name)
+        return manifest is not None and manifest.run == AttemptInfo.from_environment().run
 
     def _prune(self, newest: int) -> None:
         # Rank 0 alone knows the onset, and has the manifests.

@@ -18,7 +18,7 @@ from cli.saves import StoredCheckpoint, list_checkpoints
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
-from rerail.accounting.costs import sum_run_dollars
+from rerail.accounting.costs import HOUR_S, sum_run_dollars
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.quarantine import PLACE
@@ -46,7 +46,7 @@ SAVE_FLOOR, THROUGHPUT_FLOOR = timedelta(seconds=60), timedelta(seconds=5)
 ANSWER = timedelta(seconds=6)
 # The same for an order to restart the training processes in place: they end and begin in real time.
 OBEYED = timedelta(seconds=60)
-SWEEP_S, HOUR_S, DAY_S = 60, 3600, 86400
+SWEEP_S, DAY_S = 60, 86400
 # How long the operator of the demo takes to answer, and how many relaunches the account may have in a (scaled) hour.
 THINKS = timedelta(seconds=3)
 RELAUNCHES = 2

@@ -174,7 +174,7 @@ class RateLimit(Protocol):
         """Return the run that pages on-call about the error that several runs share. Raise Throttled."""
 
     def claim_adoption_notice(self, job_name: str, *, at: datetime) -> int:
-        """Return the number of a notice about a job that is not adopted as asked, 0 for no notice. Raise Throttled."""
+        """Return the number of a notice about a job that is not adopted as asked, 0 for no notice."""
 
 
 class Bus(Protocol):

@@ -67,7 +67,7 @@ def test_times_in_a_request_become_text(runs):
 
 def test_a_run_is_begun_once(runs):
     runs.save(RUN)
-    with pytest.raises(Conflict, match="run gpt is no longer at version 0"):
+    with pytest.raises(Conflict, match="run gpt has another version than 0"):
         runs.save(RUN)
 
 

@@ -47,7 +47,7 @@ def test_who_comes_late_is_refused(table, version):
     """Another function has written since: look again."""
     memories = DynamoClusters(table)
     memories.keep(MEMORY, until=LATER)
-    with pytest.raises(Conflict, match="no longer at version"):
+    with pytest.raises(Conflict, match="another version than"):
         memories.keep(replace(MEMORY, version=version), until=LATER)
     memories.keep(replace(MEMORY, pending=(), version=2), until=LATER)
     assert memories.recall("pod").pending == ()

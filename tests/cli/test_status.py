@@ -152,7 +152,7 @@ def test_the_head_has_counts_pause_and_health(where):
 
 
 def test_an_error_that_several_runs_failed_with_is_named_once(where):
-    """Of a held run the current attempt has failed, of one that waits the attempt before."""
+    """The current attempt of a held run has failed; of a run that waits it is the attempt before."""
     error, other = "ModuleNotFoundError: No module named 'flash_attn'", "KeyError: the column 'text'"
     for names, state, text in (("abcd", RunState.HELD, error), ("gh", RunState.WAITING, other)):
         for name in names:

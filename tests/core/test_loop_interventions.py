@@ -98,7 +98,7 @@ def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
 @pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.THROUGHPUT_DROP])
 @pytest.mark.parametrize("order", ["in one message", "the end first"])
 def test_a_problem_that_is_over_stops_no_healthy_job(world, kind, order):
-    """After an outage, one message contains both; a message that is delivered again comes after later ones."""
+    """One message contains both after an outage; a message that is delivered again comes after later ones."""
     at = world.clock()
     found = Finding(kind, Level.INTERVENE, 480, 350, "it lasts", at - 40 * MINUTE)
     over = Finding(kind, Level.RECOVERED, 490, 350, "it is over", at - 20 * MINUTE)

@@ -165,7 +165,7 @@ def test_tainted_checkpoints_stay_tainted_for_a_successor(world, job):
 
 
 def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
-    """Where only the job can read the checkpoints, it takes any before the onset."""
+    """A job that alone can read the checkpoints takes any before the onset."""
     job.finds(onset=50)
     assert job.order.resume_step == 0
     assert "in place, from the start" in world.reasons()[-1]

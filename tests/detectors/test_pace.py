@@ -84,7 +84,7 @@ def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough(m
 
 
 def test_a_drop_is_acted_on_as_soon_where_steps_begin_again() -> None:
-    """Late in an epoch of 500 steps it begins, so that the next one has smaller steps for long."""
+    """The drop begins late in an epoch of 500 steps, so that the next epoch has smaller steps for long."""
     rows = slow(steps(2300) + steps(700, 1.0), suspect="rank 3 on algo-2: 2x its peers")
     epochs = [replace(row, step=number % 500, loss=2 + 8 / (number + 1)) for number, row in enumerate(rows)]
     found, expected = (said(series, Kind.THROUGHPUT_DROP) for series in (epochs, rows))

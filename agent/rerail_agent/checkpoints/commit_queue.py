@@ -256,8 +256,12 @@ class CommitQueue:
         return ""
 
     def _failed(self, save: PendingCheckpoint, error: str) -> CommitResult:
-        step, seconds = save.manifest.step, time.monotonic() - save.started
-        return CommitResult(step, self.place.path(step), self.place.durability, seconds, save.manifest, error)
+        return self.make_failed(save.manifest, save.started, error)
+
+    def make_failed(self, manifest: Manifest, started: float, error: str) -> CommitResult:
+        """Return the result of a save that has failed."""
+        step, seconds = manifest.step, time.monotonic() - started
+        return CommitResult(step, self.place.path(step), self.place.durability, seconds, manifest, error)
 
     def _delete(self, step: int) -> None:
         try:

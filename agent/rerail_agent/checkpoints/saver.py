@@ -40,15 +40,7 @@ class RestoreRefusal:
 
 
 class CannotReplace(Exception):
-    """What lies at a step cannot be read, moved or deleted."""
-
-
-def _refuse(handler: Callable[[], T]) -> T:
-    """Return the handler's result; raise CannotReplace for any error of it, but not for one of the ranks' exchange."""
-    try:
-        return handler()
-    except Exception as error:
-        raise CannotReplace(str(error)) from error
+    """A checkpoint that cannot be read, moved or deleted lies where another is to be saved."""
 
 
 class Saver:
@@ -142,11 +134,8 @@ class Saver:
             if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
                 return False
         except CannotReplace as error:  # this save fails, and the training goes on
-            seconds, path = time.monotonic() - started, self.place.path(manifest.step)
             problem = f"what lies there is left alone: {error}"
-            commit_queue.finish(
-                CommitResult(manifest.step, path, self.place.durability, seconds, manifest, problem), after
-            )
+            commit_queue.finish(commit_queue.make_failed(manifest, started, problem), after)
             return True
         self._seen.add(manifest.step)
         commit_queue.await_arena()
@@ -380,18 +369,29 @@ class Saver:
         """
         commit_queue = self._connect()
         commit_queue.await_end(None)
-        listed = self._run_on_every_rank(lambda: {} if self.rank else _refuse(self._listing))[0]
+        listed = self._refuse_on_every_rank(lambda: {} if self.rank else self._listing())[0]
         manifest, problem = listed.get(step, (None, None))
         if manifest is not None and not self._damage(manifest):
             return False
         if problem == UNREADABLE:
             raise CannotReplace(problem)
         if problem is not None or (manifest is not None and manifest.run != run):
-            moved = self._run_on_every_rank(partial(_refuse, partial(self._quarantine_step, step, "unknown")))[0]
+            moved = self._refuse_on_every_rank(partial(self._quarantine_step, step, "unknown"))[0]
             if moved and self.rank == 0:
                 self.log(f"{make_folder_name(step)} may be another run's: moved to {moved}")
-        self._run_on_every_rank(lambda: _refuse(partial(self.place.drop, step)) if self._leads else None)
+        self._refuse_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
+
+    def _refuse_on_every_rank(self, handler: Callable[[], T]) -> list[T]:
+        """Return what it returns on each rank; raise CannotReplace for its errors, not for one of the exchange."""
+
+        def refuse() -> T:
+            try:
+                return handler()
+            except Exception as error:
+                raise CannotReplace(str(error)) from error
+
+        return self._run_on_every_rank(refuse)
 
     def _read(self, step: int) -> tuple[Manifest | None, str | None]:
         try:

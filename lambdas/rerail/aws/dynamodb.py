@@ -54,7 +54,7 @@ class DynamoRuns:
             client("dynamodb").transact_write_items(TransactItems=writes)
         except ClientError as error:
             if _is_conflict(error):
-                raise Conflict(f"run {run.id} is no longer at version {before}") from error
+                raise Conflict(f"run {run.id} has another version than {before}") from error
             raise
 
     def request(self, run_id: str) -> Mapping[str, Any]:

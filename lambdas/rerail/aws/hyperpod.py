@@ -49,7 +49,7 @@ class DynamoClusters:
         if memory.waits:
             item[INDEX] = {"S": WAITING}
         if not put_if(expect_version(before), self._table, item):
-            raise Conflict(f"the record of the cluster {memory.cluster} is no longer at version {before}")
+            raise Conflict(f"the record of the cluster {memory.cluster} has another version than {before}")
 
 
 def _key(cluster: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ RESTART_PATIENCE = 8
 # The rise stays (within a fifth of its peak and not falling), or it turns (half recovered, then high again).
 STAYS_AT = 0.8
 FALLS = 0.95
-# A loss a thousand times above its level when the patience is over is not left to recover, even if it sinks slowly. The
-# rise of a loss below zero is no logarithm, so that this does not apply to it.
+# A loss a thousand times above its level when the patience is over is not left to recover, even if it sinks slowly.
+# This does not apply to a loss below zero, whose rise is not a logarithm.
 VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3

@@ -372,11 +372,10 @@ def make_samples(
     for at in sorted(rows):
         end = at + period
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
-            before = cursor
+            before, step = cursor, parse_step(rows[at])
             if not may_have_resumed:
-                cursor = _with_low_minutes(cursor, parse_step(rows[at]))
-            has_fallen = _has_fallen(before, parse_step(rows[at])) or not before.counts_epochs
-            begins_again = cursor.counts_epochs and has_fallen
+                cursor = _with_low_minutes(cursor, step)
+            begins_again = cursor.counts_epochs and (not before.counts_epochs or _has_fallen(before, step))
             cursor, sample = _evaluate_minute(cursor, end, rows[at], names, begins_again=begins_again)
             new_samples += [sample] if sample else []
     return cursor, tuple(new_samples)

@@ -440,10 +440,8 @@ class Supervisor:
 
     def _ignore(self, job_name: str, refused: AdoptionRefused, at: datetime) -> None:
         """Do not supervise the job, and send the notice about it once."""
-        is_news = refused.notice is not None and not self.runs.is_ignored(job_name)
-        number = self.rate_limit.claim_adoption_notice(job_name, at=at) if is_news else 0
         new = self.runs.ignore(job_name, refused.reason, until=at + IGNORED_FOR)
-        if new and refused.notice and number:
+        if new and refused.notice and (number := self.rate_limit.claim_adoption_notice(job_name, at=at)):
             self.bus.publish(make_job_notice(with_limit(refused.notice, number, at), job_name, at=at))
 
     def _with_limited_notices(self, adopted: Adopted, job_name: str, at: datetime) -> Adopted:

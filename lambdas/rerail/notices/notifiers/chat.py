@@ -17,6 +17,7 @@ from rerail.notices.notifiers.text import (
     format_state,
     indent,
     list_next_steps,
+    split_command,
 )
 
 TITLE_LIMIT, DESCRIPTION_LIMIT, STEP_LIMIT = 250, 8_000, 350
@@ -26,7 +27,7 @@ QUOTED_LIMIT = 2_000
 # Look-alikes of markup characters: emphasis, code, mentions and links of Slack (<...>), links of Teams.
 ESCAPES = str.maketrans({"*": "∗", "~": "∼", "`": "'", "<": "‹", ">": "›", "[": "［", "]": "］", "#": "＃", "|": "¦"})
 UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-COMMAND = re.compile(r"((?:.*:)?) ?(rerail [A-Za-z0-9 ./_-]+)")
+COMMAND = re.compile(r"rerail [A-Za-z0-9 ./_-]+")
 MENTION = re.compile(r"@(?=\w)")
 ICONS = {"page": "🔴", "inform": "🔵", "clear": "🟢"}
 
@@ -84,8 +85,8 @@ def _format_description(notice: Notice, links: Links) -> str:
 
 def _format_step(step: str) -> str:
     """Return the step, with a `rerail` command at its end formatted as code for copying."""
-    match = COMMAND.fullmatch(step)
-    return f"{escape(match[1])} `{match[2]}`".strip() if match else escape(step)
+    prose, command = split_command(step)
+    return f"{escape(prose)} `{command}`".strip() if COMMAND.fullmatch(command) else escape(step)
 
 
 def _escape_line(text: str) -> str:

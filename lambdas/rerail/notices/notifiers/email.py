@@ -5,7 +5,6 @@ from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
     clean_prose,
-    clean_step,
     clean_text,
     format_cost,
     format_deadline,
@@ -28,7 +27,7 @@ def format_subject(notice: Notice) -> str:
 def format_text(notice: Notice, links: Links) -> str:
     """Return the whole notice as plain text."""
     todo = (
-        "\n".join(["What to do:", *(f"  - {clean_step(step)}" for step in list_next_steps(notice))])
+        "\n".join(["What to do:", *(f"  - {step}" for step in list_next_steps(notice))])
         if list_next_steps(notice)
         else ""
     )

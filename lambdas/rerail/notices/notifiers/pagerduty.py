@@ -11,7 +11,6 @@ from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
     clean_prose,
-    clean_step,
     clean_text,
     format_cost,
     format_deadline,
@@ -61,7 +60,7 @@ def _list_details(notice: Notice, links: Links) -> dict[str, Any]:
     """Return the non-empty details, the most important first."""
     details = {
         "what happened": clean_prose(notice.body),
-        "what to do": "\n".join(map(clean_step, list_next_steps(notice))),
+        "what to do": "\n".join(list_next_steps(notice)),
         "by when": format_deadline(notice),
         "what Rerail did": clean_prose(notice.did),
         "since": notice.since.isoformat() if notice.since else "",

@@ -18,8 +18,8 @@ SCHEME = re.compile(
     r"|[a-z][a-z0-9+.-]{0,30}(?=://)):"
 )
 SHARE = re.compile(r"\\\\(?=\w)")
-IN_NAME = r"[^\s.\u3002\uff0e\uff61/:@()<>\[\]{}\"'`,;=!?|\\%$+*&#^~]"
-DOTTED = re.compile(rf"s3://\S+|(?<!{IN_NAME}){IN_NAME}++(?:[.\u3002\uff0e\uff61]{IN_NAME}++)+")
+NAME_CHARACTER = r"[^\s.\u3002\uff0e\uff61/:@()<>\[\]{}\"'`,;=!?|\\%$+*&#^~]"
+DOTTED = re.compile(rf"s3://\S+|(?<!{NAME_CHARACTER}){NAME_CHARACTER}++(?:[.\u3002\uff0e\uff61]{NAME_CHARACTER}++)+")
 DOT = re.compile(r"[.\u3002\uff0e\uff61]")
 # Numbers, types of machines, exceptions, fields of requests, and files whose endings are not top-level domains, or ones
 # below which names are reserved.
@@ -28,7 +28,7 @@ HARMLESS = re.compile(
     r"(?:\w*(?:error|exception|warning)|bin|ckpt|csv|distcp|json|jsonl|log|npy|npz|parquet|pkl|pth|py|safetensors"
     r"|toml|txt|whl|yaml|yml)"
 )
-COMMAND = re.compile(r"(?s)(.*?)((?:(?<![^\n])|(?<=: ))(?:rerail|aws) .*|)")
+COMMAND = re.compile(r"(?m)(?:^|(?<=: ))(?:rerail|aws) ")
 POLICY_FIELDS = frozenset(
     f"{section.name}.{field.name}"
     for section in fields(Policy)
@@ -51,18 +51,19 @@ def clean_prose(text: str) -> str:
     """Return the clean text without anything that a chat, mail or pager program turns into a link."""
     text = SCHEME.sub(lambda found: found[0][:-1] + COLON, clean_text(text))
     text = SHARE.sub(2 * BACKSLASH, text)
-    return DOTTED.sub(lambda found: _defuse_name(found[0]), text)
+    return DOTTED.sub(lambda found: _escape_name(found[0]), text)
 
 
-def _defuse_name(name: str) -> str:
+def _escape_name(name: str) -> str:
     is_harmless = name in POLICY_FIELDS or name.startswith("s3://") or HARMLESS.fullmatch(name)
     return name if is_harmless else DOT.sub(ONE_DOT_LEADER, name)
 
 
-def clean_step(step: str) -> str:
-    """Return a step for the operator as clean prose; the command at its end stays as it must be typed."""
-    prose, command = COMMAND.fullmatch(clean_text(step)).groups()  # type: ignore[union-attr]
-    return " ".join(filter(None, (clean_prose(prose), command)))
+def split_command(step: str) -> tuple[str, str]:
+    """Return the words of a step, and the command at its end or ""."""
+    command = COMMAND.search(step)
+    start = command.start() if command else len(step)
+    return step[:start], step[start:]
 
 
 def indent(text: str) -> str:
@@ -71,8 +72,9 @@ def indent(text: str) -> str:
 
 
 def list_next_steps(notice: Notice) -> list[str]:
-    """Return the steps that the operator must take."""
-    return [line.strip() for line in clean_text(notice.todo).splitlines() if line.strip()]
+    """Return the steps for the operator as clean prose; commands at their ends stay as they must be typed."""
+    steps = (split_command(line.strip()) for line in clean_text(notice.todo).splitlines() if line.strip())
+    return [" ".join(filter(None, (clean_prose(prose), command))) for prose, command in steps]
 
 
 def format_time(time: datetime) -> str:
