@@ -111,6 +111,17 @@ def _folds_of_a_job(rng: random.Random) -> Iterator[Sample]:
         before = sample.step or 0
 
 
+def _folds_without_steps(rng: random.Random) -> Iterator[Sample]:
+    """Each begins at the loss of an untrained model, and ends where the difficulty of its data lets it end."""
+    rows, start, noise = rng.randint(60, 300), rng.choice((0.7, 2.3, 6.9)), rng.choice((0.02, 0.05, 0.1))
+    floor, pace = start / rng.choice((4, 10, 50)), rows / rng.choice((3, 5, 10))
+    for _ in range(rng.randint(3, 10)):
+        end = floor * math.exp(rng.uniform(-0.5, 0.5))
+        height = start * math.exp(rng.gauss(0, 0.05)) / end
+        for row in range(rows):
+            yield Sample(loss=end * height ** math.exp(-row / pace) * math.exp(rng.gauss(0, noise)))
+
+
 def _losses(values: Sequence[float]) -> Iterator[Sample]:
     for row, value in enumerate(values):
         yield Sample(step=row, loss=value)
@@ -220,6 +231,7 @@ SHAPES = (
     Shape("equal launches in one file", _equal_launches, lambda s: len(s) <= 1 and _stops_nothing(s), "silence"),
     Shape("folds at other levels", _folds, _stops_nothing, "not acted on"),
     Shape("folds of a job", _folds_of_a_job, _stops_nothing, "not acted on"),
+    Shape("folds without steps", _folds_without_steps, _stops_nothing, "not acted on"),
     Shape("fall, then a noisy climb", _fall_and_climb, lambda s: bool(_count(s, *LOSS_KINDS)), "told"),
     Shape("staircase", _staircase, lambda s: _stops(s) <= 1, "acted on once at most"),
     Shape("mostly exact zeros", _mostly_zero, _is_silent, "silence"),

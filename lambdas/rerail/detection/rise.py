@@ -21,6 +21,9 @@ FALLS = 0.95
 VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3
+# A rise that jumps by this share of its peak within these rows, from where it did not stay, may be another fold, which
+# falls again. It lasts if it then stays for as long as a fall would show, or climbs to this multiple.
+JUMP, JUMP_ROWS, GROWS = 0.3, 4, 1.25
 TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
 
 
@@ -42,6 +45,9 @@ class LossRise:
     has_wrapped: bool = False
     # Rows in a row in which the rise has turned.
     turned: int = 0
+    # Rows since the rise last jumped, and its highest value right after that.
+    rows_from_jump: int = JUMP_ROWS
+    jumped_to: float = 0.0
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # It is not acted on (again): an intervention was requested, or there was no history to compare with.
@@ -64,6 +70,7 @@ class LossRise:
         """Convert everything to another unit."""
         self.base, self.allowed = self.base * factor, self.allowed * factor
         self.peak, self.trough = self.peak * factor, self.trough * factor
+        self.jumped_to *= factor
         self.past = [rise * factor for rise in self.past]
 
     def goes_on(self, rise: float, row: Row, *, restart: bool, detection: Thresholds) -> bool:
@@ -72,9 +79,7 @@ class LossRise:
         self.has_wrapped = self.has_wrapped or (self._count_steps(row.sample) or 0) < 0
         if self.rows == RESTART_SHOWS:
             self.restart = restart and rise > RESTART_RISE
-        if rise > self.peak:
-            self.peak = self.trough = rise
-        self.trough = min(self.trough, rise)
+        self._follow_peak(rise)
         self.past.append(rise)
         factor = row.find_patience_factor(detection.patience_rows)
         turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
@@ -85,6 +90,18 @@ class LossRise:
             and self._patience_is_over(row.sample, detection.patience_rows // factor, detection)
             and self._lasts(rise, before, is_vast=rise > VAST and not row.scale.unit)
         )
+
+    def _follow_peak(self, rise: float) -> None:
+        """Update the peak, which begins at each jump, and the trough since then."""
+        before = min(self.past[-JUMP_ROWS:], default=rise)
+        is_low, is_far = before < STAYS_AT * self.peak, rise - before > JUMP * self.peak
+        has_jumped = is_low and is_far and self.rows_from_jump >= JUMP_ROWS
+        self.rows_from_jump = 0 if has_jumped else self.rows_from_jump + 1
+        if has_jumped or rise > self.peak:
+            self.peak = self.trough = rise
+        if self.rows_from_jump < JUMP_ROWS:
+            self.jumped_to = self.peak
+        self.trough = min(self.trough, rise)
 
     def _count_steps(self, sample: Sample) -> int | None:
         """Return the steps since the onset; None if they are not known."""
@@ -104,5 +121,6 @@ class LossRise:
         )
 
     def _lasts(self, rise: float, before: float, *, is_vast: bool) -> bool:
-        stays = is_vast or (rise > STAYS_AT * self.peak and rise > FALLS * before)
-        return rise > self.allowed and (stays or self.turned >= TURNED_ROWS)
+        is_settled = self.rows_from_jump > len(self.past) or rise > GROWS * self.jumped_to
+        stays = is_settled and rise > STAYS_AT * self.peak and rise > FALLS * before
+        return rise > self.allowed and (is_vast or stays or self.turned >= TURNED_ROWS)
