@@ -389,8 +389,14 @@ def repeated(value: float, rows: int, *, before: int = 1) -> list[Sample]:
         # A rise stays within a fifth of its peak.
         (RISE, changed(420, (300, 330, 1.5), (331, 420, 1.36)), [303]),
         (RISE, changed(420, (300, 330, 1.5), (331, 420, 1.4)), [303, -382]),
-        # One that has fallen by half or more does not recover once it has been high again for 24 rows.
+        # One that has fallen by half or more does not recover once it has stayed up again for half of the patience.
         (RISE, changed(420, (300, 330, 2.0), (331, 365, 1.2), (366, 420, 1.5)), [303, -413]),
+        # A loss that becomes noisier as it rises is judged by the noise before.
+        (
+            RISE,
+            samples([*falling(300, noise=0.2), *(20 * loss for loss in falling(420, noise=0.6)[300:])]),
+            [303, -383],
+        ),
         # What the run recovered from is told again if it is larger by half, and acted on if it lasts twice as long.
         (RISE, changed(500, (300, 340, 1.2), (400, 500, 1.3)), [303, -487]),
         (RISE, changed(500, (300, 340, 1.2), (400, 500, 1.32)), [303, 403, -482]),
@@ -464,7 +470,7 @@ def test_the_patience_is_over_in_rows_and_steps_and_time(limits, row) -> None:
 )
 def test_a_rise_goes_on_while_it_stays_or_once_it_turns(rises: list[float], factor: int, goes_on: bool) -> None:
     """A patience of ten rows, over the factor of sparse rows; 0.1 is a normal rise. The unit may change."""
-    rise = LossRise(base=2.0, allowed=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
+    rise = LossRise(base=2.0, allowed=0.1, least=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
     row = SimpleNamespace(sample=Sample(), scale=SimpleNamespace(unit=0.0), find_patience_factor=lambda _: factor)
     detection = replace(DETECTION, patience_rows=10)
     for value in rises[:-1]:

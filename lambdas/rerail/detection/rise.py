@@ -32,8 +32,9 @@ class LossRise:
     """A rise of the log loss above `base`."""
 
     base: float
-    # The largest normal rise.
+    # The largest normal rise, and the least to act on, from the noise before the rise: a problem may be noisy itself.
     allowed: float
+    least: float
     # The highest rise so far, and the lowest since then.
     peak: float
     trough: float
@@ -68,7 +69,7 @@ class LossRise:
 
     def scale(self, factor: float) -> None:
         """Convert everything to another unit."""
-        self.base, self.allowed = self.base * factor, self.allowed * factor
+        self.base, self.allowed, self.least = self.base * factor, self.allowed * factor, self.least * factor
         self.peak, self.trough = self.peak * factor, self.trough * factor
         self.jumped_to *= factor
         self.past = [rise * factor for rise in self.past]
