@@ -49,7 +49,7 @@ MOST_LISTED = 500  # characters, in an error
 # A loss of one of these is not the loss that is trained on.
 _SPLITS = "val|valid|validation|eval|test|dev"
 NOT_TRAINING = re.compile(rf"(^|_)({_SPLITS}|best|min|max|avg|mean|ema|epoch)(_|$)")
-_OF_TRAINING, _OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|_)({_SPLITS})(_|$)")
+_OF_TRAINING, OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|_)({_SPLITS})(_|$)")
 # Names with the word loss that are not a loss.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
@@ -116,7 +116,8 @@ def find_losses(names: Iterable[str]) -> list[str]:
     # Beside `t_loss`, `v_loss` is of a validation; elsewhere it may be of a value function.
     losses = [name for name in losses if not (name.startswith("v_") and f"t_{name[2:]}" in losses)]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
-    return training or [name for name in losses if _OF_TRAINING.search(name) and not _OF_VALIDATION.search(name)]
+    training = training or [name for name in losses if _OF_TRAINING.search(name) and not OF_VALIDATION.search(name)]
+    return training or [name for name in losses if not OF_VALIDATION.search(name)]  # `epoch_loss` of Keras
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -165,9 +166,23 @@ def count_epochs_on(rows: Sequence[dict[str, float | None]]) -> None:
     )
     if begins_again:
         # Epochs may count from 1; another launch is known by steps that begin again near 0.
-        longest, first = 1 + max(steps), min(1.0, *epochs)  # type: ignore[type-var]
+        longest, first = count_longest(steps), min(1.0, *epochs)  # type: ignore[type-var]
         for row, step, epoch in zip(rows, steps, epochs, strict=True):
             row["step"] = step + longest * (epoch - first)  # type: ignore[operator]
+
+
+def make_series(
+    name: str, samples: Sequence[Sample], columns: Mapping[str, str], *, rows: tuple[int, ...] | None = None
+) -> LogSeries:
+    """Return a log with the step times of its rows, and a note of the loss if it has another name."""
+    judged = columns.get("loss", "loss").strip()
+    notes = () if judged == "loss" else (f"the column {judged} was judged as the loss",)
+    return LogSeries(name, add_step_times(samples), rows=rows, notes=notes)
+
+
+def count_longest(steps: Sequence[float]) -> float:
+    """Return how many steps the longest epoch has, whose steps count from 0 or from 1."""
+    return max(steps, default=0.0) + 1 - min(1.0, *steps, 1.0)
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:

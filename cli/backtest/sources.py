@@ -46,7 +46,7 @@ def find(
     if place.suffix in (".json", ".jsonl", ".ndjson"):
         return _read_now([json_rows.read(place, loss=loss)])
     if "tfevents" in place.name:
-        return _read_now(tensorboards.read(place.parent, loss=loss))
+        return _read_now(tensorboards.read(place, loss=loss))
     if place.suffix in (".csv", ".tsv", ".gz") or tables.is_table(place):
         return _read_now([tables.read(place, loss=loss)])
     if json_rows.is_lines(place):

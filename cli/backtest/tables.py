@@ -12,10 +12,10 @@ from cli.backtest.series import (
     NAMES,
     BadInput,
     LogSeries,
-    add_step_times,
     count_epochs_on,
     find_columns,
     make_sample,
+    make_series,
     parse_time,
 )
 from cli.text_files import open_text
@@ -100,9 +100,7 @@ def read_rows(
         make_sample({"step": float(number), **values}, at=parse_time(row.get(at) or "")) for number, row, values in read
     ]
     name = file.name.removesuffix(".gz").removesuffix(".csv")
-    judged = columns.get("loss", "loss")
-    notes = () if judged == "loss" else (f"the column {judged} was judged as the loss",)
-    return LogSeries(name, add_step_times(samples), rows=tuple(number for number, _, _ in read), notes=notes)
+    return make_series(name, samples, columns, rows=tuple(number for number, _, _ in read))
 
 
 def _are_durations(texts: Iterable[str | None]) -> bool:

@@ -6,14 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import METRICS, BadInput, LogSeries, add_step_times, find_columns, make_sample, parse_time
+from cli.backtest.series import (
+    METRICS,
+    OF_VALIDATION,
+    BadInput,
+    LogSeries,
+    find_columns,
+    make_sample,
+    make_series,
+    normalize_name,
+    parse_time,
+)
 
 PACKAGE = "tensorboard==2.21.0"
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the folders at or below this one that have event files."""
-    return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
+    """Return the folders with event files at or below this one, or this file; no `validation` beside a `train`."""
+    if folder.is_file():
+        return [folder]
+    runs = sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
+    trained = {run.parent for run in runs if normalize_name(run.name) in ("train", "training")}
+    return [run for run in runs if run.parent not in trained or not OF_VALIDATION.search(normalize_name(run.name))]
 
 
 def read(folder: Path, *, loss: str = "") -> list[LogSeries]:
@@ -62,7 +76,7 @@ def _series(loader: Any, run: Path, *, name: str, loss: str) -> LogSeries:
             times.setdefault((launch, step), wall_time)
     kept = sorted((key for key in rows if any(metric in rows[key] for metric in METRICS)), key=lambda key: times[key])
     samples = [make_sample(rows[key], at=parse_time(str(times[key]))) for key in kept]
-    return LogSeries(name, add_step_times(samples))
+    return make_series(name, samples, columns)
 
 
 def _points(events: Any) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:

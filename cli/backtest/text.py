@@ -1,10 +1,11 @@
 """Read a text log by regular expressions, like the metric definitions of a SageMaker job."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, make_sample
+from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, count_longest, make_sample
 from cli.training_logs.find import find_metrics, read_lines
 from cli.training_logs.numbers import compile_reader, read_number
 from rerail.model.metrics import LossSilence
@@ -46,12 +47,15 @@ def read(file: Path, patterns: Mapping[str, re.Pattern[str]], *, loss: str = "")
     """
     lines = read_lines(file)
     notes: tuple[str, ...] = ()
-    if not patterns:
-        found = find_metrics(lines, where=str(file), loss=loss)
-        read_as = f"read as {found.framework or 'a script of its own'}: {', '.join(sorted(found.expressions))}"
-        notes = (read_as, *found.notes)
+    found = None if patterns else find_metrics(lines, where=str(file), loss=loss)
+    if found:
         patterns = {name: compile_reader(expression) for name, expression in found.expressions.items()}
     rows = [(row, values) for row, line in enumerate(lines) if (values := _read_line(patterns, line))]
+    if found:
+        # What is read once in a longer log is a setting.
+        printed = Counter(name for _, values in rows for name in values)
+        names = ", ".join(sorted(name for name, count in printed.items() if count > 1 or len(rows) == 1))
+        notes = (f"read as {found.framework or 'a script of its own'}: {names}", *found.notes)
     samples = list(_make_samples(rows))
     if not samples:
         raise BadInput(f"no line of {file} matches", f"check the expressions against a line of it, such as {EXAMPLE}")
@@ -69,8 +73,8 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     A loss that is missing from a line that used to have it, while steps go on, counts as NaN: as it does for a job,
     for CloudWatch keeps none (`LossSilence`), but by printed steps instead of minutes.
     """
-    # Steps that begin again with each epoch count on from the longest one.
-    longest = 1 + max((values["step"] for _, values in rows if "step" in values), default=0.0)
+    # Steps that begin again with each epoch count on from the longest one; they may count from 1.
+    longest = count_longest([values["step"] for _, values in rows if "step" in values])
     lowest = min((values["epoch"] for _, values in rows if "epoch" in values), default=0.0)
     first = min(1.0, lowest)  # epochs may count from 1
     losses = sum("loss" in values for _, values in rows)

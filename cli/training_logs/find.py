@@ -48,9 +48,9 @@ _PREFIX = re.compile(
     r"|(?:rank|worker|process|gpu|node)[-_ ]?[0-9]+)[_ ])+",
     re.I,
 )
-_VALIDATION = re.compile(
-    r"(?:^|[^a-z])(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)(?:[^a-z]|$)", re.I
-)
+_SPLIT = "(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)"
+_VALIDATION = re.compile(rf"(?:^|[^a-z]){_SPLIT}(?:[^a-z]|$)", re.I)
+_EVALUATED = re.compile(rf"(?<![a-z]){_SPLIT}[_ ]loss(?![a-z])", re.I)
 _QUOTED = re.compile(
     r"([\"'])(?![^\"']{0,80}(?:step|epoch|iter|batch|sample))[^\"'{}]{1,80}\1 ?: ?(?=[-+.0-9]|nan|inf)", re.I
 )
@@ -321,14 +321,21 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
             return choice[0]
         if choice:
             raise BadInput(f"{where} prints several losses: {listed}", "say which is trained on: --loss NAME")
-    steps = max(names[name] for name in (*_STEP_NAMES, *_EPOCH_NAMES))
-    often = steps or max(names.values(), default=0)
-    beside = [name for name, count in names.items() if 2 * count > often and name not in chain(*NAMES.values())]
+    # One that varies beside the steps may be it; others are settings.
+    numbers: dict[str, list[str]] = {}
+    for found in [found for _, found in rows if _has_step(found)] or [found for _, found in rows]:
+        for field in found:
+            if field.name not in chain(*NAMES.values()):
+                numbers.setdefault(field.name, []).append(field.number)
+    often = max(map(len, numbers.values()), default=0)
+    beside = [name for name, of in numbers.items() if 2 * len(of) > often and len(set(of)) > (len(of) > 1)]
     remedy = "give --metric loss=REGEX with a ( ) around the number"
     remedy += f", or --loss if the loss is one of {', '.join(beside[:12])}" if beside else ""
     if foreign := Counter(name for line, _ in rows for name in _FOREIGN.findall(line)):
         remedy += f". If it is one of {', '.join(list(foreign)[:12])}: --metric 'loss=NAME[:： ]+([-+.0-9eE]+)'"
-    raise BadInput(f"no line of {where} has a loss with its name", remedy)
+    evaluated = next((match[0] for line, _ in rows if (match := _EVALUATED.search(line))), "")
+    only = f", only one of an evaluation: {evaluated!r}" if evaluated else ""
+    raise BadInput(f"no line of {where} has a loss with its name{only}", remedy)
 
 
 def _choose_step(names: Counter[str], rows: _Rows, loss: str) -> str:
@@ -371,9 +378,10 @@ def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Seq
 
 
 def _list_values(name: str, rows: _Rows) -> list[int]:
-    """Return the whole numbers printed by this name; none if one of them is not whole."""
+    """Return the whole numbers printed by this name; none if more than a few are not whole, such as settings."""
     texts = [field.number.replace(",", "") for _, found in rows for field in found if field.name == name]
-    return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
+    whole = [int(text) for text in texts if text.isdigit()]
+    return whole if _PRINTED_OFTEN * (len(texts) - len(whole)) < len(texts) else []
 
 
 def _count_falls(values: Sequence[float]) -> int:

@@ -113,16 +113,16 @@ def test_an_output_folder_of_the_trainer_means_its_last_checkpoint(tmp_path: Pat
     assert log.read().samples[0].step == 1000
 
 
-def write_events(folder: Path, *, as_tensors: bool = False) -> None:
+def write_events(folder: Path, *, as_tensors: bool = False, tag: str = "train/loss") -> None:
     """The CSV's loss as a run of TensorBoard, a step every half second."""
     writer = EventFileWriter(str(folder))
     for place, (step, loss) in enumerate(zip(numbers("global_step"), numbers("train/loss"), strict=False)):
         at = 1.7e9 + 50.0 * place
         if as_tensors:
             plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
-            value = Summary.Value(tag="train/loss", metadata=plugin, tensor=make_tensor_proto(loss, dtype="float32"))
+            value = Summary.Value(tag=tag, metadata=plugin, tensor=make_tensor_proto(loss, dtype="float32"))
         else:
-            value = Summary.Value(tag="train/loss", simple_value=loss)
+            value = Summary.Value(tag=tag, simple_value=loss)
         writer.add_event(Event(wall_time=at, step=int(step), summary=Summary(value=[value])))
         norm = Summary.Value(tag="train/grad_norm", simple_value=0.5)
         writer.add_event(Event(wall_time=at + 0.01, step=int(step), summary=Summary(value=[norm])))
@@ -156,7 +156,17 @@ def test_a_folder_of_tensorboard_runs_is_a_log_each(tmp_path: Path):
     assert [log.name for log in sources.find(str(tmp_path), local=False)] == ["one", "two"]
     assert [log.name for log in sources.find(str(tmp_path), local=False, loss="accuracy")] == ["other"]
     (file,) = (tmp_path / "two").iterdir()
-    assert len(sources.find(str(file), local=False)) == 1
+    write_events(tmp_path / "two")
+    assert len(sources.find(str(file), local=False)[0].read().samples) < 500  # without the other file beside it
+
+
+def test_the_tensorboard_callback_of_keras_is_read(tmp_path: Path):
+    """As in `Ferretelic/HarmfulAnimalClassifier`: the loss of an epoch, and a run of the validation beside it."""
+    for name in ("train", "validation"):
+        write_events(tmp_path / name, as_tensors=True, tag="epoch_loss")
+    (log,) = sources.find(str(tmp_path), local=False)
+    assert log.name == "train" and log.read().notes == ("the column epoch_loss was judged as the loss",)
+    assert [log.name for log in sources.find(str(tmp_path / "validation"), local=False)] == ["validation"]
 
 
 def test_tensorboard_is_asked_for_in_one_line(tmp_path: Path, monkeypatch):
@@ -195,7 +205,7 @@ def _not_installed(name: str) -> None:
             "20211105.log.json",
             '{"env_info": "x"}\n{"mode": "train", "epoch": 1, "iter": 50, "loss": 2.5}\n{"mode": "val", "loss": 9}\n'
             '{"mode": "train", "epoch": 2, "iter": 50, "loss": 2.25}\n',
-            [50, 101],
+            [50, 100],
         ),
         ("metrics.json", '{"loss": [2.5, 2.25], "val_loss": [3, 3]}', [0, 1]),
         ("rows.json", '[{"step": 1, "train": {"loss": 2.5}}, {"step": 2, "train": {"loss": 2.25}}]', [1, 2]),
@@ -203,7 +213,7 @@ def _not_installed(name: str) -> None:
         ("progress.csv", "epoch,learning_rate,loss,val_loss\n0,1,2.5,9\n1,1,2.25,9\n", [0, 1]),
         ("log.csv", "epoch,batch,loss\n0,0,2.5\n0,9,2.5\n1,0,2.25\n", [0, 9, 10]),
         # Another launch begins again at its first steps, whether epochs count from 0 or from 1.
-        ("log.csv", "epoch,step,loss\n1,5,2.5\n2,5,2.5\n1,5,2.25\n", [5, 11, 5]),
+        ("log.csv", "epoch,step,loss\n1,5,2.5\n2,5,2.5\n1,5,2.25\n", [5, 10, 5]),
         # The file of `CSVLogger("training.log")`, as Keras's own example calls it.
         ("training.log", "epoch,loss,val_loss\r\n0,2.5,9\r\n1,2.25,9\r\n", [0, 1]),
         ("train.txt", "step\tloss\t\n8\t2.5\t\n9\t2.25\t\n", [8, 9]),

@@ -72,9 +72,30 @@ def test_iterations_that_megatron_skips_are_no_fault(tmp_path):
 def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     file = tmp_path / "train.log"
     file.write_text("".join(line.format(epoch, step) for epoch in (1, 2, 3) for step in (20, 60)))
-    assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 81, 121, 142, 182]
+    assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 80, 120, 140, 180]
     file.write_text("".join(f"Epoch {e}\n" + "".join(f"Batch {b} Loss: 0.5\n" for b in range(30)) for e in range(3)))
     assert [sample.step for sample in text.read(file, {}).samples] == [*range(90)]
+
+
+def test_settings_are_neither_steps_nor_rows(tmp_path):
+    """Lines of the log of `CaryBond/data-science-project`, made with cgcnn2."""
+    settings = "{'atom_fea_len': 64,\n 'epoch': 300.0,\n 'learning_rate': 0.001,\n 'lr_patience': 0}\n"
+    line = (
+        "2025-07-07 13:55:26.649 INFO: Epoch [{:03}/300] - Train Loss: 145.13359, Valid Loss: 70.66399, LR: [0.001]\n"
+    )
+    file = tmp_path / "train.log"
+    file.write_text(settings + "".join(line.format(epoch) for epoch in range(1, 31)))
+    series = text.read(file, {})
+    assert [sample.step for sample in series.samples] == [*range(1, 31)]
+    assert series.notes == ("read as a script of its own: loss, step",)
+
+
+def test_iterations_that_count_from_1_count_on_without_a_gap(tmp_path):
+    """Lines of the log of `duanbo320/openmmlab_camp`."""
+    line = "2023/06/05 20:24:23 - mmengine - INFO - Epoch(train)  [{}][{}/6]  lr: 4.0e-03  time: 7.36  loss: 0.2314\n"
+    file = tmp_path / "train.log"
+    file.write_text("".join(line.format(epoch, number) for epoch in range(1, 20) for number in range(1, 7)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(1, 115)]
 
 
 def test_the_counter_of_a_fold_is_its_step_beside_a_validation(tmp_path):

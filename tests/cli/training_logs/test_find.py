@@ -295,11 +295,23 @@ def test_a_log_without_a_loss_is_explained():
     for lines, remedy in (
         (["epoch 1 accuracy 0.5", "loss scale: 65536"], "--loss if the loss is one of accuracy"),
         (["0:\tlearn: 0.6569860\ttest: 0.6570642\ttotal: 70.1ms"], "one of learn"),  # CatBoost: it may be the accuracy
+        # Of `ManayPorwal-code/T2ICount-...`: what varies beside the epoch, not the epochs of other lines.
+        (
+            [
+                line
+                for n in (0, 1)
+                for line in (f"Epoch:{n}/299---", f"Epoch {n} Train, reg:0.3{n}, mae:84.7{n}", "seed:-1")
+            ],
+            "one of reg, mae",
+        ),
         (["第1轮 步数: 10 损失: 2.31"], "one of 步数, 损失: --metric 'loss=NAME[:： ]+"),
     ):
         with pytest.raises(BadInput, match="has a loss with its name") as raised:
             find_metrics(lines, where="train.log")
         assert remedy in raised.value.remedy
+    # Of `pilot-j/Gsoc_Deeplense`.
+    with pytest.raises(BadInput, match="only one of an evaluation: 'Test Loss'"):
+        find_metrics(["Epoch 1/400, Test Loss: 1.1037, Accuracy on Test set: 31.03%"], where="train.log")
 
 
 @given(st.lists(st.text(alphabet="loss step=:0123456789.,eE+-nai|[]'{}\t ", max_size=60), max_size=12))
