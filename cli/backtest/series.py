@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from cli.backtest.corpus import BadCorpus
+from cli.training_logs.numbers import parse
 from rerail.model.sample import Sample
 from rerail.notices.notice import truncate
 
@@ -16,7 +17,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "step": (
         *("step", "global_step", "iteration", "iterations", "iter", "iters", "it", "steps", "update", "num_updates"),
         *("batch", "current_steps", "total_timesteps", "num_timesteps", "timesteps", "global_batch"),
-        *("train_global_step", "trainer_global_step", "train_step"),
+        *("train_global_step", "trainer_global_step", "train_step", "batch_id", "batch_idx", "time_total_timesteps"),
     ),
     # Counts where there is no step, or where the steps begin again with each.
     "epoch": ("epoch", "epochs", "current_epoch", "train_epoch"),
@@ -31,6 +32,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "step_time_s": (
         *("step_time_s", "step_time", "seconds_per_step", "sec_per_step", "time_per_step", "iteration_time"),
         *("iter_time", "train_step_time", "batch_time", "elapsed_time_per_iteration", "step_duration"),
+        *("batch_cost", "avg_batch_cost"),  # PaddlePaddle
     ),
     "step_time_ms": (
         *("step_time_ms", "iter_time_ms", "iteration_time_ms", "elapsed_time_per_iteration_ms", "ms_per_step"),
@@ -49,7 +51,7 @@ MOST_LISTED = 500  # characters, in an error
 # A loss of one of these is not the loss that is trained on.
 _SPLITS = "val|valid|validation|eval|test|dev"
 NOT_TRAINING = re.compile(rf"(^|_)({_SPLITS}|best|min|max|avg|mean|ema|epoch)(_|$)")
-_OF_TRAINING, OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|_)({_SPLITS})(_|$)")
+_OF_TRAINING, _OF_VALIDATION = re.compile("(^|_)train(ing)?_"), re.compile(f"(^|_)({_SPLITS})(_|$)")
 # Names with the word loss that are not a loss.
 _NO_LOSS = re.compile(
     r"loss_(?:scale|scaler|scaling|weight|fn|function|type|coef|tokens)|num_|number|(?:^|_)(?:best|min|max)_"
@@ -116,8 +118,8 @@ def find_losses(names: Iterable[str]) -> list[str]:
     # Beside `t_loss`, `v_loss` is of a validation; elsewhere it may be of a value function.
     losses = [name for name in losses if not (name.startswith("v_") and f"t_{name[2:]}" in losses)]
     training = [name for name in losses if not NOT_TRAINING.search(name)]
-    training = training or [name for name in losses if _OF_TRAINING.search(name) and not OF_VALIDATION.search(name)]
-    return training or [name for name in losses if not OF_VALIDATION.search(name)]  # `epoch_loss` of Keras
+    training = training or [name for name in losses if _OF_TRAINING.search(name) and not _OF_VALIDATION.search(name)]
+    return training or [name for name in losses if not _OF_VALIDATION.search(name)]  # `epoch_loss` of Keras
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -183,6 +185,12 @@ def make_series(
 def count_longest(steps: Sequence[float]) -> float:
     """Return how many steps the longest epoch has, whose steps count from 0 or from 1."""
     return max(steps, default=0.0) + 1 - min(1.0, *steps, 1.0)
+
+
+def are_durations(texts: Iterable[str | None]) -> bool:
+    """Return whether each time is the duration of a step, as in mmcv and detectron2: a clock does not fall so often."""
+    times = [time for text in texts if text and (time := parse(text)) is not None]
+    return sum(later < before for before, later in pairwise(times)) > 0.2 * len(times)
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:

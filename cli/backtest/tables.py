@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +12,7 @@ from cli.backtest.series import (
     NAMES,
     BadInput,
     LogSeries,
+    are_durations,
     count_epochs_on,
     find_columns,
     make_sample,
@@ -92,7 +93,7 @@ def read_rows(
         )
     count_epochs_on([values for _, _, values in read])
     at = columns.get("at", "")
-    if "step_time_s" not in columns and _are_durations(row.get(at) for _, row, _ in read):
+    if "step_time_s" not in columns and are_durations(row.get(at) for _, row, _ in read):
         for number, row, values in read:
             values["step_time_s"] = _number(row.get(at), at, file, number)
         at = ""
@@ -101,12 +102,6 @@ def read_rows(
     ]
     name = file.name.removesuffix(".gz").removesuffix(".csv")
     return make_series(name, samples, columns, rows=tuple(number for number, _, _ in read))
-
-
-def _are_durations(texts: Iterable[str | None]) -> bool:
-    """Return whether each time is the duration of a step, as in mmcv and detectron2: a clock does not fall so often."""
-    times = [time for text in texts if text and (time := parse(text)) is not None]
-    return sum(later < before for before, later in pairwise(times)) > 0.2 * len(times)
 
 
 def _read_row(

@@ -6,19 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import (
-    METRICS,
-    OF_VALIDATION,
-    BadInput,
-    LogSeries,
-    find_columns,
-    make_sample,
-    make_series,
-    normalize_name,
-    parse_time,
-)
+from cli.backtest.series import METRICS, BadInput, LogSeries, find_columns, make_sample, make_series, parse_time
 
 PACKAGE = "tensorboard==2.21.0"
+_VALIDATIONS = ("val", "valid", "validation", "eval", "test")
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -26,8 +17,8 @@ def find_runs(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     runs = sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
-    trained = {run.parent for run in runs if normalize_name(run.name) in ("train", "training")}
-    return [run for run in runs if run.parent not in trained or not OF_VALIDATION.search(normalize_name(run.name))]
+    trained = {run.parent for run in runs if run.name in ("train", "training")}
+    return [run for run in runs if run.parent not in trained or run.name not in _VALIDATIONS]
 
 
 def read(folder: Path, *, loss: str = "") -> list[LogSeries]:

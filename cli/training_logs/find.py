@@ -9,7 +9,7 @@ from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, find_losses, is_loss, normalize_name
+from cli.backtest.series import NAMES, NOT_TRAINING, BadInput, are_durations, find_losses, is_loss, normalize_name
 from cli.text_files import read_text
 from cli.training_logs.formats import BAR, FORMATS, LogFormat
 from cli.training_logs.numbers import INTEGER, LONGEST, NUMBER, READ_END, WRAPPED, compile_reader, parse, read_number
@@ -61,6 +61,7 @@ _NUMBERS = re.compile(r"[-+]?\.?[0-9](?:[-+0-9.,:eE]*[0-9])?|(?<![^\s:=])(?i:nan
 _COUNT_TO = re.compile(r"(?<![0-9./])[0-9]+/([0-9]+)(?![0-9./])")
 _ANY_NUMBER = "[-+0-9.,:eE]+"  # one of them in an expression, which SageMaker limits to 500 characters
 _WORD = re.compile("[A-Za-z]{2,}")
+_DRAWN = re.compile("[█▉▊▋▌▍▎▏]+")
 _MOST_CONTEXT, _MOST_SHAPES = 6, 4
 # Without spaces, what scripts put before the line of an epoch that is the best one so far.
 _MARK = re.compile(r"[^A-Za-z0-9]{1,10}(?:(?:new|best|saved?|improved){1,3}[^A-Za-z0-9]{1,10})?", re.I)
@@ -274,6 +275,12 @@ def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) ->
     for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr"):
         if name := next((alias for alias in NAMES[metric] if alias in names), ""):
             chosen[metric] = name
+    if not {"step_time_s", "step_time_ms"} & set(chosen):
+        beside = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
+        times = [(line, field) for line, found in beside for field in found if field.name == "time"]
+        if are_durations(field.number for _, field in times):
+            has_ms = any(re.match("[0-9.]+ ms", line[field.number_start :]) for line, field in times)
+            chosen["step_time_ms" if has_ms else "step_time_s"] = "time"
     return chosen
 
 
@@ -322,13 +329,11 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
         if choice:
             raise BadInput(f"{where} prints several losses: {listed}", "say which is trained on: --loss NAME")
     # One that varies beside the steps may be it; others are settings.
-    numbers: dict[str, list[str]] = {}
-    for found in [found for _, found in rows if _has_step(found)] or [found for _, found in rows]:
-        for field in found:
-            if field.name not in chain(*NAMES.values()):
-                numbers.setdefault(field.name, []).append(field.number)
-    often = max(map(len, numbers.values()), default=0)
-    beside = [name for name, of in numbers.items() if 2 * len(of) > often and len(set(of)) > (len(of) > 1)]
+    fields = [field for _, found in rows if _has_step(found) for field in found] or list(chain(*(f for _, f in rows)))
+    counts = Counter(field.name for field in fields if field.name not in chain(*NAMES.values()))
+    varied = Counter(name for name, _ in {(field.name, field.number) for field in fields})
+    often = max(counts.values(), default=0)
+    beside = [name for name, count in counts.items() if 2 * count > often and varied[name] > (count > 1)]
     remedy = "give --metric loss=REGEX with a ( ) around the number"
     remedy += f", or --loss if the loss is one of {', '.join(beside[:12])}" if beside else ""
     if foreign := Counter(name for line, _ in rows for name in _FOREIGN.findall(line)):
@@ -407,6 +412,7 @@ def _build(name: str, metric: str, rows: _Rows, loss: str, *, coloured: bool) ->
         has_loss = any(field.name == loss for field in found)
         field = next((field for field in reversed(found) if field.name == name), None)
         shape = "".join(_NUMBERS.sub("0", line[: field.number_start]).split()) if field else ""
+        shape = _DRAWN.sub("", shape).replace("s/it", "it/s")  # however far a progress bar is, and how slow
         printed.append((line, shape, parse(field.number) if field else None, has_loss))
         if field:
             shapes[shape] += 1

@@ -214,6 +214,8 @@ def _not_installed(name: str) -> None:
         ("log.csv", "epoch,batch,loss\n0,0,2.5\n0,9,2.5\n1,0,2.25\n", [0, 9, 10]),
         # Another launch begins again at its first steps, whether epochs count from 0 or from 1.
         ("log.csv", "epoch,step,loss\n1,5,2.5\n2,5,2.5\n1,5,2.25\n", [5, 10, 5]),
+        # As Stable-Baselines3 writes it, in `hyojaekim03/warp-mujoco-domain-randomization`.
+        ("progress.csv", "time/fps,time/total_timesteps,train/loss\n4,2048,\n2,4096,2.5\n2,6144,2.25\n", [4096, 6144]),
         # The file of `CSVLogger("training.log")`, as Keras's own example calls it.
         ("training.log", "epoch,loss,val_loss\r\n0,2.5,9\r\n1,2.25,9\r\n", [0, 1]),
         ("train.txt", "step\tloss\t\n8\t2.5\t\n9\t2.25\t\n", [8, 9]),

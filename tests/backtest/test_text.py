@@ -90,12 +90,32 @@ def test_settings_are_neither_steps_nor_rows(tmp_path):
     assert series.notes == ("read as a script of its own: loss, step",)
 
 
-def test_iterations_that_count_from_1_count_on_without_a_gap(tmp_path):
-    """Lines of the log of `duanbo320/openmmlab_camp`."""
-    line = "2023/06/05 20:24:23 - mmengine - INFO - Epoch(train)  [{}][{}/6]  lr: 4.0e-03  time: 7.36  loss: 0.2314\n"
+@pytest.mark.parametrize(
+    ("line", "loss", "seconds"),
+    [
+        # Of `BamLubi/Paddle-SIGN`, made with PaddleRec.
+        ("INFO - epoch: {}, batch_id: {}, AUC:0.93, loss:0.0925, avg_batch_cost: {} sec, ips: 1584.6 ins/s\n", "", 1),
+        # Of `layla-focalors/Cycle_GAN_NOA_fog2rain_checkpoint` and, with milliseconds, like `aakashvardhan/s21-gpt2`.
+        ("(epoch: {}, iters: {}, time: {}, data: 0.002) D_A: 0.071 G_A: 0.847 cycle_A: 1.122\n", "cycle_A", 1),
+        ("epoch {}, step {}, loss: 10.83, time: {} ms, tokens/sec: 1390.20\n", "", 1000),
+    ],
+)
+def test_the_time_of_a_step_is_read_by_its_usual_names(tmp_path, line, loss, seconds):
     file = tmp_path / "train.log"
-    file.write_text("".join(line.format(epoch, number) for epoch in range(1, 20) for number in range(1, 7)))
-    assert [sample.step for sample in text.read(file, {}).samples] == [*range(1, 115)]
+    times = [0.25, 0.5, 0.375, 0.625] * 3
+    file.write_text("".join(line.format(place // 4, place % 4 * 500, time) for place, time in enumerate(times)))
+    samples = text.read(file, {}, loss=loss).samples
+    assert [sample.step_time_s for sample in samples] == [pytest.approx(time / seconds) for time in times]
+    assert [sample.step for sample in samples[3:6]] == [1500, 1501, 2001]
+
+
+def test_a_progress_bar_is_read_however_slow_and_far_it_is(tmp_path):
+    """Lines of a log of `pilot-j/Gsoc_Deeplense`."""
+    file = tmp_path / "train.log"
+    line = "Epoch {0}/50 [FT]: {1}| {2}/157 [02:45<00:00,  1.06{3}, loss=0.796]\nEpoch {0}/50 - Train Loss: 0.85\n"
+    bars = [(n, "100%|██████████", 157, "it/s" if n > 1 else "s/it") for n in range(1, 30)]
+    file.write_text("".join(line.format(*bar) for bar in (*bars, (30, "  3%|▎         ", 4, "it/s"))))
+    assert [sample.loss for sample in text.read(file, {}).samples] == [0.796] * 30
 
 
 def test_the_counter_of_a_fold_is_its_step_beside_a_validation(tmp_path):
