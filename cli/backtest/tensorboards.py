@@ -14,9 +14,8 @@ _VALIDATIONS = ("val", "valid", "validation", "eval", "test")
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the folders with event files at or below this one, or this file; no `validation` beside a `train`."""
-    if folder.is_file():
-        return [folder]
-    runs = sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
+    files = (file for file in folder.rglob("*tfevents*") if file.is_file())
+    runs = [folder] if folder.is_file() else sorted({file.parent for file in files})
     trained = {run.parent for run in runs if run.name in ("train", "training")}
     return [run for run in runs if run.parent not in trained or run.name not in _VALIDATIONS]
 

@@ -1,6 +1,7 @@
 """Find the metrics in a text log: by the format of a known framework, else by the names that it prints."""
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,8 +165,9 @@ def _find_format(lines: Sequence[str]) -> FoundMetrics | None:
         if not losses or len(losses) < best[0]:
             continue
         step = log_format.step.replace(_TOTAL, _find_total(lines, losses)) if log_format.step else ""
-        printed = sum(bool(_compile(step).search(line)) for line in lines) if step else 0
-        steps = min(printed, len(losses))
+        printed = [row for row, line in enumerate(lines) if _compile(step).search(line)] if step else []
+        steps = len({bisect_left(losses, row) for row in printed} - {len(losses)})
+        steps = steps if _PRINTED_OFTEN * steps >= len(losses) else 0  # a bar of downloads stands before few losses
         if (len(losses), steps, -number) > best:
             best, found = (len(losses), steps, -number), log_format._replace(step=step if steps else "")
     return _make_known(found, lines) if found else None
@@ -339,8 +341,8 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
     if foreign := Counter(name for line, _ in rows for name in _FOREIGN.findall(line)):
         remedy += f". If it is one of {', '.join(list(foreign)[:12])}: --metric 'loss=NAME[:： ]+([-+.0-9eE]+)'"
     evaluated = next((match[0] for line, _ in rows if (match := _EVALUATED.search(line))), "")
-    only = f", only one of an evaluation: {evaluated!r}" if evaluated else ""
-    raise BadInput(f"no line of {where} has a loss with its name{only}", remedy)
+    evaluated = evaluated and f", only one of an evaluation: {evaluated!r}"
+    raise BadInput(f"no line of {where} has a loss with its name{evaluated}", remedy)
 
 
 def _choose_step(names: Counter[str], rows: _Rows, loss: str) -> str:

@@ -75,6 +75,10 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 80, 120, 140, 180]
     file.write_text("".join(f"Epoch {e}\n" + "".join(f"Batch {b} Loss: 0.5\n" for b in range(30)) for e in range(3)))
     assert [sample.step for sample in text.read(file, {}).samples] == [*range(90)]
+    # Of `FrozenBurning/Semantic-Segmentation`: the bar of a download counts no steps.
+    bars = "".join(f"{8192 * n}/166094648 [......] - ETA: 1:25:07\r" for n in range(1, 9))
+    file.write_text(2 * (bars + "".join(f"Epoch {e}/50\n - 333s - loss: 0.3661 - acc: 0.8846\n" for e in range(1, 16))))
+    assert [sample.step for sample in text.read(file, {}).samples] == 2 * [*range(15)]
 
 
 def test_settings_are_neither_steps_nor_rows(tmp_path):
