@@ -73,24 +73,24 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
     A loss that is missing from a line that used to have it, while steps go on, counts as NaN: as it does for a job,
     for CloudWatch keeps none (`LossSilence`), but by printed steps instead of minutes.
     """
-    # Steps that begin again with each epoch count on from the longest one; they may count from 1.
     longest = count_longest([values["step"] for _, values in rows if "step" in values])
     lowest = min((values["epoch"] for _, values in rows if "epoch" in values), default=0.0)
-    first = min(1.0, lowest)  # epochs may count from 1
     losses = sum("loss" in values for _, values in rows)
     is_one_line = sum("loss" in values and "step" in values for _, values in rows) >= _ONE_LINE * max(1, losses)
-    step = epoch = None
+    step = epoch = place = None
     count, last, silence = 0, 0.0, LossSilence()
     for row, values in rows:
         if epoch is not None and values.get("epoch", epoch) <= lowest < epoch:
             count = 0  # another launch, or another model of a cross-validation
         epoch = values.get("epoch", epoch)
-        begins_again, last = values.get("step", last) < last, values.get("step", last)
+        printed = values.get("step", last)
+        goes_on, begins_again = (epoch, printed) != place, printed < last
+        place, last = (epoch, printed), printed
         if "step" in values:
-            step = values["step"] + ((epoch - first) * longest if epoch is not None else 0)
+            step = values["step"] + ((epoch - min(1.0, lowest)) * longest if epoch is not None else 0)
         if "loss" in values:
             silence = silence.with_loss()
-        elif "step" in values and is_one_line:
+        elif goes_on and is_one_line:
             silence = silence.without_loss(begins_again=begins_again)
         # Steps that are said to be finite were skipped, to scale the loss: only many in a row are a fault.
         is_skipped = values.get("nonfinite") == 0 and silence.minutes < _MOST_SKIPPED

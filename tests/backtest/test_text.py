@@ -75,14 +75,12 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     assert [sample.step for sample in text.read(file, {}, loss=loss).samples] == [20, 60, 80, 120, 140, 180]
     file.write_text("".join(f"Epoch {e}\n" + "".join(f"Batch {b} Loss: 0.5\n" for b in range(30)) for e in range(3)))
     assert [sample.step for sample in text.read(file, {}).samples] == [*range(90)]
-    # Of `FrozenBurning/Semantic-Segmentation`: the bar of a download counts no steps.
-    bars = "".join(f"{8192 * n}/166094648 [......] - ETA: 1:25:07\r" for n in range(1, 9))
+    bars = "".join(f"{8192 * n}/166094648 [......] - ETA: 1:25:07\r" for n in range(1, 9))  # a download of Keras
     file.write_text(2 * (bars + "".join(f"Epoch {e}/50\n - 333s - loss: 0.3661 - acc: 0.8846\n" for e in range(1, 16))))
     assert [sample.step for sample in text.read(file, {}).samples] == 2 * [*range(15)]
 
 
 def test_settings_are_neither_steps_nor_rows(tmp_path):
-    """Lines of the log of `CaryBond/data-science-project`, made with cgcnn2."""
     settings = "{'atom_fea_len': 64,\n 'epoch': 300.0,\n 'learning_rate': 0.001,\n 'lr_patience': 0}\n"
     line = (
         "2025-07-07 13:55:26.649 INFO: Epoch [{:03}/300] - Train Loss: 145.13359, Valid Loss: 70.66399, LR: [0.001]\n"
@@ -90,8 +88,11 @@ def test_settings_are_neither_steps_nor_rows(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(settings + "".join(line.format(epoch) for epoch in range(1, 31)))
     series = text.read(file, {})
-    assert [sample.step for sample in series.samples] == [*range(1, 31)]
+    assert [sample.step for sample in series.samples] == [*range(1, 31)]  # as in `CaryBond/data-science-project`
     assert series.notes == ("read as a script of its own: loss, step",)
+    # Of `ManayPorwal-code/T2ICount-...`: a step that is printed again, by evaluations, has not lost its loss.
+    file.write_text("".join(f"Epoch {e} Train, reg:0.13\n" + e // 49 * 4 * f"Epoch {e} Val\n" for e in range(90)))
+    assert len(text.read(file, {}, loss="reg").samples) == 90
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,7 @@ def test_the_time_of_a_step_is_read_by_its_usual_names(tmp_path, line, loss, sec
 
 
 def test_a_progress_bar_is_read_however_slow_and_far_it_is(tmp_path):
-    """Lines of a log of `pilot-j/Gsoc_Deeplense`."""
-    file = tmp_path / "train.log"
+    file = tmp_path / "train.log"  # like one of `pilot-j/Gsoc_Deeplense`
     line = "Epoch {0}/50 [FT]: {1}| {2}/157 [02:45<00:00,  1.06{3}, loss=0.796]\nEpoch {0}/50 - Train Loss: 0.85\n"
     bars = [(n, "100%|██████████", 157, "it/s" if n > 1 else "s/it") for n in range(1, 30)]
     file.write_text("".join(line.format(*bar) for bar in (*bars, (30, "  3%|▎         ", 4, "it/s"))))
