@@ -117,6 +117,13 @@ def test_plain_values_are_not_taken_for_means():
     assert [reader.read(value, 0.0) for value in smooth] == smooth
 
 
+def test_launches_are_not_read_as_one_epoch_of_running_means():
+    dice, reader = random.Random(1), RowReader()
+    losses = [4 + dice.gauss(0, 0.1) / (row + 1) for row in range(160)]
+    rows = [reader.read(Sample(step=row % 60, loss=loss)) for row, loss in enumerate(losses)]
+    assert not any(row.is_recovered for row in rows)
+
+
 def test_a_loss_that_is_printed_several_times_counts_once():
     """A loss printed four times is one value: two large ones in a row are eight rows, and no lasting rise."""
     rng = random.Random(8)

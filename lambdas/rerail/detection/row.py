@@ -115,6 +115,8 @@ class RowReader:
         if is_changed:
             has_begun = is_launch = True
             self.first_losses, self.level, self.newest = [], None, None
+        if has_begun:
+            self.loss_mean.begin_launch()
         if loss is not None and -math.inf < loss < math.inf:
             # Rows without a loss do not show its logging interval.
             is_new = self.cadence.changed(step)

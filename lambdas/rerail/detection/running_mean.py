@@ -119,6 +119,11 @@ class RunningMean:
             return value
         return None if self.pending else self._recover(value, quantum)
 
+    def begin_launch(self) -> None:
+        """Forget the rows of the epoch in progress: values of another launch have no mean in common with them."""
+        self.rows, self.slope, self.pending, self.has_shifted = 0, Slope(), [], False
+        self.changes.clear()
+
     def _is_impossible(self, value: float, quantum: float) -> bool:
         """Return whether a mean of positive values cannot fall as far with one more of them."""
         rows = self.rows + 1
