@@ -86,8 +86,9 @@ class SubmitSettings:
 
 KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(SubmitSettings).items()}
 WORDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list of texts", dict: "a table of texts"}
-# Settings of files that are uploaded.
+# Settings of files that are uploaded, and those of them that may be addresses in S3 instead.
 PATHS = ("dependencies", "agent", "inputs", "dockerfile")
+ADDRESSES = ("agent", "inputs")
 # Settings that a file and the command line add to; tables are merged, and any other replaces the one before.
 ADDED_UP = ("dependencies", "exclude")
 
@@ -134,7 +135,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise Problem(f"--settings {path}: it does not exist", "name a TOML file with a table [submit]")
     path = path.absolute()
     table = _read(path)
-    check_project(path, table, folder=Path.cwd())
+    check_project(path, table, folder=Path.cwd(), may_build=True)
     return table
 
 
@@ -147,9 +148,6 @@ def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
             table = _read(path)
             if path.parent not in (home, home / ".config"):
                 check_project(path, table, folder=Path.cwd())
-                if "dockerfile" in table:
-                    # Whoever wrote the project would run programs on this machine.
-                    raise Problem(f"{path}: a project's defaults build no image", "set dockerfile in a --settings file")
             found = {**table, **found}
     return found
 
@@ -214,18 +212,21 @@ def check_table(where: str, table: Mapping[str, Any], *, more: tuple[str, ...] =
             raise Problem(f"{where}: field {key!r} is {value!r:.200}", f"it must be {WORDS[KINDS[key]]}")
 
 
-def check_project(file: Path, table: Mapping[str, Any], *, folder: Path) -> None:
+def check_project(file: Path, table: Mapping[str, Any], *, folder: Path, may_build: bool = False) -> None:
     """Raise Problem for a path in a project's file that leads out of it or to a secret, or a variable that Rerail sets.
 
     Its author could otherwise choose which files are sent, and to which bucket. Relative paths begin at `folder`.
+    Unless it `may_build` an image, one is refused too: its author would run programs on this machine.
     """
     if wrong := sorted(table.get("env", {}).keys() & FIXED_VARIABLES):
         raise Problem(f"{file}: env sets {wrong[0]}, which a project may not", "leave it out, or use --env")
     for name, given in ((name, table[name]) for name in PATHS if name in table):
         texts = given.values() if isinstance(given, dict) else given if isinstance(given, list) else [given]
         for text in texts:
-            if not text.startswith("s3://"):
+            if name not in ADDRESSES or not text.startswith("s3://"):
                 check_project_path(file, name, text, folder=folder)
+    if "dockerfile" in table and not may_build:
+        raise Problem(f"{file}: a project's defaults build no image", "name it in a --settings file of rerail submit")
 
 
 def check_project_path(file: Path, name: str, given: str, *, folder: Path) -> Path:

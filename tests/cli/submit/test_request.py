@@ -253,6 +253,12 @@ def test_no_path_of_a_project_leads_out_of_it(tmp_path: Path, monkeypatch, field
             read()
 
 
+@pytest.mark.threat("T33")
+@pytest.mark.parametrize("field", ["dependencies", "dockerfile", "script"])
+def test_what_looks_like_an_address_is_a_path_where_only_paths_are_read(tmp_path: Path, monkeypatch, field: str):
+    test_no_path_of_a_project_leads_out_of_it(tmp_path, monkeypatch, field, "s3://../../home/.aws")
+
+
 @pytest.mark.threat("T1")
 @pytest.mark.parametrize("name", ["RERAIL_SEAL_KEY", "RERAIL_RUN", "RERAIL_MAILBOX", "RERAIL_EXECUTION"])
 def test_no_variable_of_a_project_names_its_run_or_key(tmp_path: Path, monkeypatch, name: str):
@@ -274,6 +280,8 @@ def test_the_defaults_of_a_project_build_no_image(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rerail.toml"
     file.write_text('[submit]\ndockerfile = "docker"\n')
-    with pytest.raises(Problem, match="a project's defaults build no image"):
-        read_defaults(tmp_path, tmp_path / "home")
+    chains = {"c": {"t": {"script": "a.py", "dockerfile": "docker"}}}
+    for read in (lambda: read_defaults(tmp_path, tmp_path / "home"), lambda: parse_chain(file, chains, "c")):
+        with pytest.raises(Problem, match="a project's defaults build no image"):
+            read()
     assert read_file(file) == {"dockerfile": "docker"}
