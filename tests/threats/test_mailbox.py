@@ -70,6 +70,17 @@ def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
     assert "does not show that this run's job has written it" in world.bus.notices[0].body
 
 
+@pytest.mark.threat("T26")
+@pytest.mark.parametrize("facts", [{"idle": "yes"}, {"idle": 5}, {"doubt": MIDNIGHT.replace(tzinfo=None)}, {"at": "x"}])
+@pytest.mark.parametrize("level", Level)
+def test_a_report_makes_no_record_unreadable(world, agent, level, facts):
+    """A run whose record cannot be read is not watched, and until it ends no other run may move its checkpoints."""
+    world.checkpoints.save(step=40)
+    agent.finds(replace(RUINED, level=level, at=MIDNIGHT), replace(RUINED, level=level, **facts))
+    world.minutes(2)
+    assert (world.run().state, world.notice_titles()) == (RunState.WATCHING, ["gpt: a report cannot be read"])
+
+
 @pytest.mark.threat("T1")
 def test_reports_of_the_runs_own_agent_are_handled(world, agent):
     """The same finding with the run's seal ends in an intervention: it is the seal that makes the difference."""

@@ -64,7 +64,7 @@ class Stall:
         if len(self.steps) < STEP_NEEDS or not self.known:
             return None
         usual = self.steps.median()
-        if seconds <= detection.stall_factor * usual or seconds <= 2 * self.longest:
+        if not usual or seconds <= max(detection.stall_factor * usual, 2 * self.longest):
             return None
         if self.rows < SETTLED_ROWS and seconds < detection.stall_floor.total_seconds():
             return None

@@ -16,7 +16,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from rerail.model.codec import BadRecord, from_plain, to_plain
+from rerail.model.codec import BadRecord, dumps, from_plain, loads, to_plain
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
 from rerail.model.former_names import with_former_names
@@ -263,7 +263,7 @@ def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
         mail = from_plain(cls, table)
     except (BadRecord, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise BadMailboxObject(f"{where}: {error!s:.400}", defect="field") from error
-    if problem := next(_find_problems(mail, LIMITS), None):
+    if problem := find_problem(mail):
         raise BadMailboxObject(f"{where}: field {problem}", defect="field")
     if mail.run != run:
         what = f"field 'run' is {mail.run!r:.100}; it must be the run whose folder contains the object"
@@ -271,12 +271,15 @@ def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
     return _without_control_characters(mail)
 
 
-def find_problem(finding: Finding) -> str:
-    """Return the first problem of a finding from an external source, starting with the field's name; "" if it is valid.
+def find_problem(mail: Any) -> str:
+    """Return the first problem of what an external source has sent, starting with the field's name; "" if it is valid.
 
-    The codec does not check the values of fields in such records.
+    `from_plain` leaves types to its caller. The run's record keeps parts of it, and must stay readable.
     """
-    return next(_find_problems(finding, LIMITS), "")
+    try:
+        return next(_find_problems(mail, LIMITS), "") or loads(type(mail), dumps(mail)) and ""
+    except BadRecord as error:
+        return str(error)
 
 
 def _find_problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
