@@ -715,6 +715,8 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
         "a", "x ", "GPU ", "0x", "/a", '{"rerail":1,', "node 12 ", "bad a b c ", "n12, ", "a-1-", "no x ",
         "memory is ", "NVRM: ", 'Command "', "[[", "\\n", "\ud800", "a=b ", "Config", "((", 'File "a", line 1 ',
         '  File "a", line 1\n', "[rank1]: ", "1.1.", "a.b.Error", "ErrorError", "https:/", "config = load", "ab_dict",
+        "gpu-01, ", "aaaa-000 ", "rowremap", "nrt_aalloc__", "ncclSocket0", "initializ00", "/efs", "unpack_", "mpirun",
+        " nans",
     ],
 )  # fmt: skip
 def test_a_huge_text_is_read_at_both_ends_in_little_time(unit: str) -> None:

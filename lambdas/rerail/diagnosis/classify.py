@@ -93,7 +93,7 @@ _BOILERPLATE = LazyPattern(
     # A counter of what did not happen, and the name of a logger: "number of nan iterations: 0", "INFO:uvicorn.error:".
     r"|(?-i:(?<![A-Za-z])(?:[Nn]a[Nn]s?|inf|OOMs?|ooms?|[Ee]rrors?|[Ff]ail(?:ed|ures?)|[Ss]kipped|[Cc]orrupt(?:ed)?"
     r"|[Hh]angs?|[Tt]imeouts?|ECC|crashes|retries|overflows?)(?:[ _-](?:nans?|inf|(?:iteration|step|count|error|sample"
-    r"|image|record|file)s?|total))*[\"']?\s?[:=]\s{0,4}(?:0+(?:\.0*)?|[Ff]alse|None)(?=\s{0,2}(?:[,;|)}\]]|$)))"
+    r"|image|record|file)s?|total)){0,4}[\"']?\s?[:=]\s{0,4}(?:0+(?:\.0*)?|[Ff]alse|None)(?=\s{0,2}(?:[,;|)}\]]|$)))"
     r"|(?<![\w.])0 (?:[\w-]+ )?(?:errors?|NaNs?|OOMs?|failures?|corrupt\w*|timeouts?|exceptions?|crashes)\b"
     r"|(?-i:\b(?:INFO|DEBUG|NOTICE|TRACE)[\]\[:| -]{1,9}[A-Za-z_][\w.]*\.(?:[Ee]rrors?|[Ee]xceptions?)\b)"
     r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+"

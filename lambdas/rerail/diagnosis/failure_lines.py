@@ -226,7 +226,7 @@ IRRELEVANT = LazyPattern(
     # What libraries and SageMaker's toolkit print at the end of a process.
     r"|destroy_process_group\(\) was not called|^wandb: (?:Synced|Find|View|Waiting|Run |wandb version)"
     r"|sagemaker-training-toolkit INFO|Reporting training FAILURE|Primary job +terminated normally|^-{20,}$"
-    r"|a non-zero exit code\. Per user-direction|mpirun\S* detected that one|the job to be terminated\. The first"
+    r"|a non-zero exit code\. Per user-direction|mpirun\S{0,60} detected that one|the job to be terminated\. The first"
 )
 # Progress after an error: training survived it.
 MIN_PROGRESS = 3

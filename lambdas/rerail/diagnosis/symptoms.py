@@ -29,6 +29,9 @@ class SymptomRule:
         return self.pattern.search(text)
 
 
+_WORDS = {r"\w*": r"\w{0,60}", r"\w+": r"\w{1,60}", r"\S*": r"\S{0,300}", r"\S+": r"\S{1,300}", r"\d+": r"\d{1,60}"}
+
+
 def _near(thing: str) -> tuple[str, str]:
     """Return patterns for a thing close to a word for a problem in one sentence, in either order."""
     thing += r"\b(?!\.\w|->|::)"  # not the object of an expression of a program: "&resources.deviceHandle"
@@ -44,7 +47,11 @@ def _list_not_finite(name: str) -> tuple[str, str]:
 
 
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
-    return SymptomRule(name, cause, LazyPattern("|".join(patterns), re.IGNORECASE), firm)
+    """Return the rule; in its patterns a word has an end, since repetitions of any length take time without one."""
+    text = "|".join(patterns)
+    for unlimited, limited in _WORDS.items():
+        text = text.replace(unlimited, limited)
+    return SymptomRule(name, cause, LazyPattern(text, re.IGNORECASE), firm)
 
 
 _vague_rule = partial(_rule, firm=False)
@@ -72,9 +79,10 @@ _PART = (
 # Not the nodes of a graph of operations.
 _MACHINE = r"(?:(?<!graph )(?<!failed for )nodes?|hosts?|instances?|machines?|servers?(?! socket)|VMs?|TPUs?)"
 _NODE = rf"(?:{_MACHINE}|workers?|pods?)"
-_HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
-    r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
-    r"[a-z]{1,12}\d{0,4}(?:-[a-z0-9]{1,15}){1,4}-\d+)"
+# Each is read in one way, the longest first: of a list of hosts that can be read in two, a search would try every mix.
+_HOST = (  # gpu-2-12, a100-st-p4d24xlarge-22, r10i4n8, n30041, jean-zay-12
+    r"(?>(?:[a-z]{1,12}\d{0,4}(?:-[a-z0-9]{1,15}){1,4}-\d+|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
+    r"[a-z]{1,12}-?(?:[a-z]{1,15}-)?\d{2,})\b)"
 )
 _WENT = r"(?:(?:is|are|was|were|went|has|have|had|got|breaks?|broke|been|goes|just|suddenly|unexpectedly|gone) )*"
 _DOWN = (
@@ -488,7 +496,11 @@ RULES: tuple[SymptomRule, ...] = (
         r"instability|jitter)s?\b|No route to host|Network is (?:down|unreachable)|socketStartConnect",
         r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|error|timed? ?out|refused)",
     ),
-    _rule("shared-disk", Cause.INFRASTRUCTURE, rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}\S{{0,200}}.{{0,80}}{_FULL}"),
+    _rule(
+        "shared-disk",
+        Cause.INFRASTRUCTURE,
+        rf"{_FULL}.{{0,80}}{_SHARED}|{_SHARED}(?:\S{{0,200}}+(?!\S))?.{{0,80}}{_FULL}",
+    ),
     # The job's own disk, or its pod's share of one: the next job has the same size and fills it again.
     _rule(
         "full-disk",
