@@ -40,6 +40,7 @@ NUMBERED_NAMES = 9  # of one step in quarantine
 ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
+EMPTY = "InvalidRange"
 REFUSED = ("storage class", "kms:", "Server Side Encryption")
 
 
@@ -127,10 +128,9 @@ class S3Store:
     def check(self, step: int, entry: dict[str, Any]) -> None:
         name, digest, size = entry["name"], xxhash.xxh3_64(), 0
         try:
-            with _translate_errors():
-                for chunk in self._client().get_object(self.bucket, self._key(step, name), None, None):
-                    digest.update(chunk)
-                    size += len(chunk)
+            for chunk in self._read(self._key(step, name)):
+                digest.update(chunk)
+                size += len(chunk)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{name} is missing") from error
         if size != entry["bytes"]:
@@ -203,14 +203,22 @@ class S3Store:
         """Return a small object's bytes up to SIZE_LIMIT; None if it does not exist."""
         content = bytearray()
         try:
-            with _translate_errors():
-                for chunk in self._client().get_object(self.bucket, key, None, None):
-                    content += chunk
-                    if len(content) >= SIZE_LIMIT:
-                        break
+            for chunk in self._read(key):
+                content += chunk
+                if len(content) >= SIZE_LIMIT:
+                    break
         except FileNotFoundError:
             return None
         return bytes(content[:SIZE_LIMIT])
+
+    def _read(self, key: str) -> Iterator[bytes]:
+        """Yield an object's bytes; nothing of an empty one, of which S3 refuses any range."""
+        try:
+            with _translate_errors():
+                yield from self._client().get_object(self.bucket, key, None, None)
+        except OSError as error:
+            if EMPTY not in str(error):
+                raise
 
     def _sizes(self, prefix: str) -> dict[str, int]:
         with _translate_errors():

@@ -279,3 +279,20 @@ def test_what_others_put_in_quarantine_is_not_taken_for_a_copy(
     assert {folder for folder, _, _ in moved} == {"a/quarantine/a1-step-000000020"}
     assert {name: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for (_, _, name), key in moved.items()} == before
     saver.close()
+
+
+@pytest.mark.threat("T26")
+def test_an_empty_object_is_a_damaged_checkpoint(s3: Any, bucket: str) -> None:
+    """S3 refuses any range of it: a manifest or a shard that others have emptied must keep no job from starting."""
+    saver = Saver(open_store(f"s3://{bucket}/run"), log=lambda line: None)
+    for step in (10, 20):
+        assert save(saver, step).error is None
+    shard = next(key for key in keys(s3, bucket) if key.startswith("run/step-000000020/__"))
+    for key in (shard, "run/step-000000030/manifest.json"):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    saver.close()
+    successor = Saver(open_store(f"s3://{bucket}/run"), log=lambda line: None)
+    assert successor.newest() == 10
+    assert save(successor, 30).error is None
+    assert successor.newest() == 30
+    successor.close()
