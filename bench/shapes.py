@@ -122,6 +122,15 @@ def _folds_without_steps(rng: random.Random) -> Iterator[Sample]:
             yield Sample(loss=end * height ** math.exp(-row / pace) * math.exp(rng.gauss(0, noise)))
 
 
+def _warm_restarts(rng: random.Random) -> Iterator[Sample]:
+    """The learning rate falls as a cosine and is raised again, four times; the loss rises with it."""
+    rows, height, noise = rng.randint(80, 400), rng.choice((0.3, 0.7, 1.2)), rng.choice((0.02, 0.05, 0.1))
+    for row in range(4 * rows):
+        rate = 0.5 + 0.5 * math.cos(math.pi * (row % rows) / rows)
+        loss = 0.5 * math.exp(1.5 * math.exp(-row / 40) + height * rate + rng.gauss(0, noise))
+        yield Sample(step=row, loss=loss, lr=rate / 1000)
+
+
 def _losses(values: Sequence[float]) -> Iterator[Sample]:
     for row, value in enumerate(values):
         yield Sample(step=row, loss=value)
@@ -232,6 +241,7 @@ SHAPES = (
     Shape("folds at other levels", _folds, _stops_nothing, "not acted on"),
     Shape("folds of a job", _folds_of_a_job, _stops_nothing, "not acted on"),
     Shape("folds without steps", _folds_without_steps, _stops_nothing, "not acted on"),
+    Shape("warm restarts", _warm_restarts, lambda s: len(s) <= 3 and _stops_nothing(s), "a note a restart at most"),
     Shape("fall, then a noisy climb", _fall_and_climb, lambda s: bool(_count(s, *LOSS_KINDS)), "told"),
     Shape("staircase", _staircase, lambda s: _stops(s) <= 1, "acted on once at most"),
     Shape("mostly exact zeros", _mostly_zero, _is_silent, "silence"),

@@ -232,6 +232,24 @@ def test_steps_that_begin_again_are_another_epoch_or_another_launch(level, rows,
     assert (row.is_new_launch, row.is_new_series) == (has_begun, has_begun)
 
 
+@pytest.mark.parametrize(
+    ("rates", "rows"),
+    [
+        ([1.0, 0.4, 0.7], []),
+        ([1.0, *[0.2] * 30, 0.81], [31]),
+        ([1.0, *[None, 0.3] * 3, 0.7], []),
+        ([1.0, *[0.1, 1.0] * 30], []),
+        ([0.0, 1e-6, math.nan, 1e-3], [3]),
+    ],
+)
+def test_a_learning_rate_that_doubles_the_highest_before_is_raised(rates, rows):
+    """The highest counts less with each row that prints one: of several optimizers each prints its own."""
+    reader = RowReader()
+    read = [reader.read(Sample(step=step, loss=1.0, lr=rate)) for step, rate in enumerate(rates)]
+    assert [step for step, row in enumerate(read) if row.is_rate_raised] == rows
+    assert [step for step, row in enumerate(read) if row.may_begin_anew] == (rows and [*range(rows[0], len(rates))])
+
+
 @pytest.mark.parametrize(("step", "is_launch", "is_series"), [(170, 0, 0), (169, 1, 0), (100, 1, 0), (99, 1, 1)])
 def test_steps_that_go_back_are_out_of_order_or_another_launch(step, is_launch, is_series):
     """Up to three rows are out of order; a launch that resumes from a checkpoint keeps the loss comparable."""
