@@ -203,7 +203,7 @@ class History:
         self.last_said = self.world.clock()
         self.newest_command = 0  # the number of the turn that began with it
         self.grounds: set[str] = set()
-        self.failures: Counter[tuple[Cause, int]] = Counter()  # by cause, and GiB of a GPU
+        self.failures: Counter[tuple[Cause, int]] = Counter()  # by cause, and GiB of a GPU for a whole batch
         self.fruitless = 0
         self.highest = self.sound = 0  # the newest step that was saved, and that of a sound checkpoint
         self.tainted: list[tuple[int, int]] = []
@@ -374,8 +374,10 @@ class History:
             self._end(job, JobStatus.FAILED, reason, metrics={"step": float(self.sound)}, **facts)
             if is_quiet and not run.state.is_end:
                 (kind,) = self.world.sagemaker.jobs[job].cluster.instance_types
-                self.failures[FAILURES[reason], TYPES[kind].gpu_gib] += 1
-                self.fruitless += reason != NO_MACHINES
+                self.failures[FAILURES[reason], TYPES[kind].gpu_gib * run.current.microbatches] += 1
+                able = next((known.abilities for known in reversed(run.attempts) if known.abilities), ())
+                splits = reason == OOM and Ability.MICROBATCH in able and run.current.microbatches < 8
+                self.fruitless += reason != NO_MACHINES and not splits
         elif choice < 0.7 and not is_stopping:
             self._note(f"a person stops {job}")
             self._ban(f"a person has stopped {job}", unless=run.state is RunState.STOPPING or run.state.is_end)
@@ -615,9 +617,10 @@ class History:
         for why, since in self.bans.items():
             self._require(turn.read_at <= since, f"create {job}, though {why}")
         gib = TYPES[request["ResourceConfig"]["InstanceType"]].gpu_gib
+        gib *= int(request["Environment"].get("RERAIL_MICROBATCHES", 1))
         counts = Counter[Cause]()
         for (cause, had), number in self.failures.items():
-            # Larger machines may have enough memory.
+            # Larger machines may have enough memory, and so may the same ones for a part of the batch.
             counts[cause] += number if cause is not Cause.OOM or had >= gib else 0
         for cause, count in counts.items():
             budget = self.policy.retries.of(cause)

@@ -14,11 +14,12 @@ from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
 from rerail.model.machines import TYPES, Cluster, WarmPool, find_misfit, format_instance_types
+from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Capacity, Mode, Policy, Retries, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.examples import count_examples
-from tests.fakes import World
+from tests.fakes import Agent, World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -206,6 +207,7 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
 
 
 GPU_FULL = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB, exit code: 1"
+GPU_REPORT = '{"rerail": 1, "cause": "oom", "error": "CUDA out of memory", "step": 60}'
 HOST_FULL = "AlgorithmError: RuntimeError: DefaultCPUAllocator: can't allocate memory, exit code: 1"
 
 
@@ -220,13 +222,54 @@ def test_a_run_out_of_gpu_memory_goes_to_the_listed_machines_with_more_of_it(wor
     world.sagemaker.fail("gpt-a002", GPU_FULL)
     world.minutes(3)
     assert world.run().state is RunState.HELD
-    assert f"held: oom is not retried (last on {P4DE})" in world.reasons()[-1]
+    assert f"held: oom is not retried; tried: moved to {P4DE}. To do" in world.reasons()[-1]
     assert world.sagemaker.live() == []
+
+
+def run_out_of_memory(world, attempts: int, *, end: str = GPU_FULL) -> list[tuple[str, str | None]]:
+    """Let each attempt run out of memory; return the machines and the split of each one that follows."""
+    went = []
+    for number in range(1, attempts + 1):
+        name = world.run().current.job_name
+        agent = Agent(world, attempt=number, job=name)
+        agent.deliver(agent.files(ReportKind.HELLO, abilities=("microbatch",)))
+        world.sagemaker.fail(name, end)
+        world.minutes(8)
+        if (run := world.run()).state is RunState.WATCHING:
+            request = world.sagemaker.requests[run.current.job_name]
+            split = request["Environment"].get("RERAIL_MICROBATCHES")
+            went.append((request["ResourceConfig"]["InstanceType"], split))
+    return went
+
+
+def test_a_run_out_of_gpu_memory_completes_once_its_batch_is_split_far_enough(world):
+    """The policy has larger machines, and needs none. Later attempts keep the split, whatever ends the one before."""
+    adopt_run(world, P4DE)
+    assert run_out_of_memory(world, 2) == [(P4D, "2"), (P4D, "4")]
+    assert world.run().ledger.charges == {Cause.OOM: 2}
+    world.checkpoints.save(step=100, attempt=3)
+    world.lose_node("gpt-a003", minutes=3)
+    assert world.sagemaker.requests["gpt-a004"]["Environment"]["RERAIL_MICROBATCHES"] == "4"
+    world.sagemaker.end("gpt-a004", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert (world.run().state, world.run().current.microbatches) == (RunState.COMPLETED, 4)
+    assert "relaunching from the start in" in (said := " ".join(world.reasons())) and "in 2 microbatches" in said
+
+
+@pytest.mark.parametrize("end", [GPU_FULL, f"AlgorithmError: {GPU_REPORT}"])
+def test_a_hold_for_memory_names_all_that_was_tried(world, end):
+    """Three splits are no attempts without progress; a larger machine keeps the split."""
+    adopt_run(world, P4DE)
+    assert run_out_of_memory(world, 5, end=end) == [(P4D, "2"), (P4D, "4"), (P4D, "8"), (P4DE, "8")]
+    tried = f"tried: split the batch into 2, 4 and 8 microbatches; moved to {P4DE}"
+    assert (world.run().state, world.run().ledger.charges) == (RunState.HELD, {Cause.OOM: 5})
+    assert f"held: oom is not retried; {tried}. To do: " in world.reasons()[-1]
 
 
 @pytest.mark.parametrize(
     ("reason", "own", "fallback", "is_larger"),
     [
+        (f"AlgorithmError: {GPU_REPORT}", P4D, P4DE, True),
         (GPU_FULL, P4D, P4DE, True),
         (HOST_FULL, P4D, P4DE, False),  # it has 1,152 GiB as well
         (GPU_FULL, "ml.g5.2xlarge", "ml.g5.4xlarge", False),  # the same GPU

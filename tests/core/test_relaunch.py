@@ -319,6 +319,10 @@ def test_a_launch_on_the_runs_own_machines_changes_nothing_about_them():
     ("asked", "ours", "sent"),
     [
         ({}, ("", 1.0), {}),
+        ({}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "2"}),
+        ({"RERAIL_MICROBATCHES": "4"}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "8"}),
+        ({"RERAIL_MICROBATCHES": "4"}, ("", 1.0), {"RERAIL_MICROBATCHES": "4"}),
+        ({"RERAIL_MICROBATCHES": "few"}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "2"}),
         ({}, ("10-19", 0.9), {"RERAIL_SKIP_SAMPLES": "10-19", "RERAIL_LR_SCALE": "0.9"}),
         ({"RERAIL_SKIP_SAMPLES": "30-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-19,30-39"}),
         ({"RERAIL_SKIP_SAMPLES": "15-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-39"}),
@@ -329,9 +333,9 @@ def test_a_launch_on_the_runs_own_machines_changes_nothing_about_them():
         ({"RERAIL_LR_SCALE": "slow"}, ("", 0.9), {"RERAIL_LR_SCALE": "slow"}),
     ],
 )
-def test_what_the_ladder_asks_for_comes_on_top_of_what_the_owner_asked_for(asked, ours, sent):
+def test_what_a_remedy_asks_for_comes_on_top_of_what_the_owner_asked_for(asked, ours, sent):
     """Samples are joined, factors multiplied; what cannot be read is left for the script to refuse, with its remedy."""
-    action = replace(SECOND, skip_samples=ours[0], rate=ours[1])
+    action = replace(SECOND, **dict(zip(("skip_samples", "rate", "microbatches"), ours, strict=False)))
     environment = second(action, Environment=asked)["Environment"]
-    names = ("RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
+    names = ("RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE", "RERAIL_MICROBATCHES")
     assert {name: environment[name] for name in names if name in environment} == sent

@@ -58,6 +58,7 @@ def test_the_rules_are_asked_in_this_order():
         "restart_storm",
         "no_progress",
         "wait_for_capacity",
+        "split_the_batch",
         "move_to_more_memory",
         "cause_budget_spent",
         "no_sound_checkpoint",
@@ -235,6 +236,44 @@ def test_running_out_of_memory_is_not_retried():
         f"and {CONTINUE}",
         Runbook.OUT_OF_MEMORY,
     )
+
+
+GPU_FULL = Failure(diagnose("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"), 110, 100, NOON)
+
+
+@pytest.mark.parametrize(
+    ("abilities", "parts", "error", "split"),
+    [
+        ((), 1, "CUDA out of memory", 0),
+        (("skip", "rate"), 1, "CUDA out of memory", 0),
+        (("microbatch",), 1, "CUDA out of memory", 2),
+        (("microbatch",), 4, "CUDA out of memory", 8),
+        (("microbatch",), 8, "CUDA out of memory", 0),
+        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "CUDA out of memory"}', 2),
+        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "RuntimeError: can\'t allocate memory"}', 0),
+        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "a process was killed"}', 0),
+        (("microbatch",), 1, "Memory cgroup out of memory: Killed process 7 (python)", 0),
+        (("microbatch",), 1, "ray.exceptions.OutOfMemoryError: Task was killed", 0),
+        (("microbatch",), 1, "KeyError: 'eos'", 0),
+    ],
+)
+def test_a_batch_is_split_where_memory_of_the_gpu_ran_out_and_the_script_can(abilities, parts, error, split):
+    """Twice as often each time, at most 8; host memory is not saved by it."""
+    run = a_run()
+    run = replace(run, attempts=(replace(run.current, abilities=abilities, microbatches=parts),))
+    failure = Failure(diagnose(error), 110, 100, NOON)
+    verdict = remedies.split_the_batch(run, failure, Policy())
+    assert (verdict.microbatches if verdict else 0) == split == remedies.find_split(run, failure)
+    assert verdict is None or verdict.why == f"the same batch in {split} microbatches"
+
+
+def test_the_newest_report_decides_whether_a_batch_can_be_split_further():
+    """Its report may be lost; a script whose microbatch is one sample reports that it cannot."""
+    first, able = earlier(Cause.OOM), ("rate", "microbatch")
+    for before, now, split in ((able, (), 2), (able, ("rate",), 0), (("rate",), able, 2)):
+        run = a_run(replace(first, abilities=before))
+        run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=now)))
+        assert remedies.find_split(run, GPU_FULL) == split
 
 
 def test_broken_hardware_is_left_behind():

@@ -43,8 +43,11 @@ from rerail.model.runbooks import Runbook
 from rerail.model.signals import JobObserved
 
 
-def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run:
-    """Return the run with its next attempt named; the current attempt must have ended."""
+def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime, microbatches: int = 0) -> Run:
+    """Return the run with its next attempt named; the current attempt must have ended.
+
+    `microbatches` is 0 where their number stays.
+    """
     assert not run.current.may_be_live
     number = run.current.number + 1
     previous = run.current
@@ -54,6 +57,7 @@ def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -
         resumed_from_step=resume_step,
         skip_samples=previous.skip_samples,
         rate=previous.rate,
+        microbatches=microbatches or previous.microbatches,
         machines=previous.machines,
         max_runtime_s=previous.max_runtime_s,
         approved_by=run.stop.approved_by if run.stop else "",
@@ -132,6 +136,7 @@ def make_create_job(run: Run) -> CreateJob:
         attempt.resumed_from_step,
         skip_samples=attempt.skip_samples,
         rate=attempt.rate,
+        microbatches=attempt.microbatches,
         machines=attempt.machines,
         max_runtime_s=attempt.max_runtime_s,
         drill=attempt.drill,

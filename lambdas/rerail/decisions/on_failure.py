@@ -35,6 +35,7 @@ from rerail.decisions.remedies import (
     Verdict,
     choose_capacity_verdict,
     choose_remedy,
+    find_split,
     format_continue,
 )
 from rerail.diagnosis.classify import diagnose_job
@@ -144,10 +145,11 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
             ledger,
             failure.diagnosis.cause,
             # Rollbacks repeat steps on purpose, and the ladder has limits of its own. What could not load its file, or
-            # was not started on a GPU that had failed, has not trained.
+            # was not started on a GPU that had failed, has not trained. A smaller microbatch is another try.
             trained=run.current.training_started_at is not None
             and not is_loss_rollback(failure)
             and not failure.restored
+            and not find_split(run, failure)
             and not (was_refused(run) and failure.last_step is None),
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
@@ -214,7 +216,8 @@ def _apply_verdict(
             notice = make_notice(run, Severity.INFORM, title, what, key=key, did=did, todo=todo, since=since)
             actions = (*("release_warm_pool" for _ in release), "relaunch")
             run = with_incident(run, failure, reason, actions, onset_step=onset_step)
-            run = with_next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
+            due, parts = failure.at + verdict.delay, verdict.microbatches
+            run = with_next_attempt(run, failure.resume_step, wake_at=due, microbatches=parts)
             run = with_stale_checkpoints_noted(run, failure.checkpoints)
             run = with_machines(run, verdict.machines) if verdict.changes_machines else run
             return Decision(run, (*release, notice), reason)

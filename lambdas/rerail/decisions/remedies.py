@@ -21,6 +21,7 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.diagnosis import FEW_STEPS, Diagnosis
 from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
+from rerail.model.mailbox import Ability
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.runbooks import Runbook
@@ -53,6 +54,7 @@ class Relaunch:
     fresh_machines: bool = False  # release the warm pool first, so that other machines are used
     changes_machines: bool = False  # launch on `machines` from now on
     machines: Machines | None = None  # only with `moves`; None: those of the run's own request
+    microbatches: int = 0  # into which the script splits its batch from now on; 0: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Hold:
 
 MAX_TITLE_CHARS = 60
 
+# Into how many parts a batch is split at most after memory ran out, doubled each time.
+MAX_MICROBATCHES = 8
+
 # From this many hangs in a row, the machines are suspect too.
 HANGS_TOLERATED = 2
 
@@ -78,7 +83,10 @@ def choose_remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
     """Return the verdict of the first rule that applies; the last rule always does."""
     for rule in RULES:
         if verdict := rule(run, failure, policy):
-            return replace(verdict, advice=_fit_advice(run, failure, verdict)) if isinstance(verdict, Hold) else verdict
+            if isinstance(verdict, Relaunch):
+                return verdict
+            tried = _format_tried(run) if failure.diagnosis.cause is Cause.OOM else ""
+            return replace(verdict, why=verdict.why + tried, advice=_fit_advice(run, failure, verdict))
     raise AssertionError("the last rule answers every failure")
 
 
@@ -109,7 +117,8 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
     cause = failure.diagnosis.cause
     if previous is None or failure.last_step is None or cause in CHANGING_CAUSES:
         return None
-    if cause is Cause.OOM and previous.machines != run.current.machines:
+    now = run.current
+    if cause is Cause.OOM and (previous.machines, previous.microbatches) != (now.machines, now.microbatches):
         return None
     if (previous.fingerprint, previous.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
@@ -185,6 +194,34 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
     return choose_capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
 
 
+def split_the_batch(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Relaunch with the batch in twice as many microbatches, at most 8, where GPU memory ran out and the script can."""
+    if not (parts := find_split(run, failure)):
+        return None
+    why = f"the same batch in {parts} microbatches"
+    return Relaunch(_choose_backoff(run, failure, policy), why, microbatches=parts)
+
+
+def find_split(run: Run, failure: Failure) -> int:
+    """Return into how many microbatches the script is to split its batch after this failure; 0: as before.
+
+    The newest attempt that reported abilities says whether the script can split it further.
+    """
+    able = next((attempt.abilities for attempt in reversed(run.attempts) if attempt.abilities), ())
+    is_curable = failure.diagnosis.rule == DEVICE_MEMORY and Ability.MICROBATCH in able
+    parts = 2 * run.current.microbatches
+    return parts if is_curable and parts <= MAX_MICROBATCHES else 0
+
+
+def _format_tried(run: Run) -> str:
+    """Return the remedies against too little memory that the run has had, as the end of a hold's reason."""
+    parts = sorted({attempt.microbatches for attempt in run.attempts} - {1})
+    machines = dict.fromkeys(format_instance_types(attempt.machines) for attempt in run.attempts if attempt.machines)
+    split = f"split the batch into {' and '.join(', '.join(map(str, parts)).rsplit(', ', 1))} microbatches"
+    tried = (*([split] if parts else []), *(f"moved to {name}" for name in machines))
+    return f"; tried: {'; '.join(tried)}" if tried else ""
+
+
 def move_to_more_memory(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Relaunch on larger machines once memory ran out more often than `retries.oom` allows.
 
@@ -209,8 +246,6 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    if cause is Cause.OOM and run.current.machines:
-        spent += f" (last on {format_instance_types(run.current.machines)})"
     runbook = RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT)
     error = format_error(failure, times=run.ledger.charges.get(cause, 1))
     return Hold(f"{cause} {spent}", find_advice(failure.diagnosis, run), runbook, error)
@@ -291,6 +326,7 @@ RULES: tuple[Rule, ...] = (
     restart_storm,
     no_progress,
     wait_for_capacity,
+    split_the_batch,
     move_to_more_memory,
     cause_budget_spent,
     no_sound_checkpoint,

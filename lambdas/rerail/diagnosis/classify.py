@@ -491,8 +491,11 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
     by_exit = _find_cause_of_exit(exit_code)
     if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":
         return _make_diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="", rank=rank)
+    # The remedy depends on which memory ran out.
+    same = _match_report(error, "") if cause is Cause.OOM else None
+    rule_name = same[0].name if same and same[0].cause is cause else "reported"
     error = error or f"the training program reported {cause}"
-    return _make_diagnosis(cause, "reported", error, step, exit_code, rank=rank)
+    return _make_diagnosis(cause, rule_name, error, step, exit_code, rank=rank)
 
 
 def _match_report(error: str, tail: str) -> _Match | None:

@@ -260,7 +260,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.OOM,
         r"\b(?:CUDA|HIP|ROCm|MPS|XPU|NPU|GPU|TPU|device|HBM|VRAM|accelerator)\w*(?: error:| backend| memory| has| "
         r"is| ran| failure(?: \d+)?)? .{0,3}\bout of memory",
-        r"\bOutOfMemory\w*|OUT_OF_MEMORY|\bMemoryAllocation\b|cudaErrorMemoryAllocation",
+        r"(?<!ray\.exceptions\.)(?<!java\.lang\.)\bOutOfMemory\w*|OUT_OF_MEMORY|\bMemoryAllocation\b|cudaErrorMemoryAllocation",
         r"cudaMalloc\w* .{0,20}(?:failed|out of memory)",
         r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|NVSHMEM)_(?:STATUS_)?ALLOC_FAILED",
         r"RESOURCE_EXHAUSTED: (?!.{0,60}(?:quota|rate))|Resource ?Exhausted(?:Error)?: .{0,40}(?:OOM|memory|alloc)",

@@ -56,6 +56,8 @@ class CreateJob(ActionTraits):
     skip_samples: str = ""
     # The factor on the learning rate.
     rate: float = 1.0
+    # The parts in which the script computes each batch.
+    microbatches: int = 1
     # Replaces the request's machines.
     machines: Machines | None = None
     # Seconds; replaces the request's MaxRuntimeInSeconds.

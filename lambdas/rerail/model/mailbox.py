@@ -93,6 +93,7 @@ class Ability(StrEnum):
     SKIP = "skip"  # skips the samples in RERAIL_SKIP_SAMPLES
     RATE = "rate"  # multiplies its learning rate by RERAIL_LR_SCALE
     RESTART = "restart"  # its training processes can be restarted in place
+    MICROBATCH = "microbatch"  # computes each batch in RERAIL_MICROBATCHES parts
 
 
 class Durability(StrEnum):

@@ -220,9 +220,10 @@ class Attempt(Record):
     agent: bool = False
     # What the script can do, as reported by the agent; see Ability.
     abilities: tuple[str, ...] = ()
-    # The next four: what the job was launched with (see CreateJob), or last restarted with in place.
+    # The next five: what the job was launched with (see CreateJob), or last restarted with in place.
     skip_samples: str = ""
     rate: float = 1.0
+    microbatches: int = 1
     machines: Machines | None = None
     max_runtime_s: int | None = None
     # The machines kept after the job, as last seen.

@@ -25,7 +25,7 @@ VALUE_LIMIT = 512  # characters of a variable
 # Variables for a single attempt, which are not carried over to the next one.
 FAILED_GPUS = "RERAIL_FAILED_GPUS"
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE", FAILED_GPUS)
-OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
+OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", "RERAIL_MICROBATCHES", *ORDERED)
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
@@ -164,7 +164,7 @@ def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[
 
 
 def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for skipped samples and the learning rate, combined with the user's own values.
+    """Return the variables for skipped samples, learning rate and microbatches, combined with the user's own values.
 
     Malformed values of the user are kept, because the script reports them with a remedy.
     """
@@ -182,6 +182,9 @@ def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str
         skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
     variables = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
     variables |= {"RERAIL_LR_SCALE": scale} if (own_rate, rate) != (1.0, 1.0) else {}
+    if action.microbatches > 1:
+        parts = own.get("RERAIL_MICROBATCHES", "")
+        variables["RERAIL_MICROBATCHES"] = str(action.microbatches * int(parts if parts.isdecimal() else 1))
     return variables | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
 
 
