@@ -43,7 +43,7 @@ from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject
 from rerail_agent.progress import Progress
 from rerail_agent.rank_times import RankComparison, RankTimer, describe_place
 from rerail_agent.save_schedule import SaveSchedule
-from rerail_agent.settings import AgentSettings, read_rate
+from rerail_agent.settings import AgentSettings, read_microbatches, read_rate
 from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.stalled_ranks import StallExchange
 from rerail_agent.telemetry import TokenMeter
@@ -79,7 +79,8 @@ class Guard:
     checkpoint is durable, or None where committed() will be called later. `log_every` is the number of steps between
     metric lines. `agree_every` is the most steps between two agreements in a loop that does not call reduce().
     `abilities` is what the script does beyond saving, so that the supervisor may ask for it. `skip`: it omits
-    RERAIL_SKIP_SAMPLES. `rate`: it multiplies its learning rate by RERAIL_LR_SCALE.
+    RERAIL_SKIP_SAMPLES. `rate`: it multiplies its learning rate by RERAIL_LR_SCALE. `microbatch`: it can divide
+    its batches into twice as many parts as `microbatches`.
     """
 
     def __init__(
@@ -240,6 +241,11 @@ class Guard:
         if self.health == CLEAN:
             return None
         return self._progress.step if self._detection.onset is None else self._detection.onset
+
+    @property
+    def microbatches(self) -> int:
+        """Return into how many parts to divide each batch, so that it fits into memory; 1 unless memory has run out."""
+        return self._isolation.once("microbatches", lambda: read_microbatches(self._environment), 1)
 
     @property
     def should_stop(self) -> bool:

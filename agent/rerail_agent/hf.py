@@ -9,10 +9,11 @@ saves to `checkpoint-<n>`. The callback asks for further saves and adds the mani
 of the steps that the Trainer logs: with `logging_steps=1`, of all.
 
 It leaves out the samples in RERAIL_SKIP_SAMPLES and scales the learning rate by RERAIL_LR_SCALE. The Trainer makes as
-many steps as without a skip.
+many steps as without a skip. `split_batch(args)` has it compute each batch in RERAIL_MICROBATCHES parts.
 """
 
 import json
+import math
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,10 +36,14 @@ from rerail_agent.detection import CLEAN
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.guard import Guard
 from rerail_agent.ladder import prepare_rate
-from rerail_agent.settings import read_skipped_samples
+from rerail_agent.settings import read_microbatches, read_skipped_samples
 
 # What the detectors have learned, beside the Trainer's files.
 DETECTOR_STATE = "rerail.json"
+# The attribute with the abilities that split_batch() leaves for the callback.
+SPLIT = "rerail_split_abilities"
+# Settings with which more, smaller batches would be another training.
+FIXED = ("deepspeed", "auto_find_batch_size", "split_batches", "dataloader_drop_last", "gradient_accumulation_kwargs")
 # Checkpoints that only the automatic interval has asked for, and that stay where the Trainer deletes none itself.
 AUTOMATIC_KEPT = 3
 
@@ -47,6 +52,26 @@ def resume_from(output_dir: str | None = None) -> str | None:
     """Return the newest complete checkpoint to resume from, for `train(resume_from_checkpoint=...)`."""
     found = manifests.resume_from(output_dir)
     return None if found is None else str(found)
+
+
+def split_batch(args: TrainingArguments) -> TrainingArguments:
+    """Divide each device's batch into RERAIL_MICROBATCHES parts, for a Trainer that is not made yet; return `args`.
+
+    Every step has the same samples as before. A batch that has no such parts is divided into as many as it has. The
+    callback reports the ability `microbatch` while there are more.
+    """
+    if hasattr(args, SPLIT):
+        return args
+    asked, settings = read_microbatches(os.environ), vars(args) | vars(getattr(args, "accelerator_config", args))
+    obstacle = next((f"{name} is set" for name in FIXED if settings.get(name)), "")
+    parts = 1 if obstacle else math.gcd(args.per_device_train_batch_size, asked)
+    args.per_device_train_batch_size //= parts
+    args.gradient_accumulation_steps *= parts
+    args.per_device_eval_batch_size = max(1, args.per_device_eval_batch_size // parts)
+    setattr(args, SPLIT, () if obstacle or args.per_device_train_batch_size % 2 else ("microbatch",))
+    if (obstacle or parts < asked) and manifests.get_rank() == 0:
+        print_line(f"batches are divided into {parts} parts of {asked} asked for: {obstacle or 'no more are equal'}")
+    return args
 
 
 class RerailCallback(TrainerCallback):
@@ -79,7 +104,7 @@ class RerailCallback(TrainerCallback):
         can_scale, self._applied_rate = prepare_rate([kwargs.get("optimizer")])
         loader = kwargs.get("train_dataloader")
         can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(args, state, loader), False)
-        self.guard.announce(*(("rate",) if can_scale else ()), *(("skip",) if can_skip else ()))
+        self.guard.announce(*("rate",) * can_scale, *("skip",) * can_skip, *getattr(args, SPLIT, ()))
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

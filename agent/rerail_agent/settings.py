@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -91,6 +92,14 @@ def read_rate(environment: Mapping[str, str]) -> float:
     if not 0 < rate <= HIGHEST_RATE:
         raise ValueError(f"RERAIL_LR_SCALE={text!r}: must be a number above 0, at most {HIGHEST_RATE:g}, such as 0.9")
     return rate
+
+
+def read_microbatches(environment: Mapping[str, str]) -> int:
+    """Return RERAIL_MICROBATCHES, or 1; raise ValueError if it is malformed."""
+    text = environment.get("RERAIL_MICROBATCHES", "") or "1"
+    if not re.fullmatch("[1-9][0-9]{0,3}", text):
+        raise ValueError(f"RERAIL_MICROBATCHES={text!r}: must be a whole number above 0, such as 2")
+    return int(text)
 
 
 def _read_seconds(environment: Mapping[str, str], name: str, default: float, log: Log) -> float:

@@ -50,16 +50,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def trainer_in(
-    folder: Path, *callbacks: transformers.TrainerCallback, data: Any = None, **changes: Any
+    folder: Path, *callbacks: transformers.TrainerCallback, data: Any = None, splits: bool = False, **changes: Any
 ) -> transformers.Trainer:
-    """Make a model with dropout and forty samples; the seed is always the same."""
+    """Make a model with dropout, unless its batches may be split, and forty samples; the seed is always the same."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0 if splits else 0.1)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, **dropout))
     ids = torch.randint(0, 32, (40, 8), generator=torch.Generator().manual_seed(1))
     rows = [{"input_ids": row, "labels": row} for row in ids] if data is None else data
     settings = {"max_steps": STEPS, "save_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 4, **changes}
     settings |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False}
     args = TrainingArguments(output_dir=str(folder), **settings)
+    args = hf.split_batch(args) if splits else args
     return transformers.Trainer(
         model=model, args=args, train_dataset=rows, eval_dataset=list(rows)[:4], callbacks=list(callbacks)
     )

@@ -239,6 +239,12 @@ def test_a_loss_that_the_script_changes_on_purpose_is_no_finding(new_guard, caps
     assert "planned change after step 100: loss weight 4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "parts"), [("", 1), ("4", 4), ("0", 1), ("two", 1)])
+def test_a_loop_reads_into_how_many_parts_to_divide_a_batch(new_guard, capsys, text, parts):
+    assert new_guard(RERAIL_MICROBATCHES=text).microbatches == parts
+    assert ("RERAIL_MICROBATCHES" in capsys.readouterr().err) == (text in ("0", "two"))
+
+
 def test_an_error_in_a_phase_is_the_scripts(new_guard):
     guard = new_guard()
     guard.step(step=1, loss=2.0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rerail.model.mailbox import ReportKind
 from rerail_agent import manifests
-from rerail_agent.hf import RerailCallback, resume_from
+from rerail_agent.hf import SPLIT, RerailCallback, resume_from, split_batch
 from tests.agent.frameworks import LINE, HuggingFace, losses_of, read_manifest, trainer_in
 from tests.agent.jobs import Ranks, announced, ask_for_checkpoint
 from tests.agent.test_manifests import snippets
@@ -139,6 +139,43 @@ def test_skipped_samples_are_as_if_they_had_never_been_there(new_guard, bucket, 
         assert read_manifest(tmp_path / "run" / "checkpoint-8")["consumed_samples"] == 40
         assert read_manifest(tmp_path / "run" / "checkpoint-10")["consumed_samples"] == 48
         bucket.wait_for(partial(announced, bucket, ("rate", "skip"), attempt=int(attempt)))
+
+
+@pytest.mark.parametrize(("parts", "size", "reported"), [(1, 4, True), (2, 2, True), (4, 1, False), (8, 1, False)])
+def test_a_split_batch_trains_the_same_samples_in_each_step(
+    new_guard, bucket, tmp_path, monkeypatch, parts, size, reported
+):
+    """From a checkpoint of whole batches on, over the short last batch of an epoch. Eight parts of four samples are
+    four, and the ability is reported while there are more."""
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (42, 8))]
+    whole = trainer_in(tmp_path, RerailCallback(new_guard()), data=data, splits=True, max_steps=14)
+    whole.train()
+    monkeypatch.setenv("RERAIL_MICROBATCHES", str(parts))
+    guard = new_guard(bucket, RERAIL_RUN="night", RERAIL_ATTEMPT="2", TRAINING_JOB_NAME="night-a002")
+    trainer = trainer_in(tmp_path, RerailCallback(guard), data=data, splits=True, max_steps=14)
+    args = split_batch(trainer.args)  # a second time changes nothing
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (size, 4 // size)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert losses_of(trainer) == pytest.approx(losses_of(whole), rel=1e-6 if parts > 1 else 0)
+    assert read_manifest(tmp_path / "checkpoint-12")["consumed_samples"] == 48
+    bucket.wait_for(partial(announced, bucket, ("rate", "skip", *(["microbatch"] * reported)), attempt=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}, "gradient_accumulation_kwargs"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
+    ],
+)
+def test_a_batch_that_is_not_the_trainers_to_divide_is_left_whole(tmp_path, monkeypatch, capsys, changes, said):
+    monkeypatch.setenv("RERAIL_MICROBATCHES", "2")
+    args = split_batch(TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **changes))
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 1)
+    assert not getattr(args, SPLIT)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
