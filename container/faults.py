@@ -6,7 +6,8 @@ own start). Those marked * hit rank 0 alone, a hang the last rank (so that rank 
 the others hit all ranks alike. A fault fires as its step begins.
 
 bug *    numpy raises, and the rank fails
-oom *    torch's allocator refuses four pebibytes
+oom *    torch's allocator refuses four pebibytes; with `over=8`, from step S on, as if a GPU's memory did not hold
+         more than eight samples at a time
 kill *   SIGKILL to the rank and its launcher
 exit *   the process ends with `code=1`
 hang *   the rank does not join the next collective and does not handle SIGTERM
@@ -74,6 +75,7 @@ LASTING = (
 # They change the weights, and so every later step of the process.
 DAMAGING = (FaultKind.SPIKE, FaultKind.TOXIC, FaultKind.UNSTABLE, FaultKind.NAN)
 OWN_SETTINGS = {
+    FaultKind.OOM: "over",
     FaultKind.EXIT: "code",
     FaultKind.HEAL: "for",
     FaultKind.SLOW: "factor",
@@ -98,14 +100,20 @@ class FaultDrill:
     sample: int | None = None
     percent: int = 95
     damaged: int = 0
+    over: int = 0
 
     def applies_to(self, *, attempt: int, rank: int, world_size: int, restart: int = 0) -> bool:
         default = world_size - 1 if self.kind is FaultKind.HANG else 0
         here = self.kind not in ON_ONE_RANK or rank == (default if self.rank is None else self.rank)
         return here and self.attempt in (None, attempt) and self.restart in (None, restart)
 
-    def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0) -> bool:
-        """Return whether the fault occurs in this step, given its samples and its share of the learning rate."""
+    def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0, part: int = 0) -> bool:
+        """Return whether the fault occurs in this step.
+
+        `batch` are its samples, `rate` is its share of the scheduled learning rate, `part` its samples at a time.
+        """
+        if self.over:
+            return self.step <= step and part > self.over
         if self.kind is FaultKind.TOXIC:
             return self.sample in batch
         if self.kind is FaultKind.UNSTABLE:
@@ -175,16 +183,16 @@ class FaultPlan:
         optimizer: torch.optim.Optimizer,
         batch: Sequence[int] = (),
         rate: float = 1.0,
+        part: int = 0,
     ) -> None:
-        """Cause the faults that are due as a step begins.
+        """Cause the faults that are due as a step begins (see FaultDrill.is_active).
 
-        `batch` are the step's samples, `rate` is its share of the scheduled learning rate. A bug and exhausted memory
-        raise, an exit and a stall do not return.
+        A bug and exhausted memory raise, an exit and a stall do not return.
         """
         for drill in self.drills:
             if drill.kind is FaultKind.WAIT and not (self.is_damaged if drill.damaged else self.resumed_step == 0):
                 continue
-            if drill.is_active(step, batch=batch, rate=rate):
+            if drill.is_active(step, batch=batch, rate=rate, part=part):
                 inject(drill, model=model, optimizer=optimizer)
                 self.is_damaged |= drill.kind in DAMAGING
 
@@ -208,6 +216,8 @@ def inject(drill: FaultDrill, *, model: nn.Module, optimizer: torch.optim.Optimi
     match drill.kind:
         case FaultKind.BUG:
             np.zeros((2, 3)) @ np.zeros((2, 3))
+        case FaultKind.OOM if drill.over:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a drill)")
         case FaultKind.OOM:
             torch.empty(1 << 50)  # 4 PiB: more than any address space, so the allocator itself refuses
         case FaultKind.KILL:

@@ -192,14 +192,22 @@ class ParallelLayout:
         initialize_optimizer(optimizer)
         return replica, optimizer
 
-    def compute_gradients(self, replica: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the gradients of this rank's samples with what `apply` has returned; return their mean loss."""
+    def compute_gradients(
+        self, replica: Any, inputs: torch.Tensor, targets: torch.Tensor, *, parts: int = 1
+    ) -> torch.Tensor:
+        """Compute the gradients of this rank's samples with what `apply` has returned; return their mean loss.
+
+        `parts` microbatches come one after the other. Each is averaged over the ranks, so that any wrapper will do.
+        """
         inputs, targets = inputs.to(self.world.device), targets.to(self.world.device)
         if self.is_pipelined:
             return replica.step(inputs, targets)
-        loss = replica(inputs, targets)
-        loss.backward()
-        return loss.detach()
+        losses = []
+        for some, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
+            loss = replica(some, wanted) * (len(some) / len(inputs))
+            loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     @property
     def _is_fully_sharded(self) -> bool:

@@ -55,7 +55,13 @@ class Replay:
 
     @classmethod
     def on(
-        cls, world: DistributedWorld, options: argparse.Namespace, *, skipped: Sequence[range], rate: float = 1.0
+        cls,
+        world: DistributedWorld,
+        options: argparse.Namespace,
+        *,
+        skipped: Sequence[range],
+        rate: float = 1.0,
+        parts: int = 1,
     ) -> "Replay":
         """Make a replay whose conditions are everything but the checkpoint that determines the losses of a run."""
         chosen = {name: value for name, value in vars(options).items() if name not in INDIFFERENT}
@@ -63,8 +69,8 @@ class Replay:
         software = {"torch": torch.__version__, "device": _device_name(world.device)}
         ranges = [[skipped_range.start, skipped_range.stop - 1] for skipped_range in skipped]
         tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
-        lowered = {} if rate == 1.0 else {"rate": rate}
-        return cls({**chosen, **ranks, **software, "skipped": ranges, **lowered}, tolerance)
+        asked = ({} if rate == 1.0 else {"rate": rate}) | ({} if parts == 1 else {"parts": parts})
+        return cls({**chosen, **ranks, **software, "skipped": ranges, **asked}, tolerance)
 
     def load_expected(self, step: int, place: CheckpointStore) -> str:
         """Read the file beside the checkpoint; return why nothing is compared, or ""."""

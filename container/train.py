@@ -44,7 +44,7 @@ ABILITIES = ("skip", "rate")  # what this script does with RERAIL_SKIP_SAMPLES a
 
 @dataclass
 class TrainingRun:
-    """One rank of an attempt; the fields below `update_filter` change from step to step."""
+    """One rank of an attempt; the fields below `microbatches` change from step to step."""
 
     options: argparse.Namespace
     job: TrainingJob
@@ -60,6 +60,8 @@ class TrainingRun:
     replica: Any
     optimizer: torch.optim.Optimizer
     update_filter: UpdateFilter
+    # The equal parts in which a rank computes its samples of a batch.
+    microbatches: int = 1
     step: int = 0
     consumed_samples: int = 0
     loss: float = math.nan
@@ -161,10 +163,13 @@ def build(
         example=corpus.batch(range(1)),
     )
     random_state.seed_everything(options.seed + 1 + layout.random_rank)  # from here on each draws its own dropout
-    replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate)
+    samples = 1 if layout.is_pipelined else options.batch_size // layout.data_size
+    parts = math.gcd(samples, guard.microbatches)
+    guard.announce(*(("microbatch",) if samples // parts % 2 == 0 else ()))
+    replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate, parts=parts)
     update_filter = UpdateFilter(options.skip_bad_updates)
     return TrainingRun(
-        options, job, layout, guard, saver, snapshots, corpus, replay, model, replica, optimizer, update_filter
+        options, job, layout, guard, saver, snapshots, corpus, replay, model, replica, optimizer, update_filter, parts
     )
 
 
@@ -177,7 +182,8 @@ def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) 
         step = position.step = run.step + 1
         started = time.perf_counter()
         ids = data.choose_batch_ids(run.consumed_samples, options.batch_size, skipped=run.job.skipped)
-        drill.apply(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate)
+        part = len(ids) // run.layout.data_size // run.microbatches
+        drill.apply(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate, part=part)
         learning_rate = compute_learning_rate(step, options) * run.job.rate
         grad_norm = take_step(run, ids, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))
@@ -218,7 +224,7 @@ def take_step(run: TrainingRun, ids: Sequence[int], *, learning_rate: float, wro
     if wrong_labels:
         targets = faults.mislabel(targets, wrong_labels, step=run.step + 1)
     run.optimizer.zero_grad(set_to_none=True)
-    loss = layout.compute_gradients(run.replica, inputs, targets)
+    loss = layout.compute_gradients(run.replica, inputs, targets, parts=run.microbatches)
     grad_norm = layout.clip(run.model, run.options.clip)
     run.loss = run.guard.reduce(loss)
     # Both numbers are the same on every rank, so all make the update or none does.

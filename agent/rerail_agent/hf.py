@@ -57,8 +57,7 @@ def resume_from(output_dir: str | None = None) -> str | None:
 def split_batch(args: TrainingArguments) -> TrainingArguments:
     """Divide each device's batch into RERAIL_MICROBATCHES parts, for a Trainer that is not made yet; return `args`.
 
-    Every step has the same samples as before. A batch that has no such parts is divided into as many as it has. The
-    callback reports the ability `microbatch` while there are more.
+    Every step has the same samples as before. The callback reports `microbatch` while a batch can be divided further.
     """
     if hasattr(args, SPLIT):
         return args
@@ -70,7 +69,8 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
     args.per_device_eval_batch_size = max(1, args.per_device_eval_batch_size // parts)
     setattr(args, SPLIT, () if obstacle or args.per_device_train_batch_size % 2 else ("microbatch",))
     if (obstacle or parts < asked) and manifests.get_rank() == 0:
-        print_line(f"batches are divided into {parts} parts of {asked} asked for: {obstacle or 'no more are equal'}")
+        why = obstacle or f"a device's batch has {parts * args.per_device_train_batch_size} samples"
+        print_line(f"batches can be divided by {parts} only (RERAIL_MICROBATCHES is {asked}): {why}")
     return args
 
 

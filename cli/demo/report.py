@@ -60,6 +60,7 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
         "resumed_from_step": attempt.resumed_from_step,
         "skip_samples": attempt.skip_samples,
         "rate": attempt.rate,
+        "microbatches": attempt.microbatches,
         "self_repairs": attempt.self_repairs,
         "repairs": dict(attempt.repairs),
         **_machines(stage.jobs.get(attempt.job_name, {})),

@@ -27,6 +27,7 @@ class Name(StrEnum):
     BUG = "bug"
     CAPACITY = "capacity"
     OOM = "oom"
+    OOM_HEAL = "oom-heal"
     SPIKE = "spike"
     HEAL = "heal"
     NAN = "nan"
@@ -111,6 +112,8 @@ class Scenario:
     in_place: bool = False
     # Whether the policy asks for an approval, which the demo gives.
     approves: bool = False
+    # Into how many microbatches the last attempt must split its batch.
+    microbatches: int = 1
     # The policy's cap on the cost of the run, in dollars; 0 is none.
     stop_dollars: float = 0.0
     # How many other runs train beside it, for which the account's limit on relaunches must hold.
@@ -231,6 +234,14 @@ SCENARIOS: Mapping[Name, Scenario] = {
         ends=RunState.HELD,
         causes=("oom",),
         drill="oom:step={step}",
+    ),
+    Name.OOM_HEAL: Scenario(
+        "the GPU has no memory for a whole batch any more: the same batch goes on in two microbatches",
+        causes=("oom",),
+        drill="oom:step={step}:over=" + str(BATCH_SIZE // 2),
+        options={"dropout": "0"},
+        tolerance=1e-3,
+        microbatches=2,
     ),
     Name.SPIKE: make_metric_fault(
         "the loss jumps and does not recover: rolled back to before it",

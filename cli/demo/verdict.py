@@ -24,6 +24,7 @@ def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:
         *_restarts(report, scenario.self_repairs),
         *(_warm(report, scenario.pool) if scenario.pool else ()),
         *(_elsewhere(report, scenario.fallbacks[0]) if scenario.fallbacks else ()),
+        *(_split(report, scenario.microbatches) if scenario.microbatches > 1 else ()),
         *(_in_place(report) if scenario.in_place else ()),
         *(_asked(report) if scenario.approves else ()),
         *(_braked(scenario, report) if scenario.other_runs else ()),
@@ -187,6 +188,13 @@ def _elsewhere(report: Report, kind: str) -> Iterator[str]:
     kinds = [attempt["instance_type"] for attempt in report["attempts"]]
     if kinds[0] == kind or kinds[-1] != kind:
         yield f"the attempts were on {', '.join(map(str, kinds))}; the last one must be on {kind}, the first must not"
+
+
+def _split(report: Report, parts: int) -> Iterator[str]:
+    """The run began with whole batches, and ended with the split ones."""
+    splits = [attempt["microbatches"] for attempt in report["attempts"]]
+    if splits[0] != 1 or splits[-1] != parts:
+        yield f"the microbatches of the attempts are {', '.join(map(str, splits))}; the last must have {parts}"
 
 
 def _curve(report: Report, tolerance: float) -> Iterator[str]:

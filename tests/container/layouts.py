@@ -70,6 +70,8 @@ def runs(ranks: int) -> list[Run]:
     if ranks == 2:
         return [
             Run("ddp checkpointing", AGAIN),
+            Run("ddp split", {"parts": 2}),
+            Run("fsdp split", FSDP | {"parts": 2}),
             Run("ddp bf16", BF16),
             Run("fsdp bf16", FSDP | BF16),
             Run("tensor bf16", TWO | BF16),
@@ -130,6 +132,7 @@ class Trainer:
     """A run's model in its layout, and the steps of its training."""
 
     def __init__(self, run: Run, world: parallel.DistributedWorld) -> None:
+        self.parts = run.options.get("parts", 1)
         self.layout = parallel.ParallelLayout.of(argparse.Namespace(**run.options), world)
         torch.manual_seed(1)
         self.model = GPT(replace(SIZE, **{name: run.options[name] for name in DROPOUT | DEEP if name in run.options}))
@@ -139,7 +142,7 @@ class Trainer:
     def step(self, step: int) -> tuple[float, float]:
         self.optimizer.zero_grad(set_to_none=True)
         samples = batch(step, self.layout.data_rank, self.layout.data_size)
-        loss = self.layout.compute_gradients(self.replica, *samples)
+        loss = self.layout.compute_gradients(self.replica, *samples, parts=self.parts)
         norm = self.layout.clip(self.model, 0.5)
         self.optimizer.step()
         return float(loss), float(norm)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import faults
+from rerail_agent import Guard
 from tests.container.hosts import Here, agree, saved
 
 pytestmark = pytest.mark.slow
@@ -193,6 +194,18 @@ def test_drills_fire_at_their_step_attempt_and_rank() -> None:
     assert [step for step in range(100) if kill.is_active(step)] == [60]
     assert [step for step in range(100) if slow.is_active(step)] == list(range(7, 100))
     assert [step for step in range(100) if heal.is_active(step)] == list(range(9, 17))
+
+
+def test_a_batch_that_does_not_fit_goes_on_in_parts(train_here: Here, tmp_path: Path) -> None:
+    """From the checkpoint of whole batches, whose losses are not compared to the last bit then."""
+    options = {"steps": "12", "checkpoint_every": "4", "dropout": "0"}
+    undisturbed = train_here(tmp_path / "undisturbed", **options)
+    stopped = train_here(tmp_path / "run", **options, drill="oom:step=6:over=8")
+    assert list(stopped) == [1, 2, 3, 4, 5] and "CUDA out of memory" in (tmp_path / "run/output/failure").read_text()
+    guard = Guard(environment={"RERAIL_MICROBATCHES": "2"})
+    split = train_here(tmp_path / "run", **options, drill="oom:step=6:over=8", attempt=2, guard=guard)
+    assert [*map(float, split.values())] == pytest.approx([float(undisturbed[step]) for step in range(5, 13)], rel=1e-4)
+    assert "forgotten" not in train_here.err
 
 
 def test_a_drill_has_settings_of_its_own() -> None:

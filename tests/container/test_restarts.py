@@ -429,7 +429,7 @@ def test_a_real_run_is_rolled_back_within_its_job(
     assert host.wait() == 0, host.err.read_text()
     assert host.losses == whole, "of a step that was trained twice, the later loss counts"
     hello = bucket.reports()["a001-hello"]
-    assert hello.abilities == ("skip", "rate", "restart")
+    assert hello.abilities == ("skip", "rate", "restart", "microbatch")
     assert {(report.command, report.step) for report in list_reports(bucket, ReportKind.RESTARTED)} == {
         ("o1", None),
         ("", 21),

@@ -211,28 +211,13 @@ GPU_REPORT = '{"rerail": 1, "cause": "oom", "error": "CUDA out of memory", "step
 HOST_FULL = "AlgorithmError: RuntimeError: DefaultCPUAllocator: can't allocate memory, exit code: 1"
 
 
-def test_a_run_out_of_gpu_memory_goes_to_the_listed_machines_with_more_of_it(world):
-    """Hold the run once memory has run out on the largest of them too."""
-    adopt_run(world, "subnet-9", P4DE)
-    world.sagemaker.fail("gpt", GPU_FULL)
-    world.minutes(3)
-    assert world.run().current.machines == Machines((P4DE,))
-    assert world.sagemaker.requests["gpt-a002"]["ResourceConfig"]["InstanceType"] == P4DE
-    assert f"{P4DE} has more memory than {P4D}" in " ".join(world.reasons())
-    world.sagemaker.fail("gpt-a002", GPU_FULL)
-    world.minutes(3)
-    assert world.run().state is RunState.HELD
-    assert f"held: oom is not retried; tried: moved to {P4DE}. To do" in world.reasons()[-1]
-    assert world.sagemaker.live() == []
-
-
-def run_out_of_memory(world, attempts: int, *, end: str = GPU_FULL) -> list[tuple[str, str | None]]:
+def run_out_of_memory(world, attempts: int, *able: str, end: str = GPU_FULL) -> list[tuple[str, str | None]]:
     """Let each attempt run out of memory; return the machines and the split of each one that follows."""
     went = []
     for number in range(1, attempts + 1):
         name = world.run().current.job_name
         agent = Agent(world, attempt=number, job=name)
-        agent.deliver(agent.files(ReportKind.HELLO, abilities=("microbatch",)))
+        agent.deliver(agent.files(ReportKind.HELLO, abilities=able))
         world.sagemaker.fail(name, end)
         world.minutes(8)
         if (run := world.run()).state is RunState.WATCHING:
@@ -242,10 +227,20 @@ def run_out_of_memory(world, attempts: int, *, end: str = GPU_FULL) -> list[tupl
     return went
 
 
+@pytest.mark.parametrize("end", [GPU_FULL, f"AlgorithmError: {GPU_REPORT}"])
+def test_a_run_out_of_gpu_memory_goes_to_the_listed_machines_with_more_of_it(world, end):
+    """Hold the run once memory has run out on the largest of them too."""
+    adopt_run(world, "subnet-9", P4DE)
+    assert run_out_of_memory(world, 2, end=end) == [(P4DE, None)]
+    assert f"{P4DE} has more memory than {P4D}" in " ".join(world.reasons())
+    assert f"held: oom is not retried; tried: moved to {P4DE}. To do" in world.reasons()[-1]
+    assert world.sagemaker.live() == []
+
+
 def test_a_run_out_of_gpu_memory_completes_once_its_batch_is_split_far_enough(world):
     """The policy has larger machines, and needs none. Later attempts keep the split, whatever ends the one before."""
     adopt_run(world, P4DE)
-    assert run_out_of_memory(world, 2) == [(P4D, "2"), (P4D, "4")]
+    assert run_out_of_memory(world, 2, "microbatch") == [(P4D, "2"), (P4D, "4")]
     assert world.run().ledger.charges == {Cause.OOM: 2}
     world.checkpoints.save(step=100, attempt=3)
     world.lose_node("gpt-a003", minutes=3)
@@ -260,7 +255,7 @@ def test_a_run_out_of_gpu_memory_completes_once_its_batch_is_split_far_enough(wo
 def test_a_hold_for_memory_names_all_that_was_tried(world, end):
     """Three splits are no attempts without progress; a larger machine keeps the split."""
     adopt_run(world, P4DE)
-    assert run_out_of_memory(world, 5, end=end) == [(P4D, "2"), (P4D, "4"), (P4D, "8"), (P4DE, "8")]
+    assert run_out_of_memory(world, 5, "microbatch", end=end) == [(P4D, "2"), (P4D, "4"), (P4D, "8"), (P4DE, "8")]
     tried = f"tried: split the batch into 2, 4 and 8 microbatches; moved to {P4DE}"
     assert (world.run().state, world.run().ledger.charges) == (RunState.HELD, {Cause.OOM: 5})
     assert f"held: oom is not retried; {tried}. To do: " in world.reasons()[-1]
@@ -269,7 +264,6 @@ def test_a_hold_for_memory_names_all_that_was_tried(world, end):
 @pytest.mark.parametrize(
     ("reason", "own", "fallback", "is_larger"),
     [
-        (f"AlgorithmError: {GPU_REPORT}", P4D, P4DE, True),
         (GPU_FULL, P4D, P4DE, True),
         (HOST_FULL, P4D, P4DE, False),  # it has 1,152 GiB as well
         (GPU_FULL, "ml.g5.2xlarge", "ml.g5.4xlarge", False),  # the same GPU
@@ -304,12 +298,7 @@ def test_a_run_that_needs_larger_machines_waits_for_them_alone(world, refusal, m
 def test_the_retries_of_the_policy_come_before_larger_machines(world):
     adopt_run(world, P4DE)
     world.policies.by_name["default"] = replace(policy(P4DE), retries=Retries(oom=1))
-    types = []
-    for name in ("gpt", "gpt-a002"):
-        world.sagemaker.fail(name, GPU_FULL)
-        world.minutes(3)
-        types.append(world.sagemaker.requests[world.run().current.job_name]["ResourceConfig"]["InstanceType"])
-    assert types == [P4D, P4DE]
+    assert run_out_of_memory(world, 2) == [(P4D, None), (P4DE, None)]
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):

@@ -238,42 +238,28 @@ def test_running_out_of_memory_is_not_retried():
     )
 
 
-GPU_FULL = Failure(diagnose("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"), 110, 100, NOON)
-
-
 @pytest.mark.parametrize(
-    ("abilities", "parts", "error", "split"),
+    ("error", "is_cured"),
     [
-        ((), 1, "CUDA out of memory", 0),
-        (("skip", "rate"), 1, "CUDA out of memory", 0),
-        (("microbatch",), 1, "CUDA out of memory", 2),
-        (("microbatch",), 4, "CUDA out of memory", 8),
-        (("microbatch",), 8, "CUDA out of memory", 0),
-        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "CUDA out of memory"}', 2),
-        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "RuntimeError: can\'t allocate memory"}', 0),
-        (("microbatch",), 1, '{"rerail": 1, "cause": "oom", "error": "a process was killed"}', 0),
-        (("microbatch",), 1, "Memory cgroup out of memory: Killed process 7 (python)", 0),
-        (("microbatch",), 1, "ray.exceptions.OutOfMemoryError: Task was killed", 0),
-        (("microbatch",), 1, "KeyError: 'eos'", 0),
+        ("CUDA out of memory", True),
+        ('{"rerail": 1, "cause": "oom", "error": "CUDA out of memory"}', True),
+        ('{"rerail": 1, "cause": "oom", "error": "RuntimeError: can\'t allocate memory"}', False),
+        ('{"rerail": 1, "cause": "oom", "error": "a process was killed"}', False),
+        ("Memory cgroup out of memory: Killed process 7 (python)", False),
+        ("ray.exceptions.OutOfMemoryError: Task was killed", False),
+        ("KeyError: 'eos'", False),
     ],
 )
-def test_a_batch_is_split_where_memory_of_the_gpu_ran_out_and_the_script_can(abilities, parts, error, split):
-    """Twice as often each time, at most 8; host memory is not saved by it."""
-    run = a_run()
-    run = replace(run, attempts=(replace(run.current, abilities=abilities, microbatches=parts),))
-    failure = Failure(diagnose(error), 110, 100, NOON)
-    verdict = remedies.split_the_batch(run, failure, Policy())
-    assert (verdict.microbatches if verdict else 0) == split == remedies.find_split(run, failure)
-    assert verdict is None or verdict.why == f"the same batch in {split} microbatches"
-
-
-def test_the_newest_report_decides_whether_a_batch_can_be_split_further():
-    """Its report may be lost; a script whose microbatch is one sample reports that it cannot."""
-    first, able = earlier(Cause.OOM), ("rate", "microbatch")
-    for before, now, split in ((able, (), 2), (able, ("rate",), 0), (("rate",), able, 2)):
-        run = a_run(replace(first, abilities=before))
-        run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=now)))
-        assert remedies.find_split(run, GPU_FULL) == split
+def test_a_batch_is_split_where_memory_of_the_gpu_ran_out_and_the_script_can(error, is_cured):
+    """Twice as often each time, at most 8, while the newest report has the ability; another report may be lost."""
+    failure, able, other = Failure(diagnose(error), 110, 100, NOON), ("rate", "microbatch"), ("rate",)
+    cases = ((other, other, 1, 0), (able, able, 1, 2), (able, (), 4, 8), (able, able, 8, 0), (able, other, 1, 0))
+    for before, now, parts, split in cases:
+        run = a_run(replace(earlier(Cause.OOM), abilities=before))
+        run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=now, microbatches=parts)))
+        verdict = remedies.split_the_batch(run, failure, Policy())
+        assert (verdict.microbatches if verdict else 0) == split * is_cured
+        assert verdict is None or verdict.why == f"the same batch in {split} microbatches"
 
 
 def test_broken_hardware_is_left_behind():

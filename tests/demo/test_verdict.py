@@ -22,7 +22,7 @@ def save(step: int, *, attempt: int = 1, quarantined: bool = False, health: str 
 def attempt(
     cause: str | None = None, *, resumed: int | None = None, repairs: int = 0, skips: str = "", rate: float = 1.0
 ) -> dict[str, Any]:
-    asked = {"skip_samples": skips, "rate": rate}
+    asked = {"skip_samples": skips, "rate": rate, "microbatches": 1}
     return {"cause": cause, "resumed_from_step": resumed, "self_repairs": repairs, **asked}
 
 
@@ -144,6 +144,7 @@ GOOD: dict[Name, dict[str, Any]] = {
         "reference_max_abs_loss_difference": 0.0,
     },
     Name.WARM: moved_run(TAKEN, SOONER),
+    Name.OOM_HEAL: moved_run(attempt("oom"), attempt(resumed=75) | {"microbatches": 2}),
     Name.SUSPECT: moved_run(
         attempt("hardware") | on(OWN, "demo", pool="Terminated"), attempt(resumed=75) | on(OWN, "demo-a002")
     ),
@@ -243,6 +244,7 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
             {"attempts": [attempt("diverged"), {**attempt(resumed=125), "first_step": 176}]},
             "the script went on at step 176, not after step 125",
         ),
+        (Name.OOM_HEAL, {"attempts": [attempt("oom"), attempt(resumed=75)]}, "are 1, 1; the last must have 2"),
         (Name.SPOT, {"attempts": [attempt()]}, "restarted the job 0 times"),
         (Name.SPOT, {"attempts": [attempt(repairs=1), attempt()]}, "Rerail relaunched what SageMaker"),
         (Name.SPOT, {"reference_max_abs_loss_difference": 1e-9}, "the loss differs"),
