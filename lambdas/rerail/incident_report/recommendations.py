@@ -52,7 +52,7 @@ def _data(known: Facts) -> Iterator[str]:
 
 def _memory(known: Facts) -> Iterator[str]:
     if any(incident.cause is Cause.OOM for incident in known.run.incidents):
-        yield "Memory ran out: take smaller batches, more sharding or, in [capacity] fallbacks, larger machines."
+        yield "Memory ran out: take smaller batches or declare `microbatch`, shard more, or list larger machines."
 
 
 def _hardware(known: Facts) -> Iterator[str]:
