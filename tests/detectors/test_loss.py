@@ -470,7 +470,7 @@ def test_the_patience_is_over_in_rows_and_steps_and_time(limits, row) -> None:
 )
 def test_a_rise_goes_on_while_it_stays_or_once_it_turns(rises: list[float], factor: int, goes_on: bool) -> None:
     """A patience of ten rows, over the factor of sparse rows; 0.1 is a normal rise. The unit may change."""
-    rise = LossRise(base=2.0, allowed=0.1, least=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
+    rise = LossRise(base=2.0, allowed=0.1, peak=rises[0], trough=rises[0], onset=None, since=None)
     row = SimpleNamespace(sample=Sample(), scale=SimpleNamespace(unit=0.0), find_patience_factor=lambda _: factor)
     detection = replace(DETECTION, patience_rows=10)
     for value in rises[:-1]:

@@ -144,8 +144,8 @@ class Divergence:
         if falls or len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):
             self._add_usual_rise(rise, detection)
             return None
-        least, base, sample = self._find_rise_to_act_on(detection), self.best.value(), row.sample
-        self.rise = LossRise(base, allowed, least, peak=rise, trough=rise, onset=sample.step, since=sample.at)
+        base, sample = self.best.value(), row.sample
+        self.rise = LossRise(base, allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
         self.rise.printed = row.sample.loss if row.is_recovered else None
         # After so small a fall a healthy objective may grow: a rise that only shows against it is told, not acted on.
         has_learnt = self.start - self.best.value() > LEARNT
@@ -178,20 +178,18 @@ class Divergence:
             return False
         sample, rise = row.sample, now - usual
         onset = None if sample.step is None else max(0, sample.step - (NOW_ROWS - 1) * row.spacing)
-        self.rise = LossRise(
-            usual, allowed, allowed, peak=rise, trough=rise, onset=onset, since=sample.at, rows=NOW_ROWS
-        )
+        self.rise = LossRise(usual, allowed, peak=rise, trough=rise, onset=onset, since=sample.at, rows=NOW_ROWS)
         self.rise.is_reported = self.is_early_over = True
         return True
 
     def _start_growth(self, now: float, row: Row) -> bool:
         """Follow a loss that is far above its first level, whether it has ever fallen or not."""
-        rise, allowed, sample = now - self.start, math.log(GROWN), row.sample
+        rise, allowed = now - self.start, math.log(GROWN)
         if self.is_early_over or row.scale.unit or rise < allowed or now < allowed or len(self.level) < LEVEL_ROWS:
             return False
         if self.best.values and self.start - self.best.value() > LEARNT:
             return False  # it has fallen since, and is compared with its best level
-        self.rise = LossRise(self.start, allowed, allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
+        self.rise = LossRise(self.start, allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at)
         self.rise.is_reported = self.is_early_over = True
         return True
 
@@ -203,14 +201,13 @@ class Divergence:
         self.earlier_rows += 1
         if self.earlier_rows < NOW_ROWS:
             return False
-        rise, least = now - known.level, self._find_rise_to_act_on(detection)
-        allowed = max(known.allowed, least)
+        rise, allowed = now - known.level, max(known.allowed, self._find_rise_to_act_on(detection))
         if rise <= allowed:
             self.earlier = None if len(self.rises) >= HISTORY_NEEDS else known
             return False
         # In the first rows there was hardly time for a good level: it is the same problem at the same step.
         onset = known.step if self.earlier_rows < 2 * NOW_ROWS else step - (NOW_ROWS - 1) * row.spacing
-        self.rise = LossRise(known.level, allowed, least, peak=rise, trough=rise, onset=onset, since=row.sample.at)
+        self.rise = LossRise(known.level, allowed, peak=rise, trough=rise, onset=onset, since=row.sample.at)
         self.rise.rows = NOW_ROWS
         return True
 
@@ -265,6 +262,7 @@ class Divergence:
             self._forget()
             self.acted_from, self.is_early_over = None, False
             return None
+        going.least = going.least or self._find_rise_to_act_on(detection)
         goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
         if goes_on and rise > going.least and self._is_confirmed(rise, row, detection):
             going.is_reported = True

@@ -32,9 +32,8 @@ class LossRise:
     """A rise of the log loss above `base`."""
 
     base: float
-    # The largest normal rise, and the least to act on, from the noise before the rise: a problem may be noisy itself.
+    # The largest normal rise.
     allowed: float
-    least: float
     # The highest rise so far, and the lowest since then.
     peak: float
     trough: float
@@ -49,6 +48,8 @@ class LossRise:
     # Rows since the rise last jumped, and its highest value right after that.
     rows_from_jump: int = JUMP_ROWS
     jumped_to: float = 0.0
+    # The least rise to act on, by the noise before it, because a problem may be noisy itself; 0.0: not known yet.
+    least: float = 0.0
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # It is not acted on (again): an intervention was requested, or there was no history to compare with.

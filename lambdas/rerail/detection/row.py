@@ -197,8 +197,8 @@ class RowReader:
 
     def _read_rate(self, rate: float | None) -> bool:
         """Return whether the learning rate was raised at once: a rollback would not lower a loss that rises with it."""
-        if rate is None or not 0 < rate < math.inf:
-            return False
+        if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            return False  # a script may log anything
         is_raised = rate >= RAISED * self.rate > 0
         if is_raised:
             self.may_begin_anew, self.rows_again = True, BEGINNING_ROWS - RAISED_ROWS

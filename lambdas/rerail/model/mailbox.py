@@ -277,10 +277,13 @@ def find_problem(mail: Any) -> str:
 
     `from_plain` leaves types to its caller. The run's record keeps parts of it, and must stay readable.
     """
+    if problem := next(_find_problems(mail, LIMITS), ""):
+        return problem
     try:
-        return next(_find_problems(mail, LIMITS), "") or loads(type(mail), dumps(mail)) and ""
+        loads(type(mail), dumps(mail))
     except BadRecord as error:
         return str(error)
+    return ""
 
 
 def _find_problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
