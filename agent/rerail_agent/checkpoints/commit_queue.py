@@ -84,6 +84,7 @@ class CommitQueue:
         self._saves: queue.Queue[PendingCheckpoint | None] = queue.Queue()
         self._outdated: deque[int] = deque()
         self._finished: deque[CommitResult] = deque()
+        self._posted: deque[int] = deque()
         self._lock = threading.Condition()
         self._under_way = 0
         self._in_arena = 0
@@ -145,13 +146,18 @@ class CommitQueue:
             )
         except Exception as error:  # no error may end this thread: a later save would never be written
             ended = self._failed(save, f"{type(error).__name__}: {error}")
-        self.finish(ended, save.after)
+        self._finish(ended, save.after)
         with self._lock:
             self._under_way -= 1
             self._lock.notify_all()
 
-    def finish(self, ended: CommitResult, after: Callable[[CommitResult], None] | None) -> None:
-        """Pass on the result of a save, also of one that was never submitted."""
+    def give_up(self, number: int, ended: CommitResult, after: Callable[[CommitResult], None] | None) -> None:
+        """End a save that this rank does not submit; the others may, and then need its report."""
+        if self.exchange.rank:
+            self.exchange.post(self._key("report", number, self.exchange.rank), {"error": ended.error})
+        self._finish(ended, after)
+
+    def _finish(self, ended: CommitResult, after: Callable[[CommitResult], None] | None) -> None:
         if after is not None:
             try:
                 after(ended)
@@ -184,8 +190,11 @@ class CommitQueue:
             ended = self._failed(save, f"{type(error).__name__}: {error}")
         outdated = self._find_outdated(ended)
         self.exchange.post(self._key("outcome", save.number), (ended, outdated))
-        for kind in ("outcome", "go"):
-            self.exchange.store.delete_key(self._key(kind, save.number - 2))  # everyone has read it by now
+        self._posted.append(save.number)
+        if len(self._posted) > 2:  # everyone has read it by now
+            number = self._posted.popleft()
+            for kind in ("outcome", "go"):
+                self.exchange.store.delete_key(self._key(kind, number))
         self._outdated.extend(step for step in outdated if step not in self._outdated)
         return ended
 

@@ -10,7 +10,8 @@ import itertools
 import pickle
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -51,8 +52,17 @@ class RankExchange:
         self.world_size = world_size
         self.patience_s = patience_s
         self.store = store or _own_store(world_size)
-        self._count = itertools.count()
+        self._count: Iterator[Any] = itertools.count()
         self._stale: list[str] = []
+
+    @contextmanager
+    def count_apart(self, number: int) -> Iterator[None]:
+        """Name what is exchanged in the block by a number of its own: a rank that leaves it early stays in step."""
+        outer, self._count = self._count, (f"{number}.{place}" for place in itertools.count())
+        try:
+            yield
+        finally:
+            self._count = outer
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return the values of all ranks, in the order of the ranks, on rank 0; None on the others."""
@@ -70,7 +80,7 @@ class RankExchange:
         """Return rank 0's value, on every rank."""
         topic = f"spread-{next(self._count)}"
         if self.rank:
-            self.await_all([topic], self.patience_s)
+            self.await_all([topic], 2 * self.patience_s)  # rank 0 may wait for others first
             return self.read(topic)
         self.post(topic, value)
         self._stale.append(topic)
@@ -88,8 +98,17 @@ class RankExchange:
         return values[0]
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in the order of the ranks, on every rank."""
-        values: list[Any] = self.broadcast(self.gather(value))
+        """Return the values of all ranks, in the order of the ranks, on every rank.
+
+        If one is missing, every rank raises RanksTimedOut, that one too once it comes.
+        """
+        try:
+            gathered: Any = self.gather(value)
+        except RanksTimedOut as silent:
+            gathered = silent
+        values: list[Any] | RanksTimedOut = self.broadcast(gathered)
+        if isinstance(values, RanksTimedOut):
+            raise values
         return values
 
     def post(self, key: str, value: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
 from rerail_agent.checkpoints.manifest import UNREADABLE, DamagedCheckpoint, Manifest, make_folder_name
 from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
-from rerail_agent.checkpoints.rank_exchange import RankExchange
+from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksTimedOut
 from rerail_agent.checkpoints.restore import UnfitState, list_unplaced, load_into, require_placed
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
 from rerail_agent.checkpoints.safe_load import UnsafeValue, find_unsafe_value
@@ -130,12 +130,14 @@ class Saver:
         manifest = replace(manifest, loss=None if loss is None or not math.isfinite(loss) else float(loss))
         leaves = self._plan_leaves(state)
         assert self._plan is not None and self._writer is not None
+        self._number += 1  # of every call, so that ranks agree on it whatever becomes of their saves
         try:
-            if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
-                return False
-        except CannotReplace as error:  # this save fails, and the training goes on
-            problem = f"what lies there is left alone: {error}"
-            commit_queue.finish(commit_queue.make_failed(manifest, started, problem), after)
+            with self.exchange.count_apart(self._number):
+                if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
+                    return False
+        except (CannotReplace, RanksTimedOut) as error:  # this save fails, and the training goes on
+            problem = f"nothing was saved over what lies there: {error}"
+            commit_queue.give_up(self._number, commit_queue.make_failed(manifest, started, problem), after)
             return True
         self._seen.add(manifest.step)
         commit_queue.await_arena()
@@ -143,7 +145,6 @@ class Saver:
         values, spots = self._plan.make_value_blobs(leaves)
         write = Write(self.place, manifest.step, self._plan.file_name, self._plan.image, values)
         self._writer.set_urgent(manifest.reason != "periodic")
-        self._number += 1
         manifest = replace(manifest, stall_s=round(time.monotonic() - started, 4))
         commit_queue.submit(
             PendingCheckpoint(self._number, manifest, write, spots, self._index, self._writer, started, after)
@@ -379,8 +380,12 @@ class Saver:
             moved = self._refuse_on_every_rank(partial(self._quarantine_step, step, "unknown"))[0]
             if moved and self.rank == 0:
                 self.log(f"{make_folder_name(step)} may be another run's: moved to {moved}")
-        self._refuse_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
+        self._refuse_on_every_rank(partial(self._drop, step))
         return True
+
+    def _drop(self, step: int) -> None:
+        if self._leads:
+            self.place.drop(step)
 
     def _refuse_on_every_rank(self, handler: Callable[[], T]) -> list[T]:
         """Return what it returns on each rank; raise CannotReplace for its errors, not for one of the exchange."""

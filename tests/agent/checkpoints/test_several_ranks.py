@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,28 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
         pytest.raises(RanksTimedOut, match="nothing received from rank 1 for"),
     ):
         two.savers[0].prepare(state(1))
+
+
+@pytest.mark.parametrize(("late", "method"), [(2, "_first_damage"), (0, "_drop")])
+def test_a_rank_that_is_late_costs_one_save_and_leaves_the_ranks_in_step(
+    tmp_path: Path, late: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it reads a damaged checkpoint or deletes it; the others, which waited for it, end their save too."""
+    with Ranks([tmp_path] * 3) as ranks:
+        ranks.save(10)
+        flip(tmp_path / "step-000000010", "__0_0.distcp")
+        do = getattr(ranks.savers[late], method)
+        monkeypatch.setattr(ranks.savers[late], method, lambda *given: time.sleep(1.5) or do(*given))
+        for saver in ranks.savers:
+            saver.exchange.patience_s = 0.5
+        errors = [ended.error for mine in ranks.save(10) for ended in mine]
+        assert all(error and "nothing received from rank" in error for error in errors) and len(errors) == 3
+        monkeypatch.setattr(ranks.savers[late], method, do)
+        for saver in ranks.savers:
+            saver.exchange.patience_s = PATIENCE_S
+        for step in (10, 20):
+            assert [[ended.error for ended in mine] for mine in ranks.save(step)] == [[None]] * 3
+        assert ranks.restored() == [(20, True)] * 3
 
 
 def test_any_rank_finds_the_damage(three: Ranks, tmp_path: Path) -> None:
