@@ -5,7 +5,10 @@ from datetime import timedelta
 import pytest
 
 from rerail.accounting import goodput
+from rerail.detection import evaluate
+from rerail.detection.evaluate import RunDetection
 from rerail.messages.messages import JobStateChanged
+from rerail.model.codec import loads
 from rerail.model.errors import StateUnknown
 from rerail.model.run import JobStatus, RunState
 from rerail.sweep import sweep
@@ -195,3 +198,23 @@ def test_a_memory_that_makes_no_sense_keeps_no_other_run_from_being_judged(world
     report = world.round().run()
     assert "b cannot be judged: TypeError: unsupported operand" in report.unread
     assert sorted(world.memories.records) == ["a", "c"]
+
+
+def test_a_run_that_cannot_be_evaluated_has_no_metrics_read_twice(world, monkeypatch):
+    """Half of the others were read again with each halving: three times the cost for one run, nine times for all."""
+    world.sagemaker.defined_metrics = ("loss", "step")
+    adopt_runs(world, "a", "b", "c", "d")
+    world.clock.now += timedelta(minutes=5)
+    world.round().run()
+    world.clock.now += timedelta(minutes=5)
+    read, asked = world.series.read, []
+    monkeypatch.setattr(world.series, "read", lambda queries, *span: asked.extend(queries) or read(queries, *span))
+    judge = evaluate.evaluate_run
+
+    def stumble(memory, monitored, *rest, **options):
+        return judge(memory, None if monitored.run.id == "b" else monitored, *rest, **options)
+
+    monkeypatch.setattr(evaluate, "evaluate_run", stumble)
+    assert "b cannot be judged: AttributeError" in world.round().run().unread
+    assert {query.job for query in asked} == {"a", "b", "c", "d"} and len(asked) == len(set(asked))
+    assert loads(RunDetection, world.memories.records["c"]).looked_at == world.clock.now

@@ -1,6 +1,7 @@
 """Evaluate every monitored run: read its new metrics, run the detectors, and keep their state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
@@ -154,39 +155,49 @@ class Monitor:
     series: Series
     memories: RunDetections
 
-    def evaluate(self, runs: Sequence[MonitoredRun], *, at: datetime) -> list[Evaluation]:
-        """Read the new metrics of all runs together and evaluate each run.
+    def evaluate(self, runs: Sequence[MonitoredRun], *, at: datetime) -> tuple[list[Evaluation], list[str]]:
+        """Read the new metrics of all runs together and evaluate each run; return also what prevented some.
 
         The states are not stored: the findings have to be sent first.
         """
         known = self.memories.recall([monitored.run.id for monitored in runs])
-        remembered = [
-            (
-                resume_detection(memory, monitored, at=at),
-                with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at),
-            )
-            for monitored in runs
-            for memory in [known.get(monitored.run.id)]
-        ]
-        readings = [
-            _make_reading(memory, monitored, at)
-            for memory, monitored in remembered
-            # Before the script runs there are no values, and reading them would only cost money.
-            if monitored.is_training and monitored.heartbeat is None
-        ]
+        remembered: list[tuple[RunDetection, MonitoredRun]] = []
+        readings, evaluations, problems = list[MetricsReading](), list[Evaluation](), list[str]()
+        for monitored in runs:
+            with _noting_error(monitored, problems):
+                memory = known.get(monitored.run.id)
+                heard = with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at)
+                resumed = resume_detection(memory, monitored, at=at)
+                # Before the script runs there are no values, and reading them would only cost money.
+                if heard.is_training and heard.heartbeat is None:
+                    readings.append(_make_reading(resumed, heard, at))
+                remembered.append((resumed, heard))
         answers = fetch(self.series, readings, now=at)
-        return [
-            evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
-            if monitored.heartbeat
-            else evaluate_run(memory, monitored, answers, at=at)
-            if monitored.names
-            else evaluate_load(memory, monitored, answers, at=at)
-            for memory, monitored in remembered
-        ]
+        for memory, monitored in remembered:
+            with _noting_error(monitored, problems):
+                evaluations.append(_evaluate(memory, monitored, answers, at=at))
+        return evaluations, problems
 
     def keep(self, evaluations: Sequence[Evaluation]) -> None:
         """Store the states, after the findings were sent."""
         self.memories.keep([evaluation.memory for evaluation in evaluations])
+
+
+@contextmanager
+def _noting_error(monitored: MonitoredRun, problems: list[str]) -> Iterator[None]:
+    """Add an error with one run to the problems: the others' metrics are read once, and evaluated without it."""
+    try:
+        yield
+    except Exception as error:  # such as a stored state that makes no sense
+        problems.append(f"{monitored.run.id} cannot be judged: {type(error).__name__}: {error!s:.300}")
+
+
+def _evaluate(
+    memory: RunDetection, monitored: MonitoredRun, answers: Mapping[MetricQuery, Points], *, at: datetime
+) -> Evaluation:
+    if monitored.heartbeat:
+        return evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
+    return (evaluate_run if monitored.names else evaluate_load)(memory, monitored, answers, at=at)
 
 
 def _make_reading(memory: RunDetection, monitored: MonitoredRun, at: datetime) -> MetricsReading:

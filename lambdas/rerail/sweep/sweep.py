@@ -340,10 +340,10 @@ class Sweep:
         Findings are sent before the detectors' state is saved: a sweep that dies in between sends them again.
         """
         try:
-            evaluations = self.monitor.evaluate(runs, at=at)
+            evaluations, problems = self.monitor.evaluate(runs, at=at)
         except RerailError as error:
             return 0, str(error)
-        except Exception as error:  # one run's stored state is malformed: evaluate the others without it
+        except Exception as error:  # one run's stored state cannot even be read: evaluate the others without it
             if len(runs) == 1:
                 return 0, f"{runs[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
             half = len(runs) // 2
@@ -364,7 +364,7 @@ class Sweep:
         ]
         self.queue.wake(messages, at=at)
         self.monitor.keep(evaluations)
-        return sum(len(evaluation.findings) for evaluation in evaluations), ""
+        return sum(len(evaluation.findings) for evaluation in evaluations), next(iter(problems), "")
 
     def _skip_check(self, name: str, run: Run) -> RunCheck:
         """Return the run as due without a check: when thousands of jobs change, the supervisor describes each once."""
