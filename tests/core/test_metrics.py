@@ -363,6 +363,19 @@ def test_a_phase_that_prints_no_loss_is_no_nan(last_loss, found_at):
     assert [row.at for row in found if row.nonfinite][:1] == ([] if found_at is None else [START + found_at * MINUTE])
 
 
+@pytest.mark.parametrize(("trained", "evaluated"), [(4, 12), (30, 5), (3, 40)])
+def test_an_evaluation_that_prints_the_last_step_again_is_no_nan(trained, evaluated):
+    """However long it takes for the time trained; the next loss may come some minutes after it."""
+    series, step = PublishedSeries(), 0.0
+    for number in range(3 * (trained + evaluated)):
+        trains = number % (trained + evaluated) < trained
+        step += 10 * trains
+        has_loss = trains and (number % (trained + evaluated) > 0 or not number)
+        series.minute(number, step=step, **({"loss": 3.0} if has_loss else {}))
+    cursor, found = see(series, Cursor("gpt"), names=MetricNames(nonfinite=""), now=START + number * MINUTE)
+    assert not cursor.counts_epochs and not any(sample.nonfinite for sample in found)
+
+
 def test_a_finite_flag_overrules_a_missing_loss():
     """The loss is late or logged more rarely: no NaN."""
     series = PublishedSeries()

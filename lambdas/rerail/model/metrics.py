@@ -374,15 +374,18 @@ def make_samples(
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
             before, step = cursor, parse_step(rows[at])
             if not may_have_resumed:
-                cursor = _with_low_minutes(cursor, step)
+                cursor = _with_low_minutes(cursor, step, evaluates="loss" not in rows[at] and bool(names.loss))
             begins_again = cursor.counts_epochs and (not before.counts_epochs or _has_fallen(before, step))
             cursor, sample = _evaluate_minute(cursor, end, rows[at], names, begins_again=begins_again)
             new_samples += [sample] if sample else []
     return cursor, tuple(new_samples)
 
 
-def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
-    """Return the cursor before a minute that ended at this step, with the minutes counted in which steps were low."""
+def _with_low_minutes(cursor: Cursor, step: int | None, *, evaluates: bool) -> Cursor:
+    """Return the cursor before a minute that ended at this step, with the minutes counted in which steps were low.
+
+    A minute without a loss may be one of an evaluation, which prints the last step again.
+    """
     if step is None or cursor.seen_step is None or cursor.step is None:
         return cursor
     low_minutes = 0
@@ -390,7 +393,7 @@ def _with_low_minutes(cursor: Cursor, step: int | None) -> Cursor:
         low_minutes = cursor.low_minutes + (FALL_TO_ZERO if step < 2 * cursor.silence.fastest else 1)
     elif step <= cursor.step:
         # Epochs shorter than a minute show the same last step in every minute.
-        is_low = cursor.low_minutes >= FALL_TO_ZERO or step == cursor.step
+        is_low = cursor.low_minutes >= FALL_TO_ZERO or (step == cursor.step and not evaluates)
         low_minutes = cursor.low_minutes + is_low
     return replace(cursor, low_minutes=low_minutes)
 
@@ -448,7 +451,8 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float], end: datetime, per
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
         silence = silence.with_loss(complete_to=before, loss_step=step)
-    elif "nonfinite" not in row:
+    elif "nonfinite" not in row and (step is None or step != cursor.seen_step or cursor.counts_epochs):
+        # Only where steps are made is a loss expected: an evaluation may print the last one again.
         silence = silence.without_loss(begins_again=_has_fallen(cursor, step))
     silence = replace(silence, fastest=fastest)
     if silence.loss_step is None or silence.complete_to is None or not fastest:
