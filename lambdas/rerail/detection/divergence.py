@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from rerail.detection.lowest import RunningMinimum
 from rerail.detection.rise import LossRise
-from rerail.detection.row import TRAINING_ROWS, Row
+from rerail.detection.row import RAISED_ROWS, TRAINING_ROWS, Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.thresholds import Thresholds
@@ -153,6 +153,7 @@ class Divergence:
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         self.rise.may_begin_anew = row.may_begin_anew
+        self.rise.has_time = row.rows_raised < RAISED_ROWS
         return self._finding(Level.WARN, row, rise) if is_new else None
 
     def _add_usual_rise(self, rise: float, detection: Thresholds) -> None:
@@ -262,7 +263,8 @@ class Divergence:
             self._forget()
             self.acted_from, self.is_early_over = None, False
             return None
-        going.least = going.least or self._find_rise_to_act_on(detection)
+        # By the noise before the rise, or that of now if it is less: a problem may be noisy, or quiet.
+        going.least = min(going.least, self._find_rise_to_act_on(detection))
         goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
         if goes_on and rise > going.least and self._is_confirmed(rise, row, detection):
             going.is_reported = True

@@ -21,9 +21,9 @@ FALLS = 0.95
 VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3
-# A rise that jumps by this share of its peak within these rows, from where it did not stay, may be another fold, which
-# falls again. It lasts if it then stays for as long as a fall would show, or climbs to this multiple.
-JUMP, JUMP_ROWS, GROWS = 0.3, 4, 1.25
+# A rise that jumps by this share of its peak within these rows, after as many rows or more in which it did not stay,
+# may be another fold, which falls again. It lasts if it then stays for as long as a fall would show, or grows so much.
+JUMP, JUMP_ROWS, LOW_ROWS, GROWS = 0.3, 4, 12, 1.25
 TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
 
 
@@ -48,10 +48,12 @@ class LossRise:
     # Rows since the rise last jumped, and its highest value right after that.
     rows_from_jump: int = JUMP_ROWS
     jumped_to: float = 0.0
-    # The least rise to act on, by the noise before it, because a problem may be noisy itself; 0.0: not known yet.
-    least: float = 0.0
+    # The least rise to act on, by the least noise right before it and in it.
+    least: float = 1e9
     # The loss most likely belongs to a restarted run.
     restart: bool = False
+    # It began after the learning rate was raised, which raises the loss for a while.
+    has_time: bool = False
     # It is not acted on (again): an intervention was requested, or there was no history to compare with.
     is_reported: bool = False
     # It is of the first rows of what may be another training, which does not recover.
@@ -87,17 +89,19 @@ class LossRise:
         turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
         self.turned = self.turned + 1 if turns else 0
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // (2 * factor) else 0.0
+        is_vast = rise > VAST and not row.scale.unit
+        times = RESTART_PATIENCE if self.restart or (self.has_time and not is_vast) else 1
         return (
             not self.is_reported
-            and self._patience_is_over(row.sample, detection.patience_rows // factor, detection)
-            and self._lasts(rise, before, is_vast=rise > VAST and not row.scale.unit)
+            and self._patience_is_over(row.sample, detection.patience_rows // factor, detection, times=times)
+            and self._lasts(rise, before, is_vast=is_vast)
         )
 
     def _follow_peak(self, rise: float) -> None:
         """Update the peak, which begins at each jump, and the trough since then."""
-        before = min(self.past[-JUMP_ROWS:], default=rise)
-        is_low, is_far = before < STAYS_AT * self.peak, rise - before > JUMP * self.peak
-        has_jumped = is_low and is_far and self.rows_from_jump >= JUMP_ROWS
+        known = self.past[:-JUMP_ROWS] if self.rows > len(self.past) + 2 else []
+        was_low = len(known) >= LOW_ROWS and max(known) < STAYS_AT * self.peak
+        has_jumped = was_low and rise - min(self.past[-JUMP_ROWS:]) > JUMP * self.peak
         self.rows_from_jump = 0 if has_jumped else self.rows_from_jump + 1
         if has_jumped or rise > self.peak:
             self.peak = self.trough = rise
@@ -111,9 +115,11 @@ class LossRise:
             return None
         return sample.step - self.onset
 
-    def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds) -> bool:
-        """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
-        times = RESTART_PATIENCE if self.restart else 1
+    def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds, *, times: int) -> bool:
+        """Return whether so many patiences are over in rows, steps and time.
+
+        Time alone means little with slow steps.
+        """
         steps = self._count_steps(sample)
         waited = sample.at - self.since if sample.at and self.since else None
         return (

@@ -22,9 +22,10 @@ STARTING_ROWS = 3
 # A training may begin anew after as many rows as a level needs, at a loss that is higher by this share. That shows in
 # the median of the next rows.
 TRAINING_ROWS, BEGINNING_ROWS, HIGHER = 24, 8, 0.12
-# A learning rate that is raised at once by this factor, as by a warm restart, raises the loss within these rows. It is
-# compared with the highest before, which counts less with each row, because logs may print those of several optimizers.
-RAISED, RAISED_ROWS, RATE_KEPT = 2.0, 48, 0.97
+# A learning rate that is raised at once by this factor, as by a warm restart, may raise the loss within these rows. It
+# is compared with the highest before, which counts less with each row: logs may print those of several optimizers.
+# Rates that are raised more often than that are usual.
+RAISED, RAISED_ROWS, RATE_KEPT = 2.0, 64, 0.97
 LEVEL_WEIGHT = 0.2  # of the newest loss in the level
 # Patience in rows is bounded in time, but for so many rows: a halved cluster with rows of five minutes is not watched
 # for half a day. The bound is a power of two, so that it changes rarely.
@@ -65,8 +66,8 @@ class Row:
     highest: float | None = None
     # The steps have just begun again after many rows, at a higher loss: it may be another training, as the next fold.
     may_begin_anew: bool = False
-    # The learning rate has just been raised at once.
-    is_rate_raised: bool = False
+    # Rows since the learning rate was raised at once; 0 in that row.
+    rows_raised: int = RAISED_ROWS
 
     def find_patience_factor(self, rows: int) -> int:
         """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
@@ -94,8 +95,11 @@ class RowReader:
     # The rows since the steps last began again, and whether that may have been another training.
     rows_again: int = 0
     may_begin_anew: bool = False
-    # The highest learning rate, of which each row since keeps RATE_KEPT; 0.0: not known.
+    # The highest learning rate, of which each row since keeps RATE_KEPT; 0.0: not known. Rows since it was last raised,
+    # and since it was raised after so many rows.
     rate: float = 0.0
+    rows_from_raise: int = RAISED_ROWS
+    rows_raised: int = RAISED_ROWS
     # The first losses of the launch, its present level, and the newest one.
     first_losses: list[float] = field(default_factory=list)
     level: float | None = None
@@ -118,7 +122,7 @@ class RowReader:
         )
         is_new, value, quantum, resolution = False, None, 0.0, 0.0
         has_begun, is_launch = self._read_step(sample)
-        is_raised = self._read_rate(sample.lr)
+        self._read_rate(sample.lr)
         self.may_begin_anew = self.may_begin_anew and self.rows_again < BEGINNING_ROWS
         if is_changed:
             has_begun = is_launch = True
@@ -158,7 +162,7 @@ class RowReader:
             spacing=spacing,
             highest=highest,
             may_begin_anew=self.may_begin_anew,
-            is_rate_raised=is_raised,
+            rows_raised=self.rows_raised,
         )
 
     def _recover(self, loss: float, quantum: float) -> float | None:
@@ -195,15 +199,15 @@ class RowReader:
         is_higher = loss is not None and loss > before + HIGHER * abs(before)
         self.may_begin_anew, self.rows_again = is_higher and self.rows_again >= TRAINING_ROWS, 0
 
-    def _read_rate(self, rate: float | None) -> bool:
-        """Return whether the learning rate was raised at once: a rollback would not lower a loss that rises with it."""
+    def _read_rate(self, rate: float | None) -> None:
+        """Count the rows since the learning rate was raised at once."""
+        self.rows_from_raise, self.rows_raised = self.rows_from_raise + 1, self.rows_raised + 1
         if not isinstance(rate, int | float) or not 0 < rate < math.inf:
-            return False  # a script may log anything
-        is_raised = rate >= RAISED * self.rate > 0
-        if is_raised:
-            self.may_begin_anew, self.rows_again = True, BEGINNING_ROWS - RAISED_ROWS
+            return  # a script may log anything
+        if rate >= RAISED * self.rate > 0:
+            self.rows_raised = 0 if self.rows_from_raise > RAISED_ROWS else self.rows_raised
+            self.rows_from_raise = 0
         self.rate = max(rate, RATE_KEPT * self.rate)
-        return is_raised
 
     def _learn_pace(self, sample: Sample, step_seconds: float | None, *, is_launch: bool) -> None:
         """Update the seconds between rows, by their times or by their steps."""
