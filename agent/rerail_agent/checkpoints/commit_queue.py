@@ -214,7 +214,7 @@ class CommitQueue:
         except RanksTimedOut as silent:
             errors = [str(silent)]
         if errors:
-            self.place.discard(save.manifest.step)
+            self.place.discard(save.manifest.step, save.write.name)
             return self._failed(save, "; ".join(errors[:4]))
         assert save.index is not None
         write_s = round(time.monotonic() - save.started, 4)
@@ -223,7 +223,7 @@ class CommitQueue:
         try:
             complete = self._perform(save, Commit(self.place, manifest, metadata))
         except OSError as error:
-            self.place.discard(save.manifest.step)
+            self.place.discard(save.manifest.step, save.write.name)
             return self._failed(save, str(error))
         seconds = time.monotonic() - save.started
         return CommitResult(complete.step, self.place.path(complete.step), self.place.durability, seconds, complete)
@@ -256,7 +256,7 @@ class CommitQueue:
 
     def _reveal(self, save: PendingCheckpoint, *, go: bool) -> str:
         if not go:
-            self.place.discard(save.manifest.step)
+            self.place.discard(save.manifest.step, save.write.name)
             return ""
         try:
             self._perform(save, Reveal(self.place, save.manifest.step))

@@ -41,6 +41,7 @@ ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
 EMPTY = "InvalidRange"
+TAKEN = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
 REFUSED = ("storage class", "kms:", "Server Side Encryption")
 
 
@@ -88,6 +89,24 @@ class S3Store:
             stream.close()  # only now there is an object
         return {"name": name, "bytes": size, "checksum": f"xxh3_64:{digest.hexdigest()}"}
 
+    def _write_once(self, step: int, name: str, text: bytes) -> dict[str, Any]:
+        """Write a file unless it exists: of two jobs that save one step at the same time, one commits.
+
+        s3torchconnector cannot send a condition.
+        """
+        from rerail_agent.mailbox_objects import make_s3_client, read_error_code
+
+        client, key = make_s3_client(self.region, _read_arn(ARN_ACCOUNT), attempts=5), self._key(step, name)
+        client.meta.events.register("before-call.s3.PutObject", _add_condition)
+        try:
+            client.put_object(Bucket=self.bucket, Key=key, Body=text)
+        except Exception as error:
+            if read_error_code(error) not in TAKEN:
+                raise OSError(f"S3: {error}") from error
+            if self._content(key) != text[:SIZE_LIMIT]:  # else an earlier try has arrived
+                raise FileExistsError(f"another job saves {self.path(step)} at the same time") from error
+        return {"name": name, "bytes": len(text), "checksum": f"xxh3_64:{xxhash.xxh3_64(text).hexdigest()}"}
+
     def reveal(self, step: int) -> None:
         """Do nothing: the files are in their final place, and invisible without a manifest."""
 
@@ -95,18 +114,26 @@ class S3Store:
         step = manifest.step
         if f"{METADATA}{LEFT}" in self._sizes(self._key(step, "")):
             raise FileExistsError(f"{self.path(step)}{METADATA} is a part of a checkpoint in quarantine: it is kept")
-        index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
-        index["sha256"] = hashlib.sha256(metadata).hexdigest()
-        complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         if self._content(self._key(step, MANIFEST)) is not None:
             raise FileExistsError(f"{self.path(step)} exists already, and a complete checkpoint is never replaced")
+        index = self._write_once(step, METADATA, metadata)
+        index["sha256"] = hashlib.sha256(metadata).hexdigest()
+        complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         text = dump(complete)
         self.write(step, MANIFEST, [memoryview(text)], total=len(text))
+        sizes = self._sizes(self._key(step, ""))
+        if lost := [entry["name"] for entry in complete.files if sizes.get(entry["name"]) != entry["bytes"]]:
+            self._delete(self._key(step, ""), [MANIFEST])
+            raise OSError(f"{lost[0]} was deleted or replaced meanwhile: another job saves to {self.uri}")
         return complete
 
-    def discard(self, step: int) -> None:
-        if self._content(self._key(step, MANIFEST)) is None:
-            self.drop(step)
+    def discard(self, step: int, name: str) -> None:
+        """Delete the files that end like this one, unless they are committed: others may be saving the same step."""
+        source, end = self._key(step, ""), name[name.rindex("_") :]
+        if end.encode() not in (self._content(source + MANIFEST) or b""):
+            sizes, index = self._sizes(source), self._content(source + METADATA) or b""
+            own = {found for found in sizes if found.endswith(end) or (found == METADATA and end.encode() in index)}
+            self._delete(source, {found for found in own if f"{found}{LEFT}" not in sizes})
 
     def delete_leftovers(self) -> None:
         """Do nothing: what a killed save left has no manifest, and retention deletes it."""
@@ -299,6 +326,10 @@ def _translate_errors() -> Iterator[None]:
     except S3Exception as error:
         kind = FileNotFoundError if any(words in str(error) for words in NOT_FOUND) else OSError
         raise kind(f"S3: {error}") from error
+
+
+def _add_condition(params: dict[str, Any], **_: Any) -> None:
+    params["headers"]["If-None-Match"] = "*"
 
 
 def _is_refused(error: OSError) -> bool:

@@ -68,8 +68,8 @@ class CheckpointStore(Protocol):
         """Make a checkpoint of what was written: the index, the final place, and last the manifest."""
         ...
 
-    def discard(self, step: int) -> None:
-        """Delete what a failed save has written."""
+    def discard(self, step: int, name: str) -> None:
+        """Delete what a failed save has written, such as the file of this name."""
         ...
 
     def delete_leftovers(self) -> None:
@@ -173,7 +173,7 @@ class LocalStore:
         sync_folder(final)
         return complete
 
-    def discard(self, step: int) -> None:
+    def discard(self, step: int, name: str) -> None:
         shutil.rmtree(self._saving(step), ignore_errors=True)
 
     def delete_leftovers(self) -> None:

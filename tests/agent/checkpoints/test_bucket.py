@@ -109,15 +109,50 @@ def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
     later.close()
 
 
-def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
-    """Nothing whole is written over, though both began when the step was free."""
-    one, other = Saver(open_store(f"s3://{bucket}/a")), Saver(open_store(f"s3://{bucket}/a"))
-    one.prepare(state(1))
-    other.prepare(state(1))
-    assert save(one, 10).error is None
-    assert "a complete checkpoint is never replaced" in save(other, 10, attempt=2).error
+@pytest.mark.parametrize("moment", ["after it", "before its index", "before its manifest"])
+def test_of_two_jobs_that_save_one_step_one_has_a_checkpoint(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Both began when the step was free; the index has the same name in both. The other's save fails, and is told."""
+    one, other = (Saver(open_store(f"s3://{bucket}/a"), log=lambda line: None) for _ in range(2))
+    first = {"before its index": "_write_once", "before its manifest": "write"}.get(moment)
+    for saver in (one, other):
+        saver.prepare(state(1))
+        assert saver._writer is not None
+        saver._writer.end()  # so that the commit runs in this process
+    ended: list[Any] = []
+    if first:
+        original = getattr(S3Store, first)
+
+        def interrupted(place: S3Store, step: int, file: str, *rest: Any, **options: Any) -> Any:
+            if not ended and file in (METADATA, "manifest.json"):
+                ended.append(None)
+                ended[0] = save(other, 10, attempt=2)
+            return original(place, step, file, *rest, **options)
+
+        monkeypatch.setattr(S3Store, first, interrupted)
+    errors = [save(one, 10).error, (ended[0] if ended else save(other, 10, attempt=2)).error]
+    assert sum(error is None for error in errors) == 1, errors
+    assert one.newest() == other.newest() == 10
+    names = {key.rpartition("/")[2] for key in keys(s3, bucket)}
+    assert len(names) == 3, names  # the other has left nothing
     one.close()
     other.close()
+
+
+def test_a_checkpoint_whose_files_another_job_deletes_meanwhile_is_a_failure(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To that job they are what a killed save has left."""
+    saver = Saver(open_store(f"s3://{bucket}/a"))
+    saver.prepare(state(1))
+    assert saver._writer is not None
+    saver._writer.end()
+    original = S3Store._write_once
+    monkeypatch.setattr(S3Store, "_write_once", lambda place, *given: place.drop(10) or original(place, *given))
+    assert "was deleted or replaced meanwhile: another job saves to" in save(saver, 10).error
+    assert (saver.newest(), keys(s3, bucket)) == (0, [])
+    saver.close()
 
 
 def test_pruning_in_s3(s3: Any, bucket: str) -> None:
