@@ -209,10 +209,10 @@ def test_a_run_that_cannot_be_evaluated_has_no_metrics_read_twice(world, monkeyp
     world.clock.now += timedelta(minutes=5)
     read, asked = world.series.read, []
     monkeypatch.setattr(world.series, "read", lambda queries, *span: asked.extend(queries) or read(queries, *span))
-    judge = evaluate.evaluate_run
+    original = evaluate.evaluate_run
 
     def stumble(memory, monitored, *rest, **options):
-        return judge(memory, None if monitored.run.id == "b" else monitored, *rest, **options)
+        return original(memory, None if monitored.run.id == "b" else monitored, *rest, **options)
 
     monkeypatch.setattr(evaluate, "evaluate_run", stumble)
     assert "b cannot be judged: AttributeError" in world.round().run().unread

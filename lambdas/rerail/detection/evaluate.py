@@ -166,12 +166,12 @@ class Monitor:
         for monitored in runs:
             with _noting_error(monitored, problems):
                 memory = known.get(monitored.run.id)
-                heard = with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at)
+                monitored = with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at)
                 resumed = resume_detection(memory, monitored, at=at)
                 # Before the script runs there are no values, and reading them would only cost money.
-                if heard.is_training and heard.heartbeat is None:
-                    readings.append(_make_reading(resumed, heard, at))
-                remembered.append((resumed, heard))
+                if monitored.is_training and monitored.heartbeat is None:
+                    readings.append(_make_reading(resumed, monitored, at))
+                remembered.append((resumed, monitored))
         answers = fetch(self.series, readings, now=at)
         for memory, monitored in remembered:
             with _noting_error(monitored, problems):
