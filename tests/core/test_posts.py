@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.messages.messages import CommandReceived, JobStateChanged, QueueMessage, RunDue
+from rerail.model.errors import CallFailed
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.observe import EVENT_VISIBLE_AFTER
@@ -126,3 +127,19 @@ def test_what_failed_or_was_decided_on_one_message_does_not_count_for_the_next(m
     supervisor.handle(RunDue("gpt"))
     assert world.sagemaker.live() == ["gpt-a002"]
     assert decided and not any(turn in decided for turn in supervisor.turns)
+
+
+def test_a_clock_that_is_set_back_holds_up_no_page(monkeypatch):
+    """What was recorded in its future was taken for work that another function was still doing, for an hour."""
+    world = training_run()
+    world.sagemaker.fail("gpt", NODE_LOST)
+    with monkeypatch.context() as patched:
+        for publish in ("publish", "publish_change"):
+            patched.setattr(world.bus, publish, raising(CallFailed("no answer")))
+        world.pause.paused = True
+        with pytest.raises(CallFailed):
+            world.supervisor().handle(JobStateChanged("gpt"))
+    assert world.run().pending and world.run().unpublished
+    world.clock.now -= timedelta(hours=1)
+    world.minutes(2)
+    assert (world.run().pending, world.run().unpublished) == ((), ())

@@ -580,7 +580,7 @@ class Supervisor:
         if any(earlier not in done for earlier in _list_earlier_notices(run, action)):
             return True
         # That function may still be about to send it; the sweep does if it has ended.
-        is_fresh = action.decided_at is not None and self.clock() - action.decided_at < NOTICE_LEASE
+        is_fresh = action.decided_at is not None and abs(self.clock() - action.decided_at) < NOTICE_LEASE
         return is_fresh and action in found.pending
 
     def _act(self, run: Run, *, found: Run) -> list[Signal]:
@@ -881,7 +881,7 @@ def _is_being_published(change: StateChange, at: datetime) -> bool:
 
     An adoption is published by the visit that follows it.
     """
-    return change.before is not None and at - change.at < NOTICE_LEASE
+    return change.before is not None and abs(at - change.at) < NOTICE_LEASE
 
 
 def _has_intervention(findings: Sequence[Finding]) -> bool:
