@@ -161,6 +161,19 @@ def test_invented_tokens_take_no_room_from_a_pipeline(full):
     assert waiting.callers.answers["invented"][0] == "Rerail.TooManyWaits"
 
 
+@pytest.mark.threat("T36")
+def test_what_a_message_makes_rerail_keep_is_small():
+    """All waits are read with each message, and a flood of them is paid for by their size."""
+    body = {
+        "token": "t" * 64,
+        "pipelineExecutionArn": "a" * 9_999,
+        "arguments": {"job": "j" * 63, "outputs": 999 * "o,"},
+    }
+    assert len(dumps(read_message(json.dumps(body), at=MIDNIGHT).wait)) < 1_600
+    with pytest.raises(BadMessage, match="token: must be a text of 1 to 64 characters"):
+        read_message(json.dumps({**body, "token": "t" * 65}), at=MIDNIGHT)
+
+
 def test_a_wait_that_cannot_be_read_stops_no_other(monkeypatch):
     """It is raised once all others were checked."""
     waiting = Waiting()

@@ -14,6 +14,8 @@ from rerail.model.record import Record
 
 # The longest tokens are those of Step Functions: 2,048 characters.
 TOKEN_LIMIT, ARN_LIMIT = 2_048, 2_048
+# SageMaker's tokens have 10 characters, and names of pipelines 256. All waits are read with each message.
+STEP_TOKEN_LIMIT, STEP_ARN_LIMIT = 64, 512
 OUTPUTS_LIMIT, DIGEST_LENGTH = 200, 64
 CHANNELS_LIMIT, CHANNEL_LIMIT = 20, 64  # of a training job, and of a channel's name
 
@@ -128,11 +130,11 @@ def read_message(body: str, *, at: datetime) -> CallbackReceived:
     inputs = message.get("arguments")
     inputs = inputs if isinstance(inputs, dict) else {}
     wait = RunWait(
-        token=_read_text(message, "token", TOKEN_LIMIT),
+        token=_read_text(message, "token", STEP_TOKEN_LIMIT),
         caller=Caller.PIPELINE,
         job=_read_job(inputs),
         since=at,
-        execution=str(message.get("pipelineExecutionArn") or "")[:ARN_LIMIT],
+        execution=str(message.get("pipelineExecutionArn") or "")[:STEP_ARN_LIMIT],
         goes_on_while_held=inputs.get("on_hold") == "wait",
         outputs=tuple(name.strip() for name in str(inputs.get("outputs") or "")[:OUTPUTS_LIMIT].split(",") if name),
     )
