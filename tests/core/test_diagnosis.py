@@ -45,6 +45,7 @@ HINT = "This is most likely caused by incorrect usages of collectives, or other 
 NCCL = "[rank1]: torch.distributed.DistBackendError: unhandled cuda error\n[rank1]: ncclUnhandledCudaError: Call failed"
 FRAMES = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 2, in x'
 GLOO = "[rank4]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for"
+NEURON = "F debug_macros.h:20] Non-OK-status: INTERNAL: RunNeuronCCImpl: error condition error != 0"
 PAIR = "[pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
 TABLE = (
     "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_10:00:{}\n  rank      : {}\n  exitcode : -9\n"
@@ -325,6 +326,30 @@ def test_the_evidence_is_what_a_worker_raised_first() -> None:
     assert diagnose(caught).evidence == "KeyError: 'labels'"
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            f"{FRAMES}\n[rank1]: torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/pytorch/torch/csrc/"
+            "distributed/c10d/ProcessGroupNCCL.cpp:17, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL"
+            "\n[rank1]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n[rank1]: Last error:\n"
+            "[rank1]: Duplicate GPU detected : rank 7 and rank 0 both on CUDA device f000",
+            "Duplicate GPU detected",
+        ),
+        (
+            f"{FRAMES}\n[rank1]: RuntimeError: Failed to import transformers.models.siglip.modeling_siglip because of "
+            "the following error (look up to see its traceback):\n[rank1]: /lib/x86_64-linux-gnu/libc.so.6: version "
+            "`GLIBC_2.32' not found (required by /opt/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so)",
+            "`GLIBC_2.32' not found",
+        ),
+        ("step 7\nW1229 api.py:723] Received 1 death signal, shutting down workers", "Received 1 death signal"),
+        (f"ERROR [launch.py:325] [{'--a b, ' * 60}] exits with return code = -9", "exits with return code = -9"),
+    ],
+)
+def test_the_evidence_names_the_reason_and_not_the_words_before_it(text: str, reason: str) -> None:
+    assert reason in diagnose(text).evidence
+
+
 def test_the_evidence_is_what_a_message_announces_after_an_empty_line() -> None:
     """TensorFlow begins the message of each exception of a graph with the same words."""
     found = diagnose(f"{TRACE}\nInvalidArgumentError: Graph execution error:\n\nExpected size[1] in [0, 9]")
@@ -373,6 +398,7 @@ def test_launchers_report_the_signal_that_ended_a_process(line: str, exit_code: 
     peer = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:33433"
     for found in (diagnose(line), diagnose("AlgorithmError: , exit code: 1", logs=[f"step 7\n{peer}\n{line}"])):
         assert (found.cause, found.rule, found.exit_code) == (Cause.USER_CODE, "sigsegv", exit_code)
+        assert found.evidence in " ".join(line.split())
 
 
 @pytest.mark.parametrize(
@@ -479,6 +505,11 @@ def test_texts_of_all_kinds_are_understood() -> None:
         ("client.APIError: bad field, try again with a number", "user_code"),
         (f"Reading config file\n{TRACE}\n{OOM}\nReading config file\nKeyError: 'labels'", "user_code"),
         ('ValueError: NOT_FOUND: Error opening "zarr" driver: Metadata at "/ck/7/w/.zarray"', "damaged_checkpoint"),
+        # Neuron's compiler has failed, in this attempt or an earlier one; no terminal is gone.
+        (f"{NEURON}: <class 'subprocess.CalledProcessError'>: Command '' died with <Signals.SIGHUP: 1>.", "user_code"),
+        ("ERROR ||NEURON_CC_WRAPPER||: Got a cached failed neff at /a.neff. Will skip compilation", "user_code"),
+        (f"Failed compilation with ['neuronx-cc']: [F137] neuronx-cc was killed: insufficient memory\n{NEURON}", "oom"),
+        ("OSError: Expected to be able to read 1013159856 bytes for message body, got 513144496", "data"),
     ],
 )
 def test_traps(text: str, cause: str) -> None:

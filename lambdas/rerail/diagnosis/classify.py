@@ -80,7 +80,10 @@ _BOILERPLATE = LazyPattern(
     r'Command "[^"]{0,2000}"?|\b(?:[\w.]{1,80}: )?Error (?:for|training)\b[^:]{0,200}: (?:Failed\.? )?Reason: '
     r"|Due to the asynchronous nature of CUDA kernels[^.]{0,200}\.?|To avoid (?:data inconsistency|this)[^.]{0,200}\.?"
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
-    r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
+    r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=(?:INFO|WARN)[^)]{0,60}\)"
+    # Before the reason: what NCCL's last error is, and why a module of transformers was not imported.
+    r"|(?<=NCCL error in: )\S{0,120}/(?=\w{1,40}\.\w{2,4}:\d)|invalid usage of NCCL library\.(?= Last error)"
+    r"|Failed to import [\w.]{1,120} because of the following error \(look up to see its traceback\):"
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?|called after throwing an instance of"
     r"|This is most likely caused by incorrect usages of collectives.{0,600}?\betc\."
     # A hint at what may be the reason is no proof of it.
@@ -113,7 +116,7 @@ _NUMBER = LazyPattern(r"\d+")
 # Where a traceback reads the input, what is missing belongs to it.
 _ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}['(]?(-?\d{1,4})\b", re.IGNORECASE)
-_SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
+_SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|(?<!'' died with <)Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
 # The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod, Paddle.
 _LAUNCHER_CODE = LazyPattern(
     r"exits with return code = (-?\d{1,4})\b|\(exitcode: (-?\d{1,4})\)|\bexitcode {1,4}: (-?\d{1,4})\b"
@@ -292,7 +295,7 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
     by_exit = _find_cause_of_exit(exit_code, joined)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         rank = find_rank(texts, "")
-        return _make_diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="", rank=rank)
+        return _make_diagnosis(*by_exit, _quote_exit(joined, exit_code), None, exit_code, root="", rank=rank)
     read = () if _is_log(lines) else (*lines.errors, *lines.exceptions, *lines.others)
     # A failed assertion in C++ names source files and statuses, whose words do not tell what happened.
     words = [line for line in _clean_errors(read) if "Check failed" not in line]
@@ -588,6 +591,18 @@ def _find_launcher_exit(text: str) -> int | None:
         codes += [-(_SIGNAL_NAMES.get(signal) or _parse_int(signal) or 0) for signal in signals]
     codes = [code for code in codes if code]
     return next((code for code in codes if code not in _CONSEQUENCES), codes[0] if codes else None)
+
+
+def _quote_exit(text: str, exit_code: int | None) -> str:
+    """Return the first line from which the exit code was read; or only the code, where the text does not name it."""
+    for pattern in (_LAUNCHER_SIGNAL, _LAUNCHER_CODE, _EXIT_CODE, _SIGNAL):
+        for named in pattern.finditer(text):
+            word = "".join(filter(None, named.groups()))
+            number = _SIGNAL_NAMES.get(word) or _parse_int(word)
+            if number in (exit_code, _signal_number(exit_code)):
+                begin, rest = text.rfind("\n", 0, named.start()) + 1, text[named.end() :].partition("\n")[0]
+                return _cut_before(text[begin : named.start()], 40) + named[0] + rest  # not the command that it ended
+    return f"exit code {exit_code}"
 
 
 def _signal_number(exit_code: int | None) -> int:

@@ -228,7 +228,7 @@ RULES: tuple[SymptomRule, ...] = (
         Cause.USER_CODE,
         r"out of resources?: .{0,40}Required|\bOutOfResources\b|\b(?:ptxas|nvcc) .{0,20}(?:error|fatal)\b",
         r"Hardware limit(?:ation)?: ?\d|uses too much (?:shared|local|constant|parameter) |max regcount of \d",
-        r"Error compiling \S+\.(?:cl|cu|ptx)\b|Graph compile failed\b|\bcompilation (?:failed|error for this graph)\b",
+        r"Error compiling \S+\.(?:cl|cu|ptx)\b",
     ),
     # The file is sound: PyTorch refuses to load a type that it holds.
     _rule("refused-type", Cause.USER_CODE, r"Weights only load failed\. This file can still|not an allowed global"),
@@ -299,6 +299,14 @@ RULES: tuple[SymptomRule, ...] = (
         r"instance type with more memory|larger instance|Java heap space|GC overhead limit",
         r"insufficient (?:\w+ )?(?:memory|RAM)\b|(?:memory|RAM) (?:is|was) (?:not |in)(?:enough|sufficient)",
     ),
+    # After the memory that a compiler lacked. Neuron's caches a failure and reports it with an invented signal.
+    _rule(
+        "failed-compilation",
+        Cause.USER_CODE,
+        r"Graph compile failed\b|\bcompilation (?:failed|error for this graph)\b|\bFailed compilation (?:with|for)\b",
+        r"\bRunNeuronCCImpl: error|\bcached failed neff\b|\bneuronx?-cc (?:failed|terminated abnormally)",
+        r"\[(?:TEN|NCC)\w{0,12}\] |Internal (?:compiler|tensorizer) error\b",
+    ),
     # ---- A checkpoint that cannot be read, by errors that name it. `DAMAGE` below has those of any file.
     _rule(
         DAMAGED_CHECKPOINT,
@@ -356,6 +364,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bArrow(?:Invalid|TypeError|NotImplementedError)\b|Parquet magic bytes|Couldn't deserialize thrift",
         r"Not a (?:Parquet|Feather|gzipped)|Invalid magic number|Unexpected end of stream|ComputeError: parquet",
         r"BadZipFile|not a zip file|tarfile\.\w*Error|ReadError: .{0,40}(?:tar|unexpected end|could not be opened)",
+        r"\bable to read \d+ bytes for message body|flatbuffer-encoded \w+ failed|Lz4 compressed input contains",
+        r"\bNo data left in file\b|mmap length is greater than file|buffer is smaller than requested size",
         r"unexpected end of data|zlib\.error|incorrect header check|Compressed file ended before|CRC check failed",
         r"end-of-central-directory|Bad (?:CRC|magic|offset for central)|"
         r"unpack\w* requires a buffer of (?:at least )?\d+ bytes",
