@@ -132,7 +132,7 @@ _LAUNCHER_SIGNAL = LazyPattern(
     r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b|\b(?:Received (?=\d+ death)|got signal: )(1|15)\b"
     r"|\bEXIT STRING: .{1,40}\(signal (\d{1,2})\)|\bKILLED BY SIGNAL: (\d{1,2})\b"
     r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"
-    r"|(?m:^) {0,8}(Killed) {0,8}(?m:$)"
+    r"|(?m:^) {0,8}(Killed) {0,8}(?m:$)|\*{3} (SIG[A-Z]{3,4}) \(@0x[0-9a-f]{1,16}\) received by PID"  # glog, Paddle
 )
 _SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
 _SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4}

@@ -96,7 +96,8 @@ _WRAPPERS = LazyPattern(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|AlgorithmError|ProcessRaisedException"
     r"|ProcessExitedException|_?RemoteTraceback|RayTaskError(?!\((?!Runtime|OS|Exc)\w)|TrainingFailedError|TuneError"
     r"|SystemExit|(?:Base)?ExceptionGroup|UnexpectedStatusException|InstantiationException|ActorDiedError|RayActorError"
-    r"|RetryError|SignalException)\b|RuntimeError: DataLoader worker \(pid.{0,60}exited unexpectedly"
+    r"|RetryError|SignalException|FatalError: .{1,80} is detected by the operating system)\b"
+    r"|RuntimeError: DataLoader worker \(pid.{0,60}exited unexpectedly"
     r"|[\w.]{1,80}(?:Error|Exception): .{0,80}\bSee (?:root cause|stack ?trace) \(?above"
 )
 # Exceptions of the program whatever the words of their message, which are names and values of the program.
