@@ -90,7 +90,7 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
             step = values["step"] + ((epoch - min(1.0, lowest)) * longest if epoch is not None else 0)
         if "loss" in values:
             silence = silence.with_loss()
-        elif goes_on and is_one_line:
+        elif "step" in values and goes_on and is_one_line:
             silence = silence.without_loss(begins_again=begins_again)
         # Steps that are said to be finite were skipped, to scale the loss: only many in a row are a fault.
         is_skipped = values.get("nonfinite") == 0 and silence.minutes < _MOST_SKIPPED

@@ -335,14 +335,14 @@ def _choose_loss(names: Counter[str], rows: _Rows, *, where: str, wanted: str) -
     counts = Counter(field.name for field in fields if field.name not in chain(*NAMES.values()))
     varied = Counter(name for name, _ in {(field.name, field.number) for field in fields})
     often = max(counts.values(), default=0)
-    beside = [name for name, count in counts.items() if 2 * count > often and varied[name] > (count > 1)]
+    beside = [name for name, count in counts.items() if 2 * count > often and (count == 1 or varied[name] > 1)]
     remedy = "give --metric loss=REGEX with a ( ) around the number"
     remedy += f", or --loss if the loss is one of {', '.join(beside[:12])}" if beside else ""
     if foreign := Counter(name for line, _ in rows for name in _FOREIGN.findall(line)):
         remedy += f". If it is one of {', '.join(list(foreign)[:12])}: --metric 'loss=NAME[:： ]+([-+.0-9eE]+)'"
     evaluated = next((match[0] for line, _ in rows if (match := _EVALUATED.search(line))), "")
-    evaluated = evaluated and f", only one of an evaluation: {evaluated!r}"
-    raise BadInput(f"no line of {where} has a loss with its name{evaluated}", remedy)
+    but = f", only one of an evaluation: {evaluated!r}" if evaluated else ""
+    raise BadInput(f"no line of {where} has a loss with its name{but}", remedy)
 
 
 def _choose_step(names: Counter[str], rows: _Rows, loss: str) -> str:

@@ -1,5 +1,6 @@
 """Text logs, read with a regular expression for each metric."""
 
+import re
 import math
 import random
 
@@ -93,6 +94,9 @@ def test_settings_are_neither_steps_nor_rows(tmp_path):
     # Of `ManayPorwal-code/T2ICount-...`: a step that is printed again, by evaluations, has not lost its loss.
     file.write_text("".join(f"Epoch {e} Train, reg:0.13\n" + e // 49 * 4 * f"Epoch {e} Val\n" for e in range(90)))
     assert len(text.read(file, {}, loss="reg").samples) == 90
+    file.write_text("".join([*(f"step {n} loss 0.5\n" for n in range(90)), *(f"epoch {n} test\n" for n in range(40))]))
+    own = {name: re.compile(name + r" ([0-9.]+)") for name in ("step", "epoch", "loss")}
+    assert len(text.read(file, own).samples) == 90
 
 
 @pytest.mark.parametrize(

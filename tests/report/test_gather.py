@@ -189,5 +189,6 @@ def test_a_metric_line_is_read_and_nothing_else():
 def test_of_a_log_line_without_end_the_beginning_is_read() -> None:
     """CloudWatch takes a quarter of a million characters, and a search of them all takes a minute."""
     row = "rerail step=5 loss=2.0"
-    lines = [LogLine(BEGAN, "algo-1", text) for text in (f"{' ' * 1_000}{row}", f"{' ' * 250_000}{row}")]
-    assert [sample.step for sample in parse_metric_lines(lines)] == [5]
+    texts = (f"{' ' * 1_000}{row}", f"{' ' * 250_000}{row}", 60 * f"{' ' * 50}\r" + row.replace("5", "6"))
+    lines = [LogLine(BEGAN, "algo-1", text) for text in texts]
+    assert [sample.step for sample in parse_metric_lines(lines)] == [5, 6], "progress bars come before the last"

@@ -178,9 +178,8 @@ def _make_sample(at: datetime, row: Mapping[str, float]) -> Sample:
 def parse_metric_lines(lines: Sequence[LogLine]) -> Iterator[Sample]:
     """Yield the rows of the log lines that have the metric line of Rerail's agent."""
     for line in lines:
-        text = line.text[:METRIC_LINE]
-        if "rerail" not in text:
-            continue
+        # Progress bars end with a carriage return, so that the metric line comes last in one event.
+        text = next((part for part in line.text.split("\r") if "rerail" in part), "")[:METRIC_LINE]
         texts = {name: match[1] for name, pattern in _PATTERNS.items() if (match := pattern.search(text))}
         numbers = {name: _parse_number(text) for name, text in texts.items()}
         if isfinite(numbers.get("step", inf)):
