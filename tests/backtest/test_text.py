@@ -1,8 +1,8 @@
 """Text logs, read with a regular expression for each metric."""
 
-import re
 import math
 import random
+import re
 
 import pytest
 
