@@ -1,6 +1,7 @@
 """A held or stopped run goes on with other code, arguments, environment, image, machines or policy."""
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -43,8 +44,10 @@ def go_on(world: World, change: object = CHANGE, policy: str = "") -> str:
 
 
 def test_a_held_run_goes_on_with_the_change_from_its_newest_checkpoint(world):
-    """The machines of the change count, budgets start again, and the new policy applies."""
+    """The machines of the change count, budgets start again, the new policy applies, and the batch is whole again."""
     world.policies.by_name["careful"] = Policy(name="careful")
+    run = world.run()
+    world.runs.save(replace(run, attempts=(replace(run.current, microbatches=4),), version=run.version + 1))
     world.sagemaker.fail("gpt", OOM)
     world.supervisor().handle(JobStateChanged("gpt"))
     reason = go_on(world, policy="careful")
@@ -54,6 +57,7 @@ def test_a_held_run_goes_on_with_the_change_from_its_newest_checkpoint(world):
     request, run = world.sagemaker.requests["gpt-a002"], world.run()
     assert request["HyperParameters"] == CHANGE["HyperParameters"] and request["RoleArn"] == ROLE
     assert request["ResourceConfig"] == REQUEST["ResourceConfig"] | CHANGE["ResourceConfig"]
+    assert "RERAIL_MICROBATCHES" not in request["Environment"] and run.current.microbatches == 1
     assert request["Environment"]["KEPT"] == "1" and request["Environment"]["RERAIL_RESUME_STEP"] == "100"
     assert (run.policy, run.cluster.instance_types, run.ledger.charges) == ("careful", ("ml.g5.12xlarge",), {})
     assert "0.1" not in str(world.runs.timeline)  # values may be secret

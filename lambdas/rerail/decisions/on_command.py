@@ -194,6 +194,7 @@ def _on_continue(run: Run, command: OperatorCommand, policy: Policy, summary: st
         return Decision(run, reason=f"{summary}, but {change.problem if change else 'no change came with it'}")
     was_unquarantined = _is_unquarantined(run)
     run = _with_attempt_to_launch(with_release(run, command), command)
+    run = with_attempt(run, replace(run.current, microbatches=1))  # other code may need less memory
     if change.cluster:
         run = with_attempt(replace(run, cluster=change.cluster), replace(run.current, machines=None))
     if change.policy:
