@@ -24,8 +24,10 @@ from accelerate.data_loader import (  # type: ignore[import-untyped,unused-ignor
     DataLoaderShard,
     SeedableRandomSampler,
 )
+from packaging.version import parse
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import __version__ as VERSION
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.skipped_samples import Ranges
@@ -44,6 +46,8 @@ DETECTOR_STATE = "rerail.json"
 SPLIT = "rerail_split_abilities"
 # Settings with which more, smaller batches would be another training.
 FIXED = ("deepspeed", "auto_find_batch_size", "split_batches", "dataloader_drop_last", "gradient_accumulation_kwargs")
+# Before it the Trainer takes the size of a batch from the checkpoint, and the accumulation from the arguments.
+OLDEST_SPLIT = "5.2"
 # Checkpoints that only the automatic interval has asked for, and that stay where the Trainer deletes none itself.
 AUTOMATIC_KEPT = 3
 
@@ -61,8 +65,7 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
     """
     if hasattr(args, SPLIT):
         return args
-    asked, settings = read_microbatches(os.environ), vars(args) | vars(getattr(args, "accelerator_config", args))
-    obstacle = next((f"{name} is set" for name in FIXED if settings.get(name)), "")
+    asked, obstacle = read_microbatches(os.environ), _find_split_obstacle(args)
     parts = 1 if obstacle else math.gcd(args.per_device_train_batch_size, asked)
     args.per_device_train_batch_size //= parts
     args.gradient_accumulation_steps *= parts
@@ -72,6 +75,14 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
         why = obstacle or f"a device's batch has {parts * args.per_device_train_batch_size} samples"
         print_line(f"batches can be divided by {parts} only (RERAIL_MICROBATCHES is {asked}): {why}")
     return args
+
+
+def _find_split_obstacle(args: TrainingArguments) -> str:
+    """Return why batches cannot be divided without another training, or an empty string."""
+    if parse(VERSION) < parse(OLDEST_SPLIT):
+        return f"transformers {VERSION} would resume with the checkpoint's batches; use {OLDEST_SPLIT} or later"
+    settings = vars(args) | vars(getattr(args, "accelerator_config", args))
+    return next((f"{name} is set" for name in FIXED if settings.get(name)), "")
 
 
 class RerailCallback(TrainerCallback):

@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rerail.model.mailbox import ReportKind
-from rerail_agent import manifests
+from rerail_agent import hf, manifests
 from rerail_agent.hf import SPLIT, RerailCallback, resume_from, split_batch
 from tests.agent.frameworks import LINE, HuggingFace, losses_of, read_manifest, trainer_in
 from tests.agent.jobs import Ranks, announced, ask_for_checkpoint
@@ -159,6 +159,16 @@ def test_a_split_batch_trains_the_same_samples_in_each_step(
     assert losses_of(trainer) == pytest.approx(losses_of(whole), rel=1e-6 if parts > 1 else 0)
     assert read_manifest(tmp_path / "checkpoint-12")["consumed_samples"] == 48
     bucket.wait_for(partial(announced, bucket, ("rate", "skip", *(["microbatch"] * reported)), attempt=2))
+
+
+@pytest.mark.parametrize(("version", "size"), [("4.57.3", 4), ("5.1.0", 4), ("5.2.0", 2), ("5.10.0.dev0", 2)])
+def test_an_older_trainer_that_resumes_with_whole_batches_gets_no_split(tmp_path, monkeypatch, capsys, version, size):
+    monkeypatch.setenv("RERAIL_MICROBATCHES", "2")
+    monkeypatch.setattr(hf, "VERSION", version)
+    args = split_batch(TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4))
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (size, 4 // size)
+    assert getattr(args, SPLIT) == (("microbatch",) if size == 2 else ())
+    assert (f"transformers {version} would resume" in capsys.readouterr().err) == (size == 4)
 
 
 @pytest.mark.parametrize("name", ["dataloader_drop_last", "auto_find_batch_size", "split_batches"])
