@@ -375,7 +375,7 @@ class History:
             if is_quiet and not run.state.is_end:
                 (kind,) = self.world.sagemaker.jobs[job].cluster.instance_types
                 self.failures[FAILURES[reason], TYPES[kind].gpu_gib * run.current.microbatches] += 1
-                able = next((known.abilities for known in reversed(run.attempts) if known.abilities), ())
+                able = next((known.abilities for known in reversed(run.attempts) if known.agent), ())
                 splits = reason == OOM and Ability.MICROBATCH in able and run.current.microbatches < 8
                 self.fruitless += reason != NO_MACHINES and not splits
         elif choice < 0.7 and not is_stopping:

@@ -251,12 +251,13 @@ def test_running_out_of_memory_is_not_retried():
     ],
 )
 def test_a_batch_is_split_where_memory_of_the_gpu_ran_out_and_the_script_can(error, is_cured):
-    """Twice as often each time, at most 8, while the newest report has the ability; another report may be lost."""
+    """Twice as often each time, at most 8, while the newest attempt with an agent is able to."""
     failure, able, other = Failure(diagnose(error), 110, 100, NOON), ("rate", "microbatch"), ("rate",)
-    cases = ((other, other, 1, 0), (able, able, 1, 2), (able, (), 4, 8), (able, able, 8, 0), (able, other, 1, 0))
-    for before, now, parts, split in cases:
-        run = a_run(replace(earlier(Cause.OOM), abilities=before))
-        run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=now, microbatches=parts)))
+    cases = ((other, other, 1, 0), (able, able, 1, 2), (able, None, 4, 8), (able, (), 4, 0), (able, able, 8, 0))
+    for before, now, parts, split in (*cases, (able, other, 1, 0)):
+        known = {"agent": now is not None, "abilities": now or ()}
+        run = a_run(replace(earlier(Cause.OOM), agent=True, abilities=before))
+        run = replace(run, attempts=(run.attempts[0], replace(run.current, **known, microbatches=parts)))
         verdict = remedies.split_the_batch(run, failure, Policy())
         assert (verdict.microbatches if verdict else 0) == split * is_cured
         assert verdict is None or verdict.why == f"the same batch in {split} microbatches"

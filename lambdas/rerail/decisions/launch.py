@@ -43,10 +43,10 @@ from rerail.model.runbooks import Runbook
 from rerail.model.signals import JobObserved
 
 
-def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime, microbatches: int = 0) -> Run:
+def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime, microbatches: int | None = None) -> Run:
     """Return the run with its next attempt named; the current attempt must have ended.
 
-    `microbatches` is 0 where their number stays.
+    `microbatches` is None where their number stays.
     """
     assert not run.current.may_be_live
     number = run.current.number + 1

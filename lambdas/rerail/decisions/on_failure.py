@@ -149,7 +149,7 @@ def with_failure_charged(run: Run, failure: Failure) -> Run:
             trained=run.current.training_started_at is not None
             and not is_loss_rollback(failure)
             and not failure.restored
-            and not find_split(run, failure)
+            and find_split(run, failure) is None
             and not (was_refused(run) and failure.last_step is None),
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,

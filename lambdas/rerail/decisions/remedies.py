@@ -54,7 +54,7 @@ class Relaunch:
     fresh_machines: bool = False  # release the warm pool first, so that other machines are used
     changes_machines: bool = False  # launch on `machines` from now on
     machines: Machines | None = None  # only with `moves`; None: those of the run's own request
-    microbatches: int = 0  # into which the script splits its batch from now on; 0: as before
+    microbatches: int | None = None  # into which the script splits its batch from now on; None: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +196,21 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
 
 def split_the_batch(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Relaunch with the batch in twice as many microbatches, at most 8, where GPU memory ran out and the script can."""
-    if not (parts := find_split(run, failure)):
+    if (parts := find_split(run, failure)) is None:
         return None
     why = f"the same batch in {parts} microbatches"
     return Relaunch(_choose_backoff(run, failure, policy), why, microbatches=parts)
 
 
-def find_split(run: Run, failure: Failure) -> int:
-    """Return into how many microbatches the script is to split its batch after this failure; 0: as before.
+def find_split(run: Run, failure: Failure) -> int | None:
+    """Return into how many microbatches the script is to split its batch after this failure; None: as before.
 
-    The newest attempt that reported abilities says whether the script can split it further.
+    The newest attempt with an agent says whether the script can split it further.
     """
-    able = next((attempt.abilities for attempt in reversed(run.attempts) if attempt.abilities), ())
+    able = next((attempt.abilities for attempt in reversed(run.attempts) if attempt.agent), ())
     is_curable = failure.diagnosis.rule == DEVICE_MEMORY and Ability.MICROBATCH in able
     parts = 2 * run.current.microbatches
-    return parts if is_curable and parts <= MAX_MICROBATCHES else 0
+    return parts if is_curable and parts <= MAX_MICROBATCHES else None
 
 
 def _format_tried(run: Run) -> str:
