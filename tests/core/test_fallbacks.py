@@ -256,7 +256,7 @@ def test_a_hold_for_memory_names_all_that_was_tried(world, end):
     """Three splits are no attempts without progress; a larger machine keeps the split."""
     adopt_run(world, P4DE)
     assert run_out_of_memory(world, 5, "microbatch", end=end) == [(P4D, "2"), (P4D, "4"), (P4D, "8"), (P4DE, "8")]
-    tried = f"tried: split the batch into 2, 4 and 8 microbatches; moved to {P4DE}"
+    tried = f"tried: relaunched with 2, then 4, then 8 microbatches; moved to {P4DE}"
     assert (world.run().state, world.run().ledger.charges) == (RunState.HELD, {Cause.OOM: 5})
     assert f"held: oom is not retried; {tried}. To do: " in world.reasons()[-1]
 

@@ -19,6 +19,7 @@ from rerail.decisions.remedies import (
     draw_delay,
 )
 from rerail.diagnosis.classify import diagnose
+from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.diagnosis import FEW_STEPS, Diagnosis
 from rerail.model.formatting import format_duration
@@ -261,6 +262,21 @@ def test_a_batch_is_split_where_memory_of_the_gpu_ran_out_and_the_script_can(err
         verdict = remedies.split_the_batch(run, failure, Policy())
         assert (verdict.microbatches if verdict else 0) == split * is_cured
         assert verdict is None or verdict.why == f"the same batch in {split} microbatches"
+
+
+def test_a_hold_for_memory_names_what_was_launched_against_it():
+    """Neither what was before a release, nor a move for capacity, nor an attempt without a job."""
+    facts = ((1, "", Cause.OOM), (2, "", Cause.OOM), (2, "b", Cause.CAPACITY), (4, "c", Cause.OOM), (4, "d", Cause.OOM))
+    attempts = [
+        replace(earlier(cause, number=number), microbatches=parts, machines=Machines((kind,)) if kind else None)
+        for number, (parts, kind, cause) in enumerate(facts, start=1)
+    ]
+    attempts[1:1] = [replace(attempts[0], status=None, microbatches=8, machines=Machines(("a",)))]
+    run = replace(charged(Cause.OOM, 1), attempts=tuple(attempts))
+    failure = a_failure(Cause.OOM, step=90)
+    for forgiven, tried in ((0, "2, then 4 microbatches; moved to b; moved to d"), (4, "4 microbatches")):
+        verdict = choose_remedy(replace(run, ledger=replace(run.ledger, forgiven=forgiven)), failure, Policy())
+        assert verdict.why == f"oom is not retried; tried: relaunched with {tried}"
 
 
 def test_broken_hardware_is_left_behind():

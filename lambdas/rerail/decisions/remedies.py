@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.fallback_machines import (
@@ -214,11 +215,14 @@ def find_split(run: Run, failure: Failure) -> int | None:
 
 
 def _format_tried(run: Run) -> str:
-    """Return the remedies against too little memory that the run has had, as the end of a hold's reason."""
-    parts = sorted({attempt.microbatches for attempt in run.attempts} - {1})
-    machines = dict.fromkeys(format_instance_types(attempt.machines) for attempt in run.attempts if attempt.machines)
-    split = f"split the batch into {' and '.join(', '.join(map(str, parts)).rsplit(', ', 1))} microbatches"
-    tried = (*([split] if parts else []), *(f"moved to {name}" for name in machines))
+    """Return the remedies against too little memory that the run has had since its release, as the end of a reason."""
+    launched = [attempt for attempt in run.attempts if attempt.exists and attempt.number > run.ledger.forgiven]
+    tried = []
+    if parts := sorted({attempt.microbatches for attempt in launched} - {1}):
+        tried.append(f"relaunched with {', then '.join(map(str, parts))} microbatches")
+    for before, after in pairwise(launched):
+        if before.cause is Cause.OOM and after.machines and after.machines != before.machines:
+            tried.append(f"moved to {format_instance_types(after.machines)}")
     return f"; tried: {'; '.join(tried)}" if tried else ""
 
 
