@@ -13,6 +13,7 @@ from rerail.decisions.budgets import (
     with_fresh_budgets,
     with_recent_charges,
     with_refund,
+    with_split,
     with_start,
     without_charge,
 )
@@ -114,6 +115,12 @@ def test_capacity_costs_time_and_not_attempts():
     later = failed(ledger, Cause.CAPACITY, at=NOON + 5 * MINUTE)
     assert later.capacity_since == NOON
     assert later.entries[-1] == "2026-01-31T12:05:00Z no capacity since 12:00:00"
+
+
+def test_a_split_costs_neither_a_retry_nor_a_start():
+    ledger = with_split(Ledger({Cause.HANG: 1}, 1, starts=(NOON, NOON), capacity_since=NOON), at=NOON)
+    entries = ("2026-01-31T12:00:00Z oom: not charged, the batch is split",)
+    assert ledger == Ledger({Cause.HANG: 1}, 1, starts=(NOON,), entries=entries)
 
 
 def test_a_failure_of_another_kind_ends_the_wait_for_capacity():

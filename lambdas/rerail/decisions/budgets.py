@@ -46,6 +46,16 @@ def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool
     )
 
 
+def with_split(ledger: Ledger, *, at: datetime) -> Ledger:
+    """Return the ledger after a batch that was too large: its split charges nothing, and its start is no storm's."""
+    return replace(
+        _with_entry(ledger, at, "oom: not charged, the batch is split"),
+        starts=ledger.starts[:-1],
+        capacity_since=None,
+        fallbacks=(),
+    )
+
+
 def without_charge(ledger: Ledger, cause: Cause, *, at: datetime) -> Ledger:
     """Return the ledger without its last charge of this cause: the stop that it was for is withdrawn."""
     return replace(

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from rerail.decisions import checkpoint_health, rollback_ladder, warm_pools
-from rerail.decisions.budgets import with_charge, with_refund
+from rerail.decisions.budgets import with_charge, with_refund, with_split
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -135,21 +135,23 @@ def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
 def with_failure_charged(run: Run, failure: Failure) -> Run:
     """Return the run with this failure charged to its ledger.
 
-    A script without manifests proves progress by getting farther than any attempt before it.
+    A script without manifests proves progress by getting farther than any attempt before it. A smaller microbatch is
+    another try, of which a run has a few.
     """
     previous = run.ledger
     ledger = with_refund(previous, newest_step=_find_sound_step(run, failure), at=failure.at)
+    if find_split(run, failure) is not None:
+        return replace(run, ledger=with_split(ledger, at=failure.at))
     return replace(
         run,
         ledger=with_charge(
             ledger,
             failure.diagnosis.cause,
             # Rollbacks repeat steps on purpose, and the ladder has limits of its own. What could not load its file, or
-            # was not started on a GPU that had failed, has not trained. A smaller microbatch is another try.
+            # was not started on a GPU that had failed, has not trained.
             trained=run.current.training_started_at is not None
             and not is_loss_rollback(failure)
             and not failure.restored
-            and find_split(run, failure) is None
             and not (was_refused(run) and failure.last_step is None),
             progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
