@@ -65,7 +65,11 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
     """
     if hasattr(args, SPLIT):
         return args
-    asked, obstacle = read_microbatches(os.environ), _find_split_obstacle(args)
+    asked, obstacle = 1, _find_split_obstacle(args)
+    try:
+        asked = read_microbatches(os.environ)
+    except ValueError as error:
+        obstacle = str(error)
     parts = 1 if obstacle else math.gcd(args.per_device_train_batch_size, asked)
     args.per_device_train_batch_size //= parts
     args.gradient_accumulation_steps *= parts
@@ -73,7 +77,7 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
     setattr(args, SPLIT, () if obstacle or args.per_device_train_batch_size % 2 else ("microbatch",))
     if (obstacle or parts < asked) and manifests.get_rank() == 0:
         why = obstacle or f"a device's batch has {parts * args.per_device_train_batch_size} samples"
-        print_line(f"batches can be divided by {parts} only (RERAIL_MICROBATCHES is {asked}): {why}")
+        print_line(f"batches can be divided by {parts} only{f' instead of {asked}' if asked > parts else ''}: {why}")
     return args
 
 
@@ -115,7 +119,8 @@ class RerailCallback(TrainerCallback):
         can_scale, self._applied_rate = prepare_rate([kwargs.get("optimizer")])
         loader = kwargs.get("train_dataloader")
         can_skip = FaultIsolation().once("skipping data", lambda: self._prepare_data(args, state, loader), False)
-        self.guard.announce(*("rate",) * can_scale, *("skip",) * can_skip, *getattr(args, SPLIT, ()))
+        able = {"rate": can_scale, "skip": can_skip}
+        self.guard.announce(*(name for name, can in able.items() if can), *getattr(args, SPLIT, ()))
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

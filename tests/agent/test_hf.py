@@ -171,13 +171,21 @@ def test_an_older_trainer_that_resumes_with_whole_batches_gets_no_split(tmp_path
     assert (f"transformers {version} would resume" in capsys.readouterr().err) == (size == 4)
 
 
+@pytest.mark.parametrize("text", ["two", "0", "10000"])
+def test_a_malformed_split_leaves_the_batch_whole(tmp_path, monkeypatch, capsys, text):
+    monkeypatch.setenv("RERAIL_MICROBATCHES", text)
+    args = split_batch(TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4))
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, getattr(args, SPLIT)) == (4, 1, ())
+    assert f"by 1 only: RERAIL_MICROBATCHES='{text}': must be a whole number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["dataloader_drop_last", "auto_find_batch_size", "split_batches"])
 def test_a_batch_that_is_not_the_trainers_to_divide_is_left_whole(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setenv("RERAIL_MICROBATCHES", "2")
     changes = {"accelerator_config": {name: True}} if name == "split_batches" else {name: True}
     args = split_batch(TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **changes))
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, getattr(args, SPLIT)) == (4, 1, ())
-    assert f"divided by 1 only (RERAIL_MICROBATCHES is 2): {name} is set" in capsys.readouterr().err
+    assert f"divided by 1 only instead of 2: {name} is set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,10 @@ def test_a_launch_on_the_runs_own_machines_changes_nothing_about_them():
         ({}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "2"}),
         ({"RERAIL_MICROBATCHES": "4"}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "8"}),
         ({"RERAIL_MICROBATCHES": "4"}, ("", 1.0), {"RERAIL_MICROBATCHES": "4"}),
-        ({"RERAIL_MICROBATCHES": "few"}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": "2"}),
+        *(
+            ({"RERAIL_MICROBATCHES": kept}, ("", 1.0, 2), {"RERAIL_MICROBATCHES": kept})
+            for kept in ("few", "0", "\u0664", "5000", "10000")
+        ),
         ({}, ("10-19", 0.9), {"RERAIL_SKIP_SAMPLES": "10-19", "RERAIL_LR_SCALE": "0.9"}),
         ({"RERAIL_SKIP_SAMPLES": "30-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-19,30-39"}),
         ({"RERAIL_SKIP_SAMPLES": "15-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-39"}),

@@ -3,6 +3,7 @@
 import hmac
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -183,8 +184,9 @@ def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str
     variables = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
     variables |= {"RERAIL_LR_SCALE": scale} if (own_rate, rate) != (1.0, 1.0) else {}
     if action.microbatches > 1:
-        parts = own.get("RERAIL_MICROBATCHES", "")
-        variables["RERAIL_MICROBATCHES"] = str(action.microbatches * int(parts if parts.isdecimal() else 1))
+        parts = own.get("RERAIL_MICROBATCHES") or "1"
+        product = action.microbatches * int(parts) if re.fullmatch("[1-9][0-9]{0,3}", parts) else math.inf
+        variables["RERAIL_MICROBATCHES"] = str(product) if product < 10_000 else parts  # the agent reads four digits
     return variables | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
 
 
