@@ -107,13 +107,13 @@ class FaultDrill:
         here = self.kind not in ON_ONE_RANK or rank == (default if self.rank is None else self.rank)
         return here and self.attempt in (None, attempt) and self.restart in (None, restart)
 
-    def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0, part: int = 0) -> bool:
+    def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0, size: int = 0) -> bool:
         """Return whether the fault occurs in this step.
 
-        `batch` are its samples, `rate` is its share of the scheduled learning rate, `part` its samples at a time.
+        `batch` are its samples, `rate` is its share of the scheduled learning rate, `size` its samples at a time.
         """
         if self.over:
-            return self.step <= step and part > self.over
+            return self.step <= step and size > self.over
         if self.kind is FaultKind.TOXIC:
             return self.sample in batch
         if self.kind is FaultKind.UNSTABLE:
@@ -183,7 +183,7 @@ class FaultPlan:
         optimizer: torch.optim.Optimizer,
         batch: Sequence[int] = (),
         rate: float = 1.0,
-        part: int = 0,
+        size: int = 0,
     ) -> None:
         """Cause the faults that are due as a step begins (see FaultDrill.is_active).
 
@@ -192,7 +192,7 @@ class FaultPlan:
         for drill in self.drills:
             if drill.kind is FaultKind.WAIT and not (self.is_damaged if drill.damaged else self.resumed_step == 0):
                 continue
-            if drill.is_active(step, batch=batch, rate=rate, part=part):
+            if drill.is_active(step, batch=batch, rate=rate, size=size):
                 inject(drill, model=model, optimizer=optimizer)
                 self.is_damaged |= drill.kind in DAMAGING
 

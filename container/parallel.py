@@ -203,8 +203,8 @@ class ParallelLayout:
         if self.is_pipelined:
             return replica.step(inputs, targets)
         losses = []
-        for some, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            loss = replica(some, wanted) * (len(some) / len(inputs))
+        for samples, labels in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
+            loss = replica(samples, labels) * (len(samples) / len(inputs))
             loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()

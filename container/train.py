@@ -182,8 +182,8 @@ def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) 
         step = position.step = run.step + 1
         started = time.perf_counter()
         ids = data.choose_batch_ids(run.consumed_samples, options.batch_size, skipped=run.job.skipped)
-        part = len(ids) // run.layout.data_size // run.microbatches
-        drill.apply(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate, part=part)
+        microbatch_size = len(ids) // run.layout.data_size // run.microbatches
+        drill.apply(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate, size=microbatch_size)
         learning_rate = compute_learning_rate(step, options) * run.job.rate
         grad_norm = take_step(run, ids, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))

@@ -236,7 +236,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         drill="oom:step={step}",
     ),
     Name.OOM_HEAL: Scenario(
-        "the GPU has no memory for a whole batch any more: the same batch goes on in two microbatches",
+        "the GPU has too little memory for a whole batch: the same batch goes on in two microbatches",
         causes=("oom",),
         drill="oom:step={step}:over=" + str(BATCH_SIZE // 2),
         options={"dropout": "0"},

@@ -13,6 +13,8 @@ MOVED = re.compile(r"/(?:checkpoint-|step_)(\d+)/")
 
 def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:
     """Return how the run's end differs from the scenario's; empty if it does not."""
+    if not report["attempts"]:
+        return ["the run has no attempts"]
     return [
         *_ending(scenario, report),
         *(_saving(report) if scenario.asks else ()),

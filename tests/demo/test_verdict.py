@@ -245,6 +245,7 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
             "the script went on at step 176, not after step 125",
         ),
         (Name.OOM_HEAL, {"attempts": [attempt("oom"), attempt(resumed=75)]}, "are 1, 1; the last must have 2"),
+        *((name, {"attempts": []}, "no attempts") for name in (Name.OOM_HEAL, Name.FALLBACK, Name.WARM, Name.HF)),
         (Name.SPOT, {"attempts": [attempt()]}, "restarted the job 0 times"),
         (Name.SPOT, {"attempts": [attempt(repairs=1), attempt()]}, "Rerail relaunched what SageMaker"),
         (Name.SPOT, {"reference_max_abs_loss_difference": 1e-9}, "the loss differs"),
