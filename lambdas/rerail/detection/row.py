@@ -24,7 +24,7 @@ STARTING_ROWS = 3
 TRAINING_ROWS, BEGINNING_ROWS, HIGHER = 24, 8, 0.12
 # A learning rate that is raised at once by this factor, as by a warm restart, may raise the loss within these rows. It
 # is compared with the highest before, which counts less with each row: logs may print those of several optimizers.
-# Rates that are raised more often than that are usual.
+# Rates that are raised more often than that, or in the first rows, are usual.
 RAISED, RAISED_ROWS, RATE_KEPT = 2.0, 64, 0.97
 LEVEL_WEIGHT = 0.2  # of the newest loss in the level
 # Patience in rows is bounded in time, but for so many rows: a halved cluster with rows of five minutes is not watched
@@ -98,7 +98,7 @@ class RowReader:
     # The highest learning rate, of which each row since keeps RATE_KEPT; 0.0: not known. Rows since it was last raised,
     # and since it was raised after so many rows.
     rate: float = 0.0
-    rows_from_raise: int = RAISED_ROWS
+    rows_from_raise: int = 0
     rows_raised: int = RAISED_ROWS
     # The first losses of the launch, its present level, and the newest one.
     first_losses: list[float] = field(default_factory=list)
