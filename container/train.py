@@ -165,7 +165,8 @@ def build(
     random_state.seed_everything(options.seed + 1 + layout.random_rank)  # from here on each draws its own dropout
     samples = 1 if layout.is_pipelined else options.batch_size // layout.data_size
     parts = math.gcd(samples, guard.microbatches)
-    guard.announce(*(("microbatch",) if samples // parts % 2 == 0 else ()))
+    if samples // parts % 2 == 0:
+        guard.announce("microbatch")
     replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate, parts=parts)
     update_filter = UpdateFilter(options.skip_bad_updates)
     return TrainingRun(

@@ -65,7 +65,8 @@ def split_batch(args: TrainingArguments) -> TrainingArguments:
     """
     if hasattr(args, SPLIT):
         return args
-    asked, obstacle = 1, _find_split_obstacle(args)
+    asked = 1
+    obstacle = _find_split_obstacle(args)
     try:
         asked = read_microbatches(os.environ)
     except ValueError as error:

@@ -84,8 +84,10 @@ def _make_samples(rows: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[t
             count = 0  # another launch, or another model of a cross-validation
         epoch = values.get("epoch", epoch)
         printed = values.get("step", last)
-        goes_on, begins_again = (epoch, printed) != place, printed < last
-        place, last = (epoch, printed), printed
+        goes_on = (epoch, printed) != place
+        begins_again = printed < last
+        place = (epoch, printed)
+        last = printed
         if "step" in values:
             step = values["step"] + ((epoch - min(1.0, lowest)) * longest if epoch is not None else 0)
         if "loss" in values:

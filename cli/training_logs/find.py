@@ -49,9 +49,9 @@ _PREFIX = re.compile(
     r"|(?:rank|worker|process|gpu|node)[-_ ]?[0-9]+)[_ ])+",
     re.I,
 )
-_SPLIT = "(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)"
-_VALIDATION = re.compile(rf"(?:^|[^a-z]){_SPLIT}(?:[^a-z]|$)", re.I)
-_EVALUATED = re.compile(rf"(?<![a-z]){_SPLIT}[_ ]loss(?![a-z])", re.I)
+_VALIDATION_WORD = "(?:val|valid|validation|validate|validating|eval|evaluation|test|testing|dev)"
+_VALIDATION = re.compile(rf"(?:^|[^a-z]){_VALIDATION_WORD}(?:[^a-z]|$)", re.I)
+_EVALUATED = re.compile(rf"(?<![a-z]){_VALIDATION_WORD}[_ ]loss(?![a-z])", re.I)
 _QUOTED = re.compile(
     r"([\"'])(?![^\"']{0,80}(?:step|epoch|iter|batch|sample))[^\"'{}]{1,80}\1 ?: ?(?=[-+.0-9]|nan|inf)", re.I
 )

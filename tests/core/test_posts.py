@@ -130,7 +130,7 @@ def test_what_failed_or_was_decided_on_one_message_does_not_count_for_the_next(m
 
 
 def test_a_clock_that_is_set_back_holds_up_no_page(monkeypatch):
-    """What was recorded in its future was taken for work that another function was still doing, for an hour."""
+    """A record from the future was left for an hour to the function that had written it."""
     world = training_run()
     world.sagemaker.fail("gpt", NODE_LOST)
     with monkeypatch.context() as patched:

@@ -211,10 +211,10 @@ def test_a_run_that_cannot_be_evaluated_has_no_metrics_read_twice(world, monkeyp
     monkeypatch.setattr(world.series, "read", lambda queries, *span: asked.extend(queries) or read(queries, *span))
     original = evaluate.evaluate_run
 
-    def stumble(memory, monitored, *rest, **options):
+    def fail_for_b(memory, monitored, *rest, **options):
         return original(memory, None if monitored.run.id == "b" else monitored, *rest, **options)
 
-    monkeypatch.setattr(evaluate, "evaluate_run", stumble)
+    monkeypatch.setattr(evaluate, "evaluate_run", fail_for_b)
     assert "b cannot be judged: AttributeError" in world.round().run().unread
     assert {query.job for query in asked} == {"a", "b", "c", "d"} and len(asked) == len(set(asked))
     assert loads(RunDetection, world.memories.records["c"]).looked_at == world.clock.now

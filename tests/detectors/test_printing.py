@@ -248,7 +248,7 @@ def test_a_learning_rate_that_doubles_the_highest_before_is_raised(rates, rows):
     """The highest counts less with each row that prints one: of several optimizers each prints its own."""
     reader = RowReader()
     read = [reader.read(Sample(step=step, loss=1.0, lr=rate)) for step, rate in enumerate(rates)]
-    assert [step for step, row in enumerate(read) if not row.rows_raised] == rows
+    assert [step for step, row in enumerate(read) if row.rows_since_raise == 0] == rows
 
 
 @pytest.mark.parametrize(("step", "is_launch", "is_series"), [(170, 0, 0), (169, 1, 0), (100, 1, 0), (99, 1, 1)])

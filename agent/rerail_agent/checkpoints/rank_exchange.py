@@ -57,7 +57,7 @@ class RankExchange:
 
     @contextmanager
     def count_apart(self, number: int) -> Iterator[None]:
-        """Name what is exchanged in the block by a number of its own: a rank that leaves it early stays in step."""
+        """Number the exchanges in the block apart, so that a rank that leaves it early agrees on the later ones."""
         outer, self._count = self._count, (f"{number}.{place}" for place in itertools.count())
         try:
             yield
@@ -100,7 +100,7 @@ class RankExchange:
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks, on every rank.
 
-        If one is missing, every rank raises RanksTimedOut, that one too once it comes.
+        If one is missing, every rank raises RanksTimedOut, the missing one when it arrives.
         """
         try:
             gathered: Any = self.gather(value)

@@ -40,6 +40,7 @@ NUMBERED_NAMES = 9  # of one step in quarantine
 ARN_REGION, ARN_ACCOUNT = 3, 4  # their places in an ARN
 # s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
 NOT_FOUND = ("The object was not found", "The key does not exist")
+# The codes of a GET of an empty object, and of a conditional PUT of an existing one.
 EMPTY = "InvalidRange"
 TAKEN = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
 REFUSED = ("storage class", "kms:", "Server Side Encryption")
@@ -90,13 +91,14 @@ class S3Store:
         return {"name": name, "bytes": size, "checksum": f"xxh3_64:{digest.hexdigest()}"}
 
     def _write_once(self, step: int, name: str, text: bytes) -> dict[str, Any]:
-        """Write a file unless it exists: of two jobs that save one step at the same time, one commits.
+        """Write a file unless it exists, so that of two jobs that save one step at the same time one commits.
 
         s3torchconnector cannot send a condition.
         """
         from rerail_agent.mailbox_objects import make_s3_client, read_error_code
 
-        client, key = make_s3_client(self.region, _read_arn(ARN_ACCOUNT), attempts=5), self._key(step, name)
+        key = self._key(step, name)
+        client = make_s3_client(self.region, _read_arn(ARN_ACCOUNT), attempts=5)
         client.meta.events.register("before-call.s3.PutObject", _add_condition)
         try:
             client.put_object(Bucket=self.bucket, Key=key, Body=text)

@@ -136,7 +136,7 @@ class Saver:
                 if manifest.step in self._seen and not self._make_room(manifest.step, manifest.run):
                     return False
         except (CannotReplace, RanksTimedOut) as error:  # this save fails, and the training goes on
-            problem = f"nothing was saved over what lies there: {error}"
+            problem = f"the checkpoint at this step was not replaced: {error}"
             commit_queue.give_up(self._number, commit_queue.make_failed(manifest, started, problem), after)
             return True
         self._seen.add(manifest.step)
@@ -388,7 +388,7 @@ class Saver:
             self.place.drop(step)
 
     def _refuse_on_every_rank(self, handler: Callable[[], T]) -> list[T]:
-        """Return what it returns on each rank; raise CannotReplace for its errors, not for one of the exchange."""
+        """Return the handler's result on each rank; raise CannotReplace for its errors, not for the exchange's."""
 
         def refuse() -> T:
             try:

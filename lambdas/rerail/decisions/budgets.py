@@ -47,7 +47,7 @@ def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool
 
 
 def with_split(ledger: Ledger, *, at: datetime) -> Ledger:
-    """Return the ledger after a batch that was too large: its split charges nothing, and its start is no storm's."""
+    """Return the ledger after a failure that is answered by smaller microbatches: it costs neither retry nor start."""
     return replace(
         _with_entry(ledger, at, "oom: not charged, the batch is split"),
         starts=ledger.starts[:-1],

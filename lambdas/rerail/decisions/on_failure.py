@@ -135,8 +135,8 @@ def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
 def with_failure_charged(run: Run, failure: Failure) -> Run:
     """Return the run with this failure charged to its ledger.
 
-    A script without manifests proves progress by getting farther than any attempt before it. A smaller microbatch is
-    another try, of which a run has a few.
+    A script without manifests proves progress by getting farther than any attempt before it. A failure that is
+    answered by smaller microbatches is not charged: their number is limited by itself.
     """
     previous = run.ledger
     ledger = with_refund(previous, newest_step=_find_sound_step(run, failure), at=failure.at)
@@ -218,8 +218,8 @@ def _apply_verdict(
             notice = make_notice(run, Severity.INFORM, title, what, key=key, did=did, todo=todo, since=since)
             actions = (*("release_warm_pool" for _ in release), "relaunch")
             run = with_incident(run, failure, reason, actions, onset_step=onset_step)
-            due, parts = failure.at + verdict.delay, verdict.microbatches
-            run = with_next_attempt(run, failure.resume_step, wake_at=due, microbatches=parts)
+            due = failure.at + verdict.delay
+            run = with_next_attempt(run, failure.resume_step, wake_at=due, microbatches=verdict.microbatches)
             run = with_stale_checkpoints_noted(run, failure.checkpoints)
             run = with_machines(run, verdict.machines) if verdict.changes_machines else run
             return Decision(run, (*release, notice), reason)

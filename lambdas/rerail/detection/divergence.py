@@ -153,7 +153,7 @@ class Divergence:
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
         is_new = self._is_new(rise, detection, half_life=RECOVERY_HALF_LIFE_ROWS)
         self.rise.may_begin_anew = row.may_begin_anew
-        self.rise.has_time = row.rows_raised < RAISED_ROWS
+        self.rise.follows_raised_rate = row.rows_since_raise < RAISED_ROWS
         return self._finding(Level.WARN, row, rise) if is_new else None
 
     def _add_usual_rise(self, rise: float, detection: Thresholds) -> None:
@@ -263,7 +263,7 @@ class Divergence:
             self._forget()
             self.acted_from, self.is_early_over = None, False
             return None
-        # By the noise before the rise, or that of now if it is less: a problem may be noisy, or quiet.
+        # The lesser of the noise before the rise and that of now decides: a diverged loss may be noisier, or quieter.
         going.least = min(going.least, self._find_rise_to_act_on(detection))
         goes_on = going.goes_on(rise, row, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
         if goes_on and rise > going.least and self._is_confirmed(rise, row, detection):

@@ -156,13 +156,15 @@ class Monitor:
     memories: RunDetections
 
     def evaluate(self, runs: Sequence[MonitoredRun], *, at: datetime) -> tuple[list[Evaluation], list[str]]:
-        """Read the new metrics of all runs together and evaluate each run; return also what prevented some.
+        """Read the new metrics of all runs together and evaluate each run; return also the errors of some.
 
         The states are not stored: the findings have to be sent first.
         """
         known = self.memories.recall([monitored.run.id for monitored in runs])
         remembered: list[tuple[RunDetection, MonitoredRun]] = []
-        readings, evaluations, problems = list[MetricsReading](), list[Evaluation](), list[str]()
+        readings: list[MetricsReading] = []
+        evaluations: list[Evaluation] = []
+        problems: list[str] = []
         for monitored in runs:
             with _noting_error(monitored, problems):
                 memory = known.get(monitored.run.id)
@@ -185,11 +187,16 @@ class Monitor:
 
 @contextmanager
 def _noting_error(monitored: MonitoredRun, problems: list[str]) -> Iterator[None]:
-    """Add an error with one run to the problems: the others' metrics are read once, and evaluated without it."""
+    """Add an error with one run to the problems, so that the others are evaluated without it."""
     try:
         yield
     except Exception as error:  # such as a stored state that makes no sense
-        problems.append(f"{monitored.run.id} cannot be judged: {type(error).__name__}: {error!s:.300}")
+        problems.append(describe_error(monitored, error))
+
+
+def describe_error(monitored: MonitoredRun, error: Exception) -> str:
+    """Return which run could not be evaluated, and why."""
+    return f"{monitored.run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
 
 
 def _evaluate(
@@ -197,7 +204,9 @@ def _evaluate(
 ) -> Evaluation:
     if monitored.heartbeat:
         return evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
-    return (evaluate_run if monitored.names else evaluate_load)(memory, monitored, answers, at=at)
+    if monitored.names:
+        return evaluate_run(memory, monitored, answers, at=at)
+    return evaluate_load(memory, monitored, answers, at=at)
 
 
 def _make_reading(memory: RunDetection, monitored: MonitoredRun, at: datetime) -> MetricsReading:

@@ -55,7 +55,7 @@ class LossSpike:
 
     def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn at the first row that is too high, and again if the loss has not recovered some rows later."""
-        if row.is_new_series or not row.rows_raised:
+        if row.is_new_series or row.rows_since_raise == 0:
             self.baseline.clear()
             self.up = self.raised = 0
         if row.scale.factor != 1:

@@ -21,8 +21,8 @@ FALLS = 0.95
 VAST = math.log(1000)
 TURNS = 2.0
 TURNS_AT = 0.3
-# A rise that jumps by this share of its peak within these rows, after as many rows or more in which it did not stay,
-# may be another fold, which falls again. It lasts if it then stays for as long as a fall would show, or grows so much.
+# A rise that jumps by this share of its peak within these rows may be another fold, whose loss falls again, if it was
+# lower in at least so many rows before. It lasts if it stays for as long as a fall would show, or grows by this factor.
 JUMP, JUMP_ROWS, LOW_ROWS, GROWS = 0.3, 4, 12, 1.25
 TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
 
@@ -53,7 +53,7 @@ class LossRise:
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # It began after the learning rate was raised, which raises the loss for a while.
-    has_time: bool = False
+    follows_raised_rate: bool = False
     # It is not acted on (again): an intervention was requested, or there was no history to compare with.
     is_reported: bool = False
     # It is of the first rows of what may be another training, which does not recover.
@@ -90,7 +90,7 @@ class LossRise:
         self.turned = self.turned + 1 if turns else 0
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // (2 * factor) else 0.0
         is_vast = rise > VAST and not row.scale.unit
-        times = RESTART_PATIENCE if self.restart or (self.has_time and not is_vast) else 1
+        times = RESTART_PATIENCE if self.restart or (self.follows_raised_rate and not is_vast) else 1
         return (
             not self.is_reported
             and self._patience_is_over(row.sample, detection.patience_rows // factor, detection, times=times)
@@ -98,7 +98,8 @@ class LossRise:
         )
 
     def _follow_peak(self, rise: float) -> None:
-        """Update the peak, which begins at each jump, and the trough since then."""
+        """Update the peak since the last jump, and the trough since the peak."""
+        # The rows before the jump, once there are as many as are kept.
         known = self.past[:-JUMP_ROWS] if self.rows > len(self.past) + 2 else []
         was_low = len(known) >= LOW_ROWS and max(known) < STAYS_AT * self.peak
         has_jumped = was_low and rise - min(self.past[-JUMP_ROWS:]) > JUMP * self.peak
@@ -116,7 +117,7 @@ class LossRise:
         return sample.step - self.onset
 
     def _patience_is_over(self, sample: Sample, rows: int, detection: Thresholds, *, times: int) -> bool:
-        """Return whether so many patiences are over in rows, steps and time.
+        """Return whether the patience, so many times over, has passed in rows, steps and time.
 
         Time alone means little with slow steps.
         """

@@ -67,7 +67,7 @@ class Row:
     # The steps have just begun again after many rows, at a higher loss: it may be another training, as the next fold.
     may_begin_anew: bool = False
     # Rows since the learning rate was raised at once; 0 in that row.
-    rows_raised: int = RAISED_ROWS
+    rows_since_raise: int = RAISED_ROWS
 
     def find_patience_factor(self, rows: int) -> int:
         """Return by how much a patience of so many rows is shorter, because rows are aggregates or far apart."""
@@ -95,11 +95,11 @@ class RowReader:
     # The rows since the steps last began again, and whether that may have been another training.
     rows_again: int = 0
     may_begin_anew: bool = False
-    # The highest learning rate, of which each row since keeps RATE_KEPT; 0.0: not known. Rows since it was last raised,
-    # and since it was raised after so many rows.
+    # The highest learning rate, of which each row since keeps RATE_KEPT; 0.0: not known.
     rate: float = 0.0
-    rows_from_raise: int = 0
-    rows_raised: int = RAISED_ROWS
+    # Rows since it was raised at once; the first counts every raise, the second only those that are not usual.
+    rows_since_any_raise: int = 0
+    rows_since_raise: int = RAISED_ROWS
     # The first losses of the launch, its present level, and the newest one.
     first_losses: list[float] = field(default_factory=list)
     level: float | None = None
@@ -162,7 +162,7 @@ class RowReader:
             spacing=spacing,
             highest=highest,
             may_begin_anew=self.may_begin_anew,
-            rows_raised=self.rows_raised,
+            rows_since_raise=self.rows_since_raise,
         )
 
     def _recover(self, loss: float, quantum: float) -> float | None:
@@ -201,12 +201,14 @@ class RowReader:
 
     def _read_rate(self, rate: float | None) -> None:
         """Count the rows since the learning rate was raised at once."""
-        self.rows_from_raise, self.rows_raised = self.rows_from_raise + 1, self.rows_raised + 1
+        self.rows_since_any_raise += 1
+        self.rows_since_raise += 1
         if not isinstance(rate, int | float) or not 0 < rate < math.inf:
             return  # a script may log anything
         if rate >= RAISED * self.rate > 0:
-            self.rows_raised = 0 if self.rows_from_raise > RAISED_ROWS else self.rows_raised
-            self.rows_from_raise = 0
+            if self.rows_since_any_raise > RAISED_ROWS:
+                self.rows_since_raise = 0
+            self.rows_since_any_raise = 0
         self.rate = max(rate, RATE_KEPT * self.rate)
 
     def _learn_pace(self, sample: Sample, step_seconds: float | None, *, is_launch: bool) -> None:

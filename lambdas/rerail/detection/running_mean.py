@@ -121,8 +121,9 @@ class RunningMean:
 
     def begin_launch(self) -> None:
         """Forget the rows of the epoch in progress: values of another launch have no mean in common with them."""
-        self.rows, self.slope, self.pending, self.has_shifted = 0, Slope(), [], False
-        self.changes.clear()
+        self.rows = 0
+        self.pending = []
+        self._begin_epoch()
 
     def _is_impossible(self, value: float, quantum: float) -> bool:
         """Return whether a mean of positive values cannot fall as far with one more of them."""
@@ -195,9 +196,13 @@ class RunningMean:
                 self._evaluate_slope()
         self.period = self.rows if abs(self.rows - self.length) <= 1 + SAME_LENGTH * self.rows else 0
         self.length = self.rows
-        self.rows, self.slope, self.has_shifted = len(values), Slope(), False
+        self.rows = len(values)
         self.anchor_rows, self.anchor = 1, values[0]
         self.recovered = values[-1]
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.slope, self.has_shifted = Slope(), False
         self.changes.clear()
 
     def _recover(self, value: float, quantum: float) -> float | None:

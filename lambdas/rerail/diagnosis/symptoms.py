@@ -29,7 +29,7 @@ class SymptomRule:
         return self.pattern.search(text)
 
 
-_WORDS = {r"\w*": r"\w{0,60}", r"\w+": r"\w{1,60}", r"\S*": r"\S{0,300}", r"\S+": r"\S{1,300}", r"\d+": r"\d{1,60}"}
+_LIMITED = {r"\w*": r"\w{0,60}", r"\w+": r"\w{1,60}", r"\S*": r"\S{0,300}", r"\S+": r"\S{1,300}", r"\d+": r"\d{1,60}"}
 
 
 def _near(thing: str) -> tuple[str, str]:
@@ -47,9 +47,9 @@ def _list_not_finite(name: str) -> tuple[str, str]:
 
 
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
-    """Return the rule; in its patterns a word has an end, since repetitions of any length take time without one."""
+    """Return the rule with limited repetitions, because unlimited ones may take quadratic time."""
     text = "|".join(patterns)
-    for unlimited, limited in _WORDS.items():
+    for unlimited, limited in _LIMITED.items():
         text = text.replace(unlimited, limited)
     return SymptomRule(name, cause, LazyPattern(text, re.IGNORECASE), firm)
 

@@ -372,7 +372,8 @@ def make_samples(
     for at in sorted(rows):
         end = at + period
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
-            before, step = cursor, parse_step(rows[at])
+            before = cursor
+            step = parse_step(rows[at])
             if not may_have_resumed:
                 cursor = _with_low_minutes(cursor, step, evaluates="loss" not in rows[at] and bool(names.loss))
             begins_again = cursor.counts_epochs and (not before.counts_epochs or _has_fallen(before, step))

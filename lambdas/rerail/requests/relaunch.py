@@ -23,6 +23,7 @@ RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 VALUE_LIMIT = 512  # characters of a variable
+MICROBATCHES_LIMIT = 10_000  # the agent reads four digits
 # Variables for a single attempt, which are not carried over to the next one.
 FAILED_GPUS = "RERAIL_FAILED_GPUS"
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER", "RERAIL_PREVIOUS_CAUSE", FAILED_GPUS)
@@ -185,8 +186,9 @@ def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str
     variables |= {"RERAIL_LR_SCALE": scale} if (own_rate, rate) != (1.0, 1.0) else {}
     if action.microbatches > 1:
         parts = own.get("RERAIL_MICROBATCHES") or "1"
-        product = action.microbatches * int(parts) if re.fullmatch("[1-9][0-9]{0,3}", parts) else math.inf
-        variables["RERAIL_MICROBATCHES"] = str(product) if product < 10_000 else parts  # the agent reads four digits
+        if re.fullmatch("[1-9][0-9]{0,3}", parts) and action.microbatches * int(parts) < MICROBATCHES_LIMIT:
+            parts = str(action.microbatches * int(parts))
+        variables["RERAIL_MICROBATCHES"] = parts
     return variables | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
 
 

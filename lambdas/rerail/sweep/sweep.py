@@ -14,7 +14,7 @@ from rerail.decisions.decide import decide
 from rerail.decisions.decision import select_known
 from rerail.decisions.file_copies import list_due_copies
 from rerail.decisions.on_job import DEFECT
-from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
+from rerail.detection.evaluate import Monitor, MonitoredRun, describe_error, with_heartbeat
 from rerail.detection.idle import is_load_due
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
@@ -345,7 +345,7 @@ class Sweep:
             return 0, str(error)
         except Exception as error:  # one run's stored state cannot even be read: evaluate the others without it
             if len(runs) == 1:
-                return 0, f"{runs[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
+                return 0, describe_error(runs[0], error)
             half = len(runs) // 2
             (first, first_problem), (second, second_problem) = (
                 self._evaluate_batch(runs[:half], at),

@@ -26,11 +26,8 @@ def format_subject(notice: Notice) -> str:
 
 def format_text(notice: Notice, links: Links) -> str:
     """Return the whole notice as plain text."""
-    todo = (
-        "\n".join(["What to do:", *(f"  - {step}" for step in list_next_steps(notice))])
-        if list_next_steps(notice)
-        else ""
-    )
+    steps = list_next_steps(notice)
+    todo = "\n".join(["What to do:", *(f"  - {step}" for step in steps)]) if steps else ""
     facts = (
         ("By when", format_deadline(notice)),
         ("What Rerail did", indent(notice.did)),
