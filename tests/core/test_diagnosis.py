@@ -357,6 +357,15 @@ def test_the_evidence_is_what_a_message_announces_after_an_empty_line() -> None:
     assert "Expected size[1]" in found.evidence
 
 
+def test_the_evidence_of_a_device_side_assert_is_what_the_kernel_asserted() -> None:
+    block = "../aten/src/ATen/native/cuda/Loss.cu:240: nll_loss_forward: block: [0,0,0], thread: [5,0,0] "
+    raised = "RuntimeError: CUDA error: device-side assert triggered"
+    log = f"{block}Assertion `t >= 0 && t < n_classes` failed.\nTraceback (most recent call last):\n{raised}"
+    found = diagnose(raised, logs=(log,))
+    assert found.cause is Cause.USER_CODE
+    assert found.evidence.startswith("Assertion `t >= 0 && t < n_classes` failed on the device: ")
+
+
 def test_an_exception_at_the_end_of_a_process_does_not_replace_the_root() -> None:
     handled = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
     text = f"{TRACE}\nOSError: Too many open files{handled}{TRACE.replace('in x', 'in _run_finalizers')}\nOSError: x"

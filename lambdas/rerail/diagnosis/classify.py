@@ -168,6 +168,9 @@ _READING = LazyPattern(
     re.IGNORECASE,
 )
 
+# What a CUDA kernel asserted: the exception that follows says only that some assertion failed.
+_KERNEL_ASSERTION = LazyPattern(r"\bAssertion [`'\"]([^`'\"\r\n]{1,160})[`'\"]? failed\b")
+
 # Applied in this order to make two reports of one error equal.
 _VOLATILE_PATTERNS: tuple[tuple[LazyPattern, str], ...] = (
     (LazyPattern(r",? exit code: -?\d+\W*$", re.IGNORECASE), ""),
@@ -333,6 +336,8 @@ def _make_match(found: _Match, texts: Sequence[str], exit_code: int | None) -> D
             rule = TIMEOUT_WHILE_READING
         # The ranks print the lines of one timeout in any order.
         root = f"OpType={min(_OPERATION.findall(joined), default='')}" if WAVE.search(root) else root
+    if "device-side assert" in root and (asserted := _KERNEL_ASSERTION.search(joined)):
+        evidence = f"{asserted[0]} on the device: {evidence}"
     # A file of a server that did not answer, or a package of which pip could read no version.
     is_remote = rule.name == "missing-input" and "://" in root or "(from versions: none)" in root
     if is_remote and (lost := SERVICE.search(joined)):
