@@ -18,7 +18,14 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local
-from cli.saves import StoredCheckpoint, explain_passed_over, find_resume_point, list_checkpoints, verify_checksums
+from cli.saves import (
+    StoredCheckpoint,
+    explain_passed_over,
+    find_resume_point,
+    list_checkpoints,
+    verify_checksums,
+    verify_readable,
+)
 from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
 from rerail.decisions.decision import find_manifest_key, with_attempt_number
@@ -29,7 +36,8 @@ from rerail.model.formatting import format_files
 from rerail.model.run import Run
 
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Read every file and compare its checksum; exit status 1 if one is damaged.")
+    bool,
+    typer.Option("--verify", help="Read every file, compare its checksum or open it; exit status 1 if one is damaged."),
 ]
 SINGLE_FILES = (
     "overwritten in place, with no step in its name: a relaunch resumes from wherever the script does. Rerail takes a "
@@ -46,6 +54,10 @@ UNKNOWN = (
 )
 NOTHING = (
     "nothing is saved under {uri} yet that Rerail recognizes as a checkpoint: docs/without-agent.md#what-is-recognised"
+)
+DAMAGED = (
+    "  it is damaged: {damage}. `rerail rollback {run} --to STEP` has the run resume from an older one; or delete the "
+    "damaged files"
 )
 MAX_NAMES = 5
 SAVED_AT = attrgetter("saved_at")
@@ -99,15 +111,16 @@ def checkpoints(
 
 
 def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
-    """Only what has all its files, and a manifest with their checksums: of the others nothing more can be known."""
-    whole = [save for save in saves if save.is_whole and save.has_manifest]
-    columns = (TextColumn("comparing checksums"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    """Compare the checksums of a manifest; open the files of a script without manifests."""
+    whole = [save for save in saves if save.is_whole]
+    columns = (TextColumn("reading checkpoints"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(file.bytes for save in whole for file in save.files))
-        return [
-            verify_checksums(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save
-            for save in saves
-        ]
+        verified = []
+        for save in saves:
+            verify = verify_checksums if save.has_manifest else verify_readable
+            verified.append(verify(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save)
+        return verified
 
 
 def _choose(run: Run, saves: Sequence[StoredCheckpoint], step: int | None) -> Sequence[StoredCheckpoint]:
@@ -221,6 +234,8 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})")
+    if chosen.damage:
+        console.print(escape(DAMAGED.format(damage=chosen.damage, run=run.id)))
     for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}")
@@ -298,6 +313,8 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
 def _soundness(save: StoredCheckpoint) -> str:
     if save.damage:
         return f"[red]{escape(save.damage)}[/]"
+    if not save.has_manifest and save.is_verified:
+        return "[green]yes, its files can be read[/]"
     if save.is_single_file and not save.layout:
         return "[dim]not known[/]"
     if not save.has_manifest:

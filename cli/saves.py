@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from cli.file_checks import find_damage, open_object
 from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable
 from rerail.decisions.decision import (
     find_first_signed_step,
@@ -35,11 +36,11 @@ READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file as the manifest lists it."""
+    """One file as the manifest lists it; of a script without manifests, by its key and without a checksum."""
 
     name: str
     bytes: int
-    checksum: str
+    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,21 @@ class StoredCheckpoint:
     files: tuple[File, ...] = ()
     damage: str = ""
     is_verified: bool = False
-    # Of a script without manifests: the frameworks that write this layout, its number in words, the keys of its
-    # files, and what the pointers beside it say.
+    # Of a script without manifests: the frameworks that write this layout, its number in words, and what the pointers
+    # beside it say.
     layout: str = ""
     number: str = ""
-    keys: tuple[str, ...] = ()
     pointer: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys of a script's files."""
+        return () if self.has_manifest else tuple(file.name for file in self.files)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Return whether a relaunch does not resume from it: the supervisor does not read a script's files."""
+        return bool(self.damage) and (self.has_manifest or not self.is_verified)
 
     @property
     def is_single_file(self) -> bool:
@@ -140,7 +150,7 @@ def _saves_of_a_script(
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
             layout=save.name,
             number=f"{save.counts} {save.step}",
-            keys=tuple(file.key for file in save.files.values()),
+            files=tuple(File(file.key, file.bytes) for file in save.files.values()),
             pointer=_describe_pointers(save.parent, pointers),
         )
         for save in found
@@ -168,6 +178,7 @@ def _single_files(bucket: str, prefix: str, stored: Sequence[StoredObject]) -> l
             bytes=sizes[name],
             has_manifest=False,
             checkpoint=file,
+            files=(File(name, sizes[name]),),
         )
         for file in checkpoint_layouts.find_single_files(stored, uri=uri)
     ]
@@ -223,6 +234,20 @@ def verify_checksums(s3: Any, uri: str, save: StoredCheckpoint, advance: Callabl
     return replace(save, damage=damage, is_verified=True)
 
 
+def verify_readable(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
+    """Open every file of a script's checkpoint whose format shows damage; call `advance` with what was read."""
+    bucket, prefix = split_uri(uri)
+
+    def wrong(file: File) -> tuple[str, str | None]:
+        with open_object(s3, bucket, f"{prefix}{file.name}", file.bytes, advance) as opened:
+            return file.name, find_damage(file.name, opened, file.bytes)
+
+    with ThreadPoolExecutor(READERS) as readers:
+        found = [(name, damage) for name, damage in readers.map(wrong, save.files) if damage is not None]
+    damage = "; ".join(f"{name.removeprefix(f'{save.folder}/')} {damage}" for name, damage in found if damage)
+    return replace(save, damage=damage, is_verified=bool(found))
+
+
 def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) -> str:
     digest = xxhash.xxh3_64()
     for chunk in s3.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(CHUNK):
@@ -234,7 +259,9 @@ def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) ->
 def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
     """Return the checkpoint from which a relaunch of the run would resume, by the supervisor's own rule."""
     sound = {
-        save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_quarantined and not save.damage
+        save.checkpoint.uri: save
+        for save in saves
+        if save.checkpoint and not save.is_quarantined and not save.is_skipped
     }
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
     before = run.stop.before_step if run.stop else None
@@ -249,7 +276,7 @@ def explain_passed_over(run: Run, save: StoredCheckpoint, saves: Sequence[Stored
         return "quarantined by a rollback"
     if not save.has_manifest and (save.checkpoint is None or has_agent(run)):
         return "no manifest: a save that is under way, or never ended"
-    if save.damage or save.checkpoint is None:
+    if save.is_skipped or save.checkpoint is None:
         return save.damage
     if run.stop and run.stop.before_step is not None and save.step >= run.stop.before_step:
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"

@@ -1,10 +1,12 @@
 """`rerail checkpoints`: what is saved, what is sound, and where a relaunch would carry on."""
 
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 import typer
 import xxhash
 from moto import mock_aws
@@ -217,6 +219,26 @@ def test_verify_reads_every_file_and_reports_mismatches(s3):
     assert answer.exit_code == 1
     assert "__0_0.distcp does not match its checksum" in answer.stdout
     assert facts("--verify")["resume_from"]["step"] == 20
+
+
+def test_verify_opens_the_files_of_a_script_without_manifests(s3):
+    """The supervisor does not read them: a relaunch would resume from the damaged one, and the answer says so."""
+    archive = io.BytesIO()
+    torch.save({"weights": torch.arange(1000.0)}, archive)
+    whole = archive.getvalue()
+    for step, content in ((20, whole), (40, whole[:-500])):
+        for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
+            s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-{step}/{name}", Body=content)
+        s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-{step}/trainer_state.json", Body=b'{"global_step": 1}')
+    assert rerail("gpt").exit_code == 0
+    answer = rerail("gpt", "--verify")
+    assert answer.exit_code == 1
+    shown = " ".join(answer.stdout.split())
+    assert (
+        "would resume from step 40" in shown and "it is damaged: " in shown and "optimizer.pt cannot be read" in shown
+    )
+    assert "`rerail rollback gpt --to STEP`" in shown
+    assert [row["verified"] for row in facts("--verify")["checkpoints"]] == [False, True]
 
 
 def test_a_manifest_without_checksums_cannot_be_verified(s3):
