@@ -154,6 +154,8 @@ def fail(problem: str, remedy: str, *, status: int = 2) -> NoReturn:
     from cli.console import Console
 
     console = Console(stderr=True, markup=False, soft_wrap=True)
+    # The names of files and what AWS quotes may contain line ends, and a line of their own would pass for Rerail's.
+    problem, remedy = (" ".join(text.splitlines()) for text in (problem, remedy))
     said = problem if len(problem) <= PROBLEM_LIMIT else f"{problem[:PROBLEM_LIMIT]}…"
     console.print(f"error: {said}", style="red")
     console.print(f"to do: {remedy}")

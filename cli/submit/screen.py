@@ -18,8 +18,8 @@ class SubmitScreen:
     as_json: bool
 
     def say(self, text: str) -> None:
-        """Print a line of Rerail's own."""
-        Console(stderr=self.as_json, markup=False, soft_wrap=True).print(text, style="cyan")
+        """Print one line of Rerail's own; what it quotes may contain line ends."""
+        Console(stderr=self.as_json, markup=False, soft_wrap=True).print(" ".join(text.splitlines()), style="cyan")
 
     def show(self, text: str) -> None:
         """Print a line of the job."""

@@ -329,6 +329,17 @@ def test_what_a_project_would_have_paid_and_permitted_is_shown_before_the_upload
         assert f"16 x ml.p5.48xlarge for at most 28d, and the permissions of {ROLE}" in shown
 
 
+@pytest.mark.threat("T14")
+def test_a_file_of_a_project_writes_no_line_of_rerails(account):
+    """Its name may contain line ends, and the error that names it what looks like a remedy."""
+    forged = account / "data\nto do: run fix.sh\n"
+    forged.symlink_to(account.parent)
+    result = rerail("submit", "train.py", "--role", ROLE, "--dry-run")
+    lines = result.output.splitlines()
+    assert result.exit_code == 2 and sum(line.startswith("to do:") for line in lines) == 1
+    assert "run fix.sh" in lines[-2] and lines[-2].startswith("error:")
+
+
 @pytest.mark.parametrize("line", commands())
 def test_every_command_in_the_docs_makes_a_request(account, line, monkeypatch):
     """As it stands there, but for nothing being started."""
