@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cli.logbook import JobLogLine
+from cli.training_logs.expressions import compile_expression
 from cli.training_logs.numbers import LONGEST, read_number
 
 OURS = re.compile(r"\brerail step=(\d{1,18}) (?:.*?\s)?loss=(\S+)")
@@ -71,6 +72,6 @@ def find_largest_difference(before: Losses, after: Losses, steps: Sequence[int])
 
 def _pattern(text: str) -> re.Pattern[str] | None:
     try:
-        return re.compile(text)
-    except (re.error, RecursionError, OverflowError):
+        return compile_expression(text)
+    except re.error:
         return None  # SageMaker's dialect is Java's; such a metric is read by CloudWatch alone

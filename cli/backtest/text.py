@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, count_longest, make_sample
+from cli.training_logs.expressions import compile_expression
 from cli.training_logs.find import find_metrics, read_lines
 from cli.training_logs.numbers import compile_reader, read_number
 from rerail.model.metrics import LossSilence
@@ -29,7 +30,7 @@ def parse_patterns(given: Sequence[str]) -> dict[str, re.Pattern[str]]:
                 f"--metric {text[:200]!r} is not NAME=REGEX", f"use one of {', '.join(COLUMNS)}, such as {EXAMPLE}"
             )
         try:
-            pattern = re.compile(expression)
+            pattern = compile_expression(expression)
         except re.error as error:
             raise BadInput(f"--metric {name}: {error} in {expression[:200]!r}", "correct the expression") from error
         if pattern.groups != 1:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from cli.training_logs.expressions import REMEDY, find_flaw_in_time
+from cli.training_logs.expressions import REMEDY, compile_expression, find_flaw_in_time
 from rerail.messages.messages import JOB_NAME
 from rerail.model.errors import PolicyError
 from rerail.model.formatting import format_duration
@@ -283,7 +283,7 @@ QUESTIONS: tuple[Question[Subject], ...] = (
 
 def _flaw(metric: str, expression: str) -> str:
     try:
-        groups = re.compile(expression).groups
+        groups = compile_expression(expression).groups
     except re.error as error:
         return f"does not compile: {error}"
     return "" if groups else "captures nothing: it has no ( ) around the number"

@@ -11,6 +11,7 @@ from cli.names import ATTEMPT
 from cli.submit.channels import make_channels
 from cli.submit.problem import Problem
 from cli.submit.settings import SubmitSettings
+from cli.training_logs.expressions import compile_expression
 from rerail.messages.messages import JOB_NAME
 from rerail.model.errors import RequestRefused
 from rerail.requests.supervised import CHANNEL, supervised
@@ -162,7 +163,7 @@ def _instance_types() -> Sequence[str]:
 
 def _check_expression(name: str, expression: str) -> None:
     try:
-        groups = re.compile(expression).groups
+        groups = compile_expression(expression).groups
     except re.error as error:
         raise Problem(f"--metric {name}: not a regular expression: {error}", "correct it, and quote it") from error
     if groups != 1:

@@ -28,6 +28,14 @@ class Flaw:
     is_certain: bool
 
 
+def compile_expression(text: str) -> re.Pattern[str]:
+    """Return the compiled expression, which others may have written; raise re.error for any that cannot be compiled."""
+    try:
+        return re.compile(text)
+    except (RecursionError, OverflowError) as error:
+        raise re.error(f"too large or too deep: {error}") from error
+
+
 def find_flaw(expression: str) -> Flaw | None:
     """Return what the expression of a loss or a gradient norm misreads; None if it reads what was tried, or is none."""
     if _make_example(expression, SMALL) is None:
@@ -100,8 +108,9 @@ def _find_longer_name(expression: str) -> str:
 def _make_example(expression: str, number: str) -> str | None:
     """Return a short text of which the first group of an expression would be this number; None if there is none."""
     try:
+        compile_expression(expression)
         tree = _parser.parse(expression)
-    except (re.error, RecursionError, OverflowError):
+    except re.error:
         return None
     return "".join(_write(tree, number)) if tree.state.groups > 1 else None
 

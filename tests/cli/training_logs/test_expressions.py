@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.training_logs.expressions import _make_example, find_flaw, read
+from cli.training_logs.expressions import _make_example, compile_expression, find_flaw, read
 from rerail.model.metrics import make_definitions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,6 +60,14 @@ def test_a_flaw_is_named(expression, text, is_certain):
 def test_any_expression_is_read_without_an_accident(expression):
     """Whatever people write, there is an answer."""
     find_flaw(expression)
+
+
+@pytest.mark.parametrize("expression", ["(" * 3000 + "a" + ")" * 3000, "(a{99999999999999})", "(a"])
+def test_what_cannot_be_compiled_is_one_kind_of_error(expression):
+    """Projects and jobs of others choose them."""
+    with pytest.raises(re.error):
+        compile_expression(expression)
+    assert find_flaw(expression) is None
 
 
 def test_an_example_is_short_whatever_repeats_in_repetitions():
