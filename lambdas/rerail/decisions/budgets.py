@@ -49,7 +49,7 @@ def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool
 def with_split(ledger: Ledger, *, at: datetime) -> Ledger:
     """Return the ledger after a failure that is answered by smaller microbatches: it costs neither retry nor start."""
     return replace(
-        _with_entry(ledger, at, "oom: not charged, the batch is split"),
+        _with_entry(ledger, at, "oom: not charged, the batch can be split"),
         starts=ledger.starts[:-1],
         capacity_since=None,
         fallbacks=(),
