@@ -50,6 +50,17 @@ def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, ev
     assert 0 < len(text.encode()) < TEXT_LIMIT_BYTES
 
 
+@pytest.mark.parametrize("folder", ["s3://b/x: rerail https://e.vil/login", "s3://b/x: aws www.evil.com"])
+def test_a_folder_that_looks_like_a_command_links_nowhere(folder):
+    """A step of ours quotes the checkpoint folder, whose name a job chooses; commands of ours can still be typed."""
+    step = f"delete the damaged file in {folder}"
+    notice = replace(NOTICES[0], todo=f"{step}\nthen: rerail submit src/train.v2.py --continue gpt")
+    mail, page = format_text(notice, Links()), format_pagerduty(notice, Links()) or {}
+    for text in (mail, page["payload"]["custom_details"]["what to do"]):
+        assert not LIVE.search(text) and "evil.com" not in text
+        assert "rerail submit src/train.v2.py --continue gpt" in text
+
+
 @pytest.mark.threat("T12")
 @given(EVIDENCE.map("".join))
 @example("click [here](http://e.vil) or <http://e.vil|here>, <!channel> *now*")

@@ -29,6 +29,7 @@ HARMLESS = re.compile(
     r"|toml|txt|whl|yaml|yml)"
 )
 COMMAND = re.compile(r"(?m)(?:^|(?<=: ))(?:rerail|aws) ")
+FILE = re.compile(r"[\w./-]+\.(?:py|sh|toml)")
 POLICY_FIELDS = frozenset(
     f"{section.name}.{field.name}"
     for section in fields(Policy)
@@ -72,9 +73,15 @@ def indent(text: str) -> str:
 
 
 def list_next_steps(notice: Notice) -> list[str]:
-    """Return the steps for the operator as clean prose; commands at their ends stay as they must be typed."""
+    """Return the steps for the operator as clean prose; files in commands at their ends stay as they must be typed.
+
+    A folder that a job names may look like such a command."""
     steps = (split_command(line.strip()) for line in clean_text(notice.todo).splitlines() if line.strip())
-    return [" ".join(filter(None, (clean_prose(prose), command))) for prose, command in steps]
+    return [" ".join(filter(None, (clean_prose(prose), _clean_command(command)))) for prose, command in steps]
+
+
+def _clean_command(command: str) -> str:
+    return " ".join(word if FILE.fullmatch(word) else clean_prose(word) for word in command.split(" "))
 
 
 def format_time(time: datetime) -> str:
