@@ -16,7 +16,7 @@ from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.logs import CloudWatchLogs
-from rerail.aws.records import write
+from rerail.aws.records import read, write
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.shards import InvokedShards
 from rerail.aws.sqs import SqsQueue
@@ -211,6 +211,26 @@ def test_what_is_never_read_is_not_asked_for_ever():
     respond("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
     with pytest.raises(Throttled):
         DynamoRuns("Runs").find_unknown_jobs(["gpt"])
+
+
+def test_nothing_processed_is_known_in_any_order(monkeypatch):
+    """DynamoDB does not say in which order it returns what is left."""
+    keys, asked = [{"pk": {"S": name}, "sk": {"S": "watch"}} for name in ("watch#gpt", "watch#llm")], []
+
+    def leave_all(RequestItems):
+        assert not asked.append(RequestItems) and len(asked) < 4, "asked again and again"
+        left = RequestItems["Runs"]
+        if isinstance(left, list):
+            return {"UnprocessedItems": {"Runs": left[::-1]}}
+        return {"UnprocessedKeys": {"Runs": {**left, "Keys": left["Keys"][::-1]}}}
+
+    monkeypatch.setattr(clients.client("dynamodb"), "batch_get_item", leave_all)
+    monkeypatch.setattr(clients.client("dynamodb"), "batch_write_item", leave_all)
+    with pytest.raises(Throttled):
+        list(read("Runs", keys))
+    asked.clear()
+    with pytest.raises(Throttled):
+        write("Runs", keys)
 
 
 def test_what_is_never_written_is_not_sent_for_ever():

@@ -82,7 +82,7 @@ def read(table: str, keys: Sequence[Mapping[str, Any]], *, only: str = "") -> It
             answer = client("dynamodb").batch_get_item(RequestItems=request)
             yield from answer.get("Responses", {}).get(table, [])
             left = answer.get("UnprocessedKeys", {})
-            if left == request:
+            if left and len(left[table]["Keys"]) == len(request[table]["Keys"]):  # in any order
                 raise Throttled("BatchGetItem: the table processed none of the keys")
             request = left
 
@@ -112,6 +112,6 @@ def write(table: str, items: Iterable[Mapping[str, Any]]) -> None:
         request: Any = {table: puts[start : start + WRITE_BATCH]}
         while request:
             left = client("dynamodb").batch_write_item(RequestItems=request).get("UnprocessedItems", {})
-            if left == request:
+            if left and len(left[table]) == len(request[table]):  # in any order
                 raise Throttled("BatchWriteItem: the table processed none of the items")
             request = left
