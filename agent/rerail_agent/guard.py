@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from rerail.model.finding import Finding, Kind, Level
@@ -59,6 +59,13 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
+
+
+@cache
+def _find_exit_end() -> float:
+    """Return when all guards of this process must be closed: a search over settings may have made many."""
+    return time.monotonic() + EXIT_REPORTS_S
+
 
 Save = Callable[[str], str | os.PathLike[str] | None]
 # SageMaker begins to end the instances of reserved capacity 30 minutes before that ends.
@@ -373,7 +380,7 @@ class Guard:
     def _open_mailbox(self) -> None:
         """Connect rank 0 to the supervisor's mailbox."""
         self._agreement.join()
-        atexit.register(self.close, EXIT_REPORTS_S)
+        atexit.register(lambda: self.close(max(0.0, _find_exit_end() - time.monotonic())))
         if not self._identity.bucket or not self._is_first():
             return
         self._mailbox_client = MailboxClient(

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import ReportKind
 from rerail_agent import Guard, agreement
+from rerail_agent import guard as guard_module
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import environment_of
 from tests.house.sources import ROOT
@@ -304,6 +306,21 @@ def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket:
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=300)
     assert ended.returncode == 0
     assert "a001-hello" in bucket.reports()
+
+
+def test_all_guards_of_a_process_share_the_time_at_its_exit(new_guard, bucket, monkeypatch):
+    """A search over settings makes one for each trial; without a mailbox, each would wait for as long as one may."""
+    at_exit, given = [], []
+    monkeypatch.setattr(guard_module.atexit, "register", at_exit.append)
+    for guard in [new_guard(bucket) for _ in range(3)]:
+        guard._mailbox_client.stop(1.0)
+        monkeypatch.setattr(guard, "_mailbox_client", SimpleNamespace(stop=given.append))
+    times = iter((1000.0, 1000.0, 1001.5, 1003.0))
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    for close in at_exit:
+        close()
+    guard_module._find_exit_end.cache_clear()
+    assert given == [2.0, 0.5, 0.0]
 
 
 @pytest.mark.slow
