@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 from rerail.model.errors import RequestRefused
 from rerail.model.metrics import MetricNames, make_definitions
 from rerail.model.policy import NAME
-from rerail.requests.relaunch import ENVIRONMENT_LIMIT, POLICY_TAG, TAG_LIMIT, read_signing_key, with_signing_key
+from rerail.requests.relaunch import (
+    ENVIRONMENT_LIMIT,
+    POLICY_TAG,
+    RUN_TAG,
+    TAG_LIMIT,
+    read_signing_key,
+    with_signing_key,
+)
 
 METRICS_LIMIT = 40
 RETRIES_LIMIT = 30
@@ -170,6 +177,8 @@ class JobAdditions:
         policy, present = self.tags.get(POLICY_TAG), tags.get(POLICY_TAG)
         if policy and present and present != policy:
             raise RequestRefused(f"the job has the tag {POLICY_TAG}={present} already, not {policy}; name one of them")
+        if RUN_TAG in tags:
+            raise RequestRefused(f"the job has the tag {RUN_TAG}, which only relaunches may have; remove it")
         if len(tags.keys() | self.tags.keys()) > TAG_LIMIT - OUR_TAGS:
             raise RequestRefused(f"the job has {len(tags)} tags: a relaunch needs 3 of the {TAG_LIMIT}; remove some")
         return {**tags, **self.tags}

@@ -20,7 +20,7 @@ from rerail.model.errors import RequestRefused
 from rerail.model.metrics import MetricNames, make_definitions, select_names
 from rerail.model.policy import Policy
 from rerail.model.signatures import VARIABLE
-from rerail.requests.relaunch import POLICY_TAG, make_request, read_checkpoint_uri, read_signing_key, rebuild
+from rerail.requests.relaunch import POLICY_TAG, RUN_TAG, make_request, read_checkpoint_uri, read_signing_key, rebuild
 from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
@@ -232,6 +232,7 @@ def test_sagemakers_own_retries_and_file_systems_are_kept():
         (PLAIN, {"policy": "no good"}, "policy 'no good': must be 1-63 letters"),
         (PLAIN, {"checkpoints": "/opt/ml/checkpoints"}, "must be a folder in S3"),
         ({**PLAIN, "Tags": [{"Key": POLICY_TAG, "Value": "observe"}]}, {}, "already, not default; name one"),
+        ({**PLAIN, "Tags": [{"Key": RUN_TAG, "Value": "other"}]}, {}, "only relaunches may have; remove it"),
         ({**PLAIN, "Tags": [{"Key": str(n), "Value": ""} for n in range(48)]}, {}, "48 tags.*remove some"),
         ({**PLAIN, "Environment": {str(n): "" for n in range(99)}}, {}, "99 variables.*remove some"),
         ({"role": "r", "source_code": "x"}, {}, "source_code belongs to a ModelTrainer"),
