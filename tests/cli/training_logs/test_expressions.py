@@ -62,7 +62,7 @@ def test_any_expression_is_read_without_an_accident(expression):
     find_flaw(expression)
 
 
-@pytest.mark.parametrize("expression", ["(" * 3000 + "a" + ")" * 3000, "(a{99999999999999})", "(a"])
+@pytest.mark.parametrize("expression", ["(" * 200_000 + ")" * 200_000, "(a{99999999999999})", "(a"])
 def test_what_cannot_be_compiled_is_one_kind_of_error(expression):
     """Projects and jobs of others choose them."""
     with pytest.raises(re.error):
