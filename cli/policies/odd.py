@@ -55,6 +55,9 @@ def check_start_limit(policy: Policy) -> str:
         return "limits.starts is 0: each relaunch is a restart storm and holds the run; give at least 2"
     if limits.starts > limits.attempts:
         return f"limits.starts ({limits.starts}) is above limits.attempts ({limits.attempts}): it is never reached"
+    for window, limit in (("starts_window", "starts"), ("account_window", "account_relaunches")):
+        if not getattr(limits, window):
+            return f"limits.{window} is 0s: limits.{limit} then limits nothing; give minutes"
     return ""
 
 

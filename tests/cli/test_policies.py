@@ -102,6 +102,8 @@ ODD = (
     ("check_relaunches", "[retries]\ninfrastructure = 0"),
     ("check_start_limit", "[limits]\nstarts = 0"),
     ("check_start_limit", "[limits]\nattempts = 3\nstarts = 9"),
+    ("check_start_limit", '[limits]\nstarts_window = "0s"'),
+    ("check_start_limit", '[limits]\naccount_window = "0s"'),
     ("check_dollar_limits", "[limits]\nrun_dollars = 10\nincident_dollars = 20"),
     ("check_dollar_limits", "[limits]\nrun_dollars = 20\nstop_dollars = 10"),
     ("check_backoff", '[backoff]\nbase = "20m"\ncap = "1m"'),
