@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from rerail.detection import blind, capacity_wait, checkpoint_stall, stall, startup_stall
@@ -52,7 +53,7 @@ class Detectors:
     def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
         """Update the state with one more sample, and return the findings, one of each kind."""
         row = self.rows.read(sample, detection.planned)
-        detectors: Iterator[Detector] = (getattr(self, name) for name in _DETECTOR_NAMES)
+        detectors: tuple[Detector, ...] = _list_detectors(self)
         findings: dict[Kind, Finding] = {}
         for detector in detectors:
             if finding := detector.see(row, detection):
@@ -103,3 +104,4 @@ def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterato
 
 
 _DETECTOR_NAMES = tuple(f.name for f in fields(Detectors) if f.name != "rows")
+_list_detectors = attrgetter(*_DETECTOR_NAMES)

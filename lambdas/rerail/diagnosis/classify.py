@@ -442,6 +442,8 @@ def _match_exceptions(lines: list[str], reading: Collection[str] = ()) -> _Match
 
     Exceptions of `reading` come from the input: no checkpoint is damaged.
     """
+    if not lines:
+        return None
     free = [line for line in lines if not OF_PROGRAM.match(line)]
     of_input = set(_clean(reading))
     absent = [line for line in lines if line in of_input and _ABSENT.match(line)]
@@ -554,7 +556,8 @@ def _split_lines(text: str) -> list[str]:
 
 def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> _Match | None:
     """Return the first rule that matches, the matched text as evidence, and the root error from the match on."""
-    joined = " ".join(lines)
+    if not (joined := " ".join(lines)):
+        return None
     for rule in rules:
         match = rule.search(joined)
         if match is not None:
