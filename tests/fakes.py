@@ -457,9 +457,10 @@ class FakeSeries:
     def _of(self, query: MetricQuery, start: datetime, end: datetime, period: timedelta) -> Points:
         name = "count" if query.statistic is Statistic.COUNT else query.metric
         periods: dict[datetime, list[float]] = defaultdict(list)
-        for at, values in sorted(self.points.get(query.job, {}).items()):
-            if start <= at < end and name in values:
-                periods[at - (at - MIDNIGHT) % period].append(values[name])
+        points = self.points.get(query.job, {})
+        for at in sorted(at for at in points if start <= at < end):
+            if name in points[at]:
+                periods[at - (at - MIDNIGHT) % period].append(points[at][name])
         return [(at, JOINS[query.statistic](values)) for at, values in periods.items()]
 
 

@@ -1,10 +1,11 @@
 """Where the adapters' tests take place: the region, the account and the table that the stack would make."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from moto.s3.models import s3_backends
 
 from rerail.aws import clients
 
@@ -38,6 +39,12 @@ def make_bucket(name: str) -> Any:
     s3 = clients.client("s3")
     s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return s3
+
+
+def fill(bucket: str, keys: Iterable[str], body: bytes = b"x" * 10) -> None:
+    """Put an object at each key into moto's S3, without the client, whose calls take a hundred times as long."""
+    for key in keys:
+        s3_backends[ACCOUNT]["aws"].put_object(bucket, key, body)
 
 
 @contextmanager

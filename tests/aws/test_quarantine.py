@@ -21,7 +21,7 @@ from rerail.decisions.quarantine import PLACE, QuarantineMove
 from rerail.model.actions import CopyCheckpoint, QuarantineCheckpoints
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, RerailError, Throttled
 from rerail.model.file_copies import FileCopy
-from tests.aws.places import make_bucket
+from tests.aws.places import fill, make_bucket
 from tests.crashes import Crash, FaultInjector
 from tests.raising import raising
 
@@ -41,10 +41,10 @@ def put(s3: Any, key: str, body: bytes | str = b"x") -> None:
     s3.put_object(Bucket="bucket", Key=f"{FOLDER}{key}", Body=body)
 
 
-def trainer_saves(s3: Any, *steps: int) -> None:
+def trainer_saves(*steps: int) -> None:
     for step in steps:
         for name in TRAINER:
-            put(s3, f"checkpoint-{step}/{name}", f"{name} of {step}")
+            fill("bucket", [f"{FOLDER}checkpoint-{step}/{name}"], f"{name} of {step}".encode())
 
 
 def action(resume_step: int | None = 400, **changes: Any) -> QuarantineCheckpoints:
@@ -92,7 +92,7 @@ def names(*steps: int) -> set[str]:
 
 
 def test_what_was_saved_after_the_step_to_resume_from_is_quarantined(s3):
-    trainer_saves(s3, 300, 400, 500, 600)
+    trainer_saves(300, 400, 500, 600)
     put(s3, "runs/events.out.tfevents.1", b"board")
     before = contents(s3)
     patient_checkpoints().quarantine(action(), allow)
@@ -132,7 +132,7 @@ def test_the_tags_of_what_is_moved_or_replaced_are_kept(s3, monkeypatch):
 
 def test_checkpoints_with_a_manifest_are_left_to_their_script(s3):
     """It moves them away by itself, and ignores one whose manifest is still to come."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     for step in (400, 500):
         put(s3, f"checkpoint-{step}/manifest.json", b"{}")
     put(s3, "checkpoint-600/model.safetensors")
@@ -143,7 +143,7 @@ def test_checkpoints_with_a_manifest_are_left_to_their_script(s3):
 
 def test_a_manifest_elsewhere_keeps_no_checkpoint_from_the_quarantine(s3):
     """Another run, or a stranger, left it there: the script resumes from its own files all the same."""
-    trainer_saves(s3, 300, 400, 500)
+    trainer_saves(300, 400, 500)
     put(s3, "step-000000001/manifest.json", b"{}")
     put(s3, "checkpoint-400/manifest.json", b"{}")
     patient_checkpoints().quarantine(action(), allow)
@@ -152,7 +152,7 @@ def test_a_manifest_elsewhere_keeps_no_checkpoint_from_the_quarantine(s3):
 
 def test_nothing_is_written_over_what_another_has_quarantined(s3):
     """What lies there already and is not the same stays, and so does the source."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
     with pytest.raises(QuarantineFailed, match=r"is not the same as .*optimizer\.pt"):
         patient_checkpoints().quarantine(action(), allow)
@@ -177,7 +177,7 @@ def test_a_pointer_that_cannot_be_read_holds_only_a_rollback(s3, monkeypatch):
 @pytest.mark.threat("T26")
 def test_a_name_too_long_for_quarantine_is_moved_under_a_shorter_one(s3):
     """S3 takes 1,024 bytes, of which the quarantine's folder needs more than the run's own."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     put(s3, f"checkpoint-500/{'x' * 990}", b"long")
     patient_checkpoints().quarantine(action(), allow)
     assert left(s3) == names(400)
@@ -253,7 +253,7 @@ def test_what_was_uploaded_in_parts_is_copied_in_the_same_parts(s3):
 
 
 def test_an_empty_object_that_was_uploaded_in_parts_is_moved_too(s3):
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     upload_in_parts(s3, "checkpoint-500/empty", b"")
     patient_checkpoints().quarantine(action(), allow)
     assert quarantined(s3)["checkpoint-500/empty"] == b""
@@ -295,7 +295,7 @@ def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
 
 
 def test_many_objects_take_as_many_turns_as_they_need(s3):
-    trainer_saves(s3, 400, *range(500, 520))
+    trainer_saves(400, *range(500, 520))
     turns = 0
     while True:
         turns += 1
@@ -392,7 +392,7 @@ def refused(code: str) -> Callable[[], ClientError]:
 )
 def test_a_refusal_is_distinguished_from_a_delay(s3, one_at_a_time, error, meaning, said):
     """Only what waiting does not mend asks for a human, and names the permission; nothing is deleted."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     before = contents(s3)
     one_at_a_time(FaultInjector(3, error=error))
     with pytest.raises(meaning, match=said):
@@ -405,7 +405,7 @@ def test_a_refusal_is_distinguished_from_a_delay(s3, one_at_a_time, error, meani
 
 def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
     """Whatever went wrong in between."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
 
     class Damaging(FaultInjector):
         def call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -423,7 +423,7 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
 @pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
 def test_a_checksum_of_parts_is_not_compared_with_that_of_the_copy(s3, kind):
     """It depends on where the parts end; one of the whole object must be the copy's too."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     sums = itertools.count()
 
     def add_checksum(parsed, **_):
@@ -440,7 +440,7 @@ def test_a_checksum_of_parts_is_not_compared_with_that_of_the_copy(s3, kind):
 
 @pytest.mark.parametrize(("encryption", "count"), [("AES256", 0), ("aws:kms", 5), ("aws:kms:dsse", 5)])
 def test_what_lies_in_quarantine_already_is_copied_again_where_its_etag_is_no_checksum(s3, encryption, count):
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     for name in TRAINER:
         s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/{name}", Body=f"{name} of 500")
     copies: list[Any] = []
@@ -454,7 +454,7 @@ def test_what_lies_in_quarantine_already_is_copied_again_where_its_etag_is_no_ch
 
 def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     """It is not what was listed: the next turn decides anew."""
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     moves: list[QuarantineMove] = []
 
     class Noting(ObjectMover):
@@ -490,7 +490,7 @@ def test_only_the_object_that_was_looked_at_is_copied(s3, parts):
         s3.meta.events.register(
             f"before-parameter-build.s3.{operation}", lambda params, to=made, **_: to.append(params)
         )
-    trainer_saves(s3, 400, 500)
+    trainer_saves(400, 500)
     upload_in_parts(s3, "checkpoint-500/pytorch_model.bin", *[b"x" * 6 * KiB] * parts)
     etag = s3.head_object(Bucket="bucket", Key=f"{FOLDER}checkpoint-500/pytorch_model.bin")["ETag"]
     patient_checkpoints().quarantine(action(), allow)

@@ -20,7 +20,7 @@ from cli.tensorboard.events import EventFile, bring, find_folder, find_writer, l
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.sample import Sample
-from tests.aws.places import make_bucket
+from tests.aws.places import fill, make_bucket
 from tests.cli.cloud import Cloud, Deployed
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -91,8 +91,7 @@ def test_what_others_add_without_end_is_neither_listed_nor_downloaded_without_en
     monkeypatch.setattr(events, "MOST_PAGES", 1)
     with mock_aws():
         s3 = make_bucket("bucket")
-        for number in range(1_001):
-            s3.put_object(Bucket="bucket", Key=f"tb/{number:04d}/{named(NOON + number * HOUR)}", Body=b"xx")
+        fill("bucket", (f"tb/{number:04d}/{named(NOON + number * HOUR)}" for number in range(1_001)), b"xx")
         problems = []
         found = list(list_event_files(s3, RUN, ["s3://bucket/tb/"], problems))
         assert (len(found), len(problems)) == (1_000, 1)

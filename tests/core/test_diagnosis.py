@@ -4,7 +4,7 @@ import gzip
 import itertools
 import json
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -53,12 +53,17 @@ TABLE = (
 )
 
 
+# Several tests read and diagnose the same texts.
+diagnose_once = cache(diagnose)
+
+
+@cache
 def _rows(path: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
 
 
 def _mistakes(rows: list[dict[str, str]]) -> list[str]:
-    answers = [(row["id"], CLASSES.get(row["class"], row["class"]), diagnose(row["text"])) for row in rows]
+    answers = [(row["id"], CLASSES.get(row["class"], row["class"]), diagnose_once(row["text"])) for row in rows]
     return [
         f"{id} is {label}, not {diagnosis.cause} by {diagnosis.rule}"
         for id, label, diagnosis in answers
@@ -66,6 +71,7 @@ def _mistakes(rows: list[dict[str, str]]) -> list[str]:
     ]
 
 
+@cache
 def _compressed_rows(name: str) -> list[dict[str, Any]]:
     text = gzip.decompress((ROOT / f"tests/core/data/failures_{name}.jsonl.gz").read_bytes()).decode()
     return [json.loads(line) for line in text.splitlines()]
@@ -101,7 +107,7 @@ def test_the_output_of_failing_ranks_is_understood() -> None:
     """
     rows = _compressed_rows("ranks")
     assert len(rows) == 41 and _mistakes(rows) == []
-    assert [row for row in rows if "rank" in row and diagnose(row["text"]).rank != row["rank"]] == []
+    assert [row for row in rows if "rank" in row and diagnose_once(row["text"]).rank != row["rank"]] == []
 
 
 def test_every_reported_failure_has_its_source() -> None:
@@ -139,7 +145,7 @@ def test_reported_failures_are_understood(part: str, floor: float, moves: int, r
     of `tune blind since`, 47 of the 58 of `tune blind latest` and 74 of the 78 of `tune blind newest`. Three labelled
     ranks are not named, because another rank's traceback is cut off before its exception.
     """
-    rows = [(row, diagnose(row["text"])) for row in _compressed_rows("reported") if row["set"] == part]
+    rows = [(row, diagnose_once(row["text"])) for row in _compressed_rows("reported") if row["set"] == part]
     clear = [(row["cause"], found.cause) for row, found in rows if row["clear"]]
     points = [1.0 if cause == found else 0.5 * (found is Cause.UNKNOWN) for cause, found in clear]
     assert sum(points) >= floor * len(clear)
@@ -266,8 +272,8 @@ def test_the_cause_is_the_same_in_color_as_objects_and_with_what_follows_a_failu
     """Every fifth of the stored logs is tried, if it is long enough, not cut off and understood."""
     logs = [row["text"] for row in _compressed_rows("reported")[::5]]
     logs = [log for log in logs if log.count("\n") > 5 and not find_failure_lines(log).is_cut]
-    logs = [log for log in logs if diagnose(log).cause is not Cause.UNKNOWN]
-    assert len(logs) > 20 and [log for log in logs if diagnose(write(log)).cause != diagnose(log).cause] == []
+    logs = [log for log in logs if diagnose_once(log).cause is not Cause.UNKNOWN]
+    assert len(logs) > 20 and [log for log in logs if diagnose(write(log)).cause != diagnose_once(log).cause] == []
 
 
 RANK_LINE = re.compile(r"^\[rank(\d+)\]: ?", re.MULTILINE)
@@ -296,7 +302,7 @@ def test_ranks_are_distinguished_in_any_order_and_behind_any_prefix(write) -> No
     """Another prefix may hide the number of a rank, but names no other one."""
     logs = [row["text"] for row in _compressed_rows("reported")]
     logs = [log for log in logs if len(set(RANK_LINE.findall(log))) > 1 and not log.startswith(" ")]
-    pairs = [(diagnose(log), diagnose(write(log))) for log in logs]
+    pairs = [(diagnose_once(log), diagnose(write(log))) for log in logs]
     assert len(pairs) > 10 and [pair for pair in pairs if pair[0].cause != pair[1].cause] == []
     assert [pair for pair in pairs if pair[1].rank not in (None, pair[0].rank)] == []
 

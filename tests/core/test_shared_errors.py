@@ -58,7 +58,7 @@ def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent()
     assert len(tried) == 5
     world.minutes(3)
     fail(world, tried, BROKEN)
-    world.minutes(120)
+    world.minutes(120, every=timedelta(minutes=3))
     assert relaunched(world) == tried
     assert len(world.notice_titles(Severity.PAGE)) == 1
     assert {world.run(name).state for name in tried} == {RunState.HELD}
@@ -66,7 +66,7 @@ def test_five_of_fifty_runs_with_one_error_are_relaunched_and_one_page_is_sent()
     assert waiting.state is RunState.WAITING
     assert all(name in waiting.open_incident.reason for name in tried)
     assert waiting.open_incident.reason.count("its relaunch waits") == 1
-    world.minutes(120)
+    world.minutes(120, every=timedelta(minutes=3))
     assert relaunched(world) == FIFTY
 
 

@@ -3,10 +3,12 @@
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 from moto import mock_aws
+from moto.kms import models as kms
 
 import observability
 import wiring.answer
@@ -33,7 +35,9 @@ MADE_ONCE = (
 
 @pytest.fixture(scope="module", autouse=True)
 def clients_of_our_own() -> Iterator[None]:
-    with our_own_clients():
+    """Each key of moto has an RSA key pair, whatever its kind: make one, since that takes longer than all the rest."""
+    with our_own_clients(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kms, "generate_private_key", cache(kms.generate_private_key))
         yield
 
 

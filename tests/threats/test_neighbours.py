@@ -21,7 +21,7 @@ from rerail.model.errors import BoundsExceeded, QuarantineFailed
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import make_bucket, our_own_clients
+from tests.aws.places import fill, make_bucket, our_own_clients
 from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, FakeCheckpoints, World
 
@@ -176,14 +176,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws_s3, "BATCH", 4)
 
 
-def put(s3: Any, *names: str, body: bytes = b"x" * 10) -> None:
-    for name in names:
-        s3.put_object(Bucket="shared", Key=f"run/{name}", Body=body)
+def put(*names: str, body: bytes = b"x" * 10) -> None:
+    fill("shared", (f"run/{name}" for name in names), body)
 
 
-def save(s3: Any, *steps: int, folder: str = "") -> None:
+def save(*steps: int, folder: str = "") -> None:
     for step in steps:
-        put(s3, *(f"{folder}checkpoint-{step}/{name}" for name in NAMES))
+        put(*(f"{folder}checkpoint-{step}/{name}" for name in NAMES))
 
 
 def page_of_ten(params: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -202,8 +201,8 @@ def pages(s3: Any) -> Iterator[None]:
 @pytest.mark.parametrize("folder", ["", "output/deep/"])
 def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, folder):
     """With its pointers; and so many more as it takes to find one that can be resumed from."""
-    save(s3, *range(100, 3000, 100), folder=folder)
-    put(s3, *(f"{folder}checkpoint-{step}/model.safetensors" for step in range(3000, 3600, 100)))
+    save(*range(100, 3000, 100), folder=folder)
+    put(*(f"{folder}checkpoint-{step}/model.safetensors" for step in range(3000, 3600, 100)))
     found = S3Checkpoints().list_checkpoints(URI)
     assert max(checkpoint.step for checkpoint in found if checkpoint.is_whole) == 2900
     assert {checkpoint.step for checkpoint in found} >= set(range(2900, 3600, 100))
@@ -217,8 +216,8 @@ def test_of_a_large_folder_the_newest_checkpoints_are_read(s3, small, pages, fol
 def test_a_large_folder_without_a_complete_checkpoint_is_read_to_the_limit(s3, small, pages, monkeypatch):
     """It is not refused for that; beside the newest, the oldest checkpoints are known."""
     monkeypatch.setattr(aws_s3, "LIMIT", 16)
-    put(s3, *(f"checkpoint-{step}/model.safetensors" for step in range(100, 6000, 100)))
-    put(s3, "checkpoint-100/trainer_state.json")
+    put(*(f"checkpoint-{step}/model.safetensors" for step in range(100, 6000, 100)))
+    put("checkpoint-100/trainer_state.json")
     found = S3Checkpoints().list_checkpoints(URI)
     assert 16 <= len(found) < 30
     assert [checkpoint.step for checkpoint in found if checkpoint.is_whole] == [100]
@@ -227,7 +226,7 @@ def test_a_large_folder_without_a_complete_checkpoint_is_read_to_the_limit(s3, s
 @pytest.mark.threat("T26")
 def test_of_a_large_folder_everything_newer_is_quarantined(s3, small, pages):
     """In as many turns as it takes; the rest stays."""
-    save(s3, *range(100, 3000, 100))
+    save(*range(100, 3000, 100))
     now = datetime.now(UTC)
     times = {"saved_before": now + timedelta(minutes=1), "saved_after": now - timedelta(minutes=1)}
     S3Checkpoints().quarantine(QuarantineCheckpoints("gpt", 1, URI, 1000, **times), lambda: None)
@@ -240,30 +239,30 @@ def test_of_a_large_folder_everything_newer_is_quarantined(s3, small, pages):
 
 def test_a_folder_within_all_limits_is_listed(s3, small, pages, monkeypatch):
     """Ten objects as a whole. With more, what was listed at first does not count twice: 300 objects in 32 pages."""
-    put(s3, *(f"checkpoint-100/{number}" for number in range(10)))
+    put(*(f"checkpoint-100/{number}" for number in range(10)))
     assert folder_listing.FolderListing("shared", "run/").is_whole
-    put(s3, *(f"data/{number}" for number in range(298)))
+    put(*(f"data/{number}" for number in range(298)))
     monkeypatch.setattr(folder_listing, "MAX_CALLS", 32)
     assert len(folder_listing.FolderListing("shared", "run/").objects) == 298
 
 
-def many_objects(s3: Any) -> None:
-    put(s3, *(f"data/{number}" for number in range(301)))
+def many_objects() -> None:
+    put(*(f"data/{number}" for number in range(301)))
 
 
-def many_folders(s3: Any) -> None:
-    put(s3, *(f"data/{number}/x" for number in range(120)))
+def many_folders() -> None:
+    put(*(f"data/{number}/x" for number in range(120)))
 
 
-def one_large_checkpoint(s3: Any) -> None:
-    put(s3, *(f"checkpoint-100/{number}.pt" for number in range(301)))
+def one_large_checkpoint() -> None:
+    put(*(f"checkpoint-100/{number}.pt" for number in range(301)))
 
 
 @pytest.mark.threat("T26")
-@pytest.mark.parametrize("fill", [many_objects, many_folders, one_large_checkpoint])
-def test_a_folder_without_end_is_refused(s3, small, pages, fill: Callable[[Any], None]):
+@pytest.mark.parametrize("fill_folder", [many_objects, many_folders, one_large_checkpoint])
+def test_a_folder_without_end_is_refused(s3, small, pages, fill_folder: Callable[[], None]):
     """The error names the folder, what was exceeded and what to do; the number of calls is bounded."""
-    fill(s3)
+    fill_folder()
     calls: list[Any] = []
     s3.meta.events.register("before-call.s3.ListObjectsV2", lambda **facts: calls.append(facts))
     with pytest.raises(BoundsExceeded, match=r"s3://shared/run/.*more than.*keep fewer"):
@@ -278,7 +277,7 @@ def test_a_folder_without_end_is_refused(s3, small, pages, fill: Callable[[Any],
 @pytest.mark.threat("T26")
 def test_a_listing_ends_when_its_time_is_over(s3, monkeypatch):
     """A slow answer is no reason to hold a run, so the error says that another try may succeed."""
-    save(s3, 100)
+    save(100)
     monkeypatch.setattr(folder_listing, "MAX_SECONDS", 0.0)
     with pytest.raises(BoundsExceeded, match="longer than") as error:
         S3Checkpoints().list_checkpoints(URI)
@@ -289,7 +288,7 @@ def test_a_listing_ends_when_its_time_is_over(s3, monkeypatch):
 def test_a_manifest_is_read_to_its_limit_only(s3, monkeypatch):
     """A large one is not fetched; one that grows after it was listed is read in part, and is malformed."""
     monkeypatch.setattr(aws_s3, "MANIFEST_BYTES", 1000)
-    put(s3, "step-000000100/manifest.json", body=b" " * 1001)
+    put("step-000000100/manifest.json", body=b" " * 1001)
     with pytest.raises(BoundsExceeded, match=r"step-000000100/manifest.json has more than the 1,000 bytes"):
         S3Checkpoints().list_checkpoints(URI)
     asked: list[dict[str, Any]] = []
@@ -313,7 +312,7 @@ def test_a_manifest_is_read_to_its_limit_only(s3, monkeypatch):
 def test_pointers_are_bounded(s3):
     """Each is an object to fetch."""
     for number in range(21):
-        put(s3, f"{number}/global_step5/model.pt", f"{number}/latest")
+        put(f"{number}/global_step5/model.pt", f"{number}/latest")
     with pytest.raises(BoundsExceeded, match="21 files"):
         S3Checkpoints().list_checkpoints(URI)
 
@@ -329,8 +328,8 @@ def test_a_checkpoint_names_few_missing_files():
 def test_keys_as_strange_as_s3_takes_them_are_read(s3):
     """Newlines, dots, empty parts, escapes, longer than a file system allows: nothing else is found or raised."""
     strange = ("checkpoint-5\n/a", "checkpoint-5/../../b", "//checkpoint-6//c", "checkpoint-%37/d", "step=7\n.ckpt")
-    put(s3, f"{'it1.' * 61}step=8.ckpt.pt", f"{'a/' * 50}checkpoint-9/e")
-    put(s3, *strange, *(f"checkpoint-{'9' * 30}/{name}" for name in NAMES))
+    put(f"{'it1.' * 61}step=8.ckpt.pt", f"{'a/' * 50}checkpoint-9/e")
+    put(*strange, *(f"checkpoint-{'9' * 30}/{name}" for name in NAMES))
     found = S3Checkpoints().list_checkpoints("s3://shared/run")
     assert {checkpoint.step for checkpoint in found} == {5, 6}
     assert BUCKET not in {checkpoint.uri for checkpoint in found}
