@@ -1,78 +1,42 @@
-"""The app, synthesized by its own command line, in an environment without credentials."""
+"""The app's assemblies, synthesized in an environment without credentials."""
 
-import fcntl
 import json
-import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from local import deploy
-from local.deploy import LOCAL_SCOPE, node_folder
 from stacks import ROOT
 from tests.stacks.template import Template
-from tools.variants import CHOICES, EVERYTHING, ORGANIZATION, VIEW, find_templates
+from tools.variants import CHOICES, EVERYTHING, VARIANTS, find_templates
 
-
-def synthesize(
-    out: Path, context: Mapping[str, Any] | None = None, *, validate: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run `python app.py`, told what `cdk -c` would tell it; without validation it takes half as long."""
-    environment = {"PATH": str(node_folder()), "HOME": str(out.parent), "CDK_OUTDIR": str(out)}
-    # Unpacking the library for Node takes seconds: it is done once, wherever HOME is.
-    environment |= {"JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".local" / "jsii")}
-    environment |= {
-        "CDK_CONTEXT_JSON": json.dumps(LOCAL_SCOPE | dict(context or {})),
-        "CDK_VALIDATION": str(validate).lower(),
-    }
-    command = [sys.executable, "app.py"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+# With the last one everything is chosen but the buckets.
+CONTEXTS = {**VARIANTS, "without_buckets": EVERYTHING | CHOICES | {"checkpointBuckets": []}}
 
 
 @pytest.fixture(scope="session")
-def assembly() -> Path:
+def assemblies() -> Path:
+    """Return the folder with each of CONTEXTS, validated; all workers of xdist share it while its inputs stay."""
+    cache, variants = ROOT / ".local" / "tested-assemblies", {"variants": CONTEXTS}
+    return deploy.synthesize(ROOT, cache, app="tests/stacks/synthesize.py", context=variants)
+
+
+@pytest.fixture(scope="session")
+def assembly(assemblies: Path) -> Path:
     """Return the folder of the cloud assembly with the defaults."""
-    return _keep_assembly("default", {})
+    return assemblies / "default" / "cdk.out"
 
 
 @pytest.fixture(scope="session")
-def full_assembly() -> Path:
-    """Return the folder of the cloud assembly of an account that asked for EVERYTHING."""
-    return _keep_assembly("full", EVERYTHING)
+def organization(assemblies: Path) -> Path:
+    """Return the folder of the cloud assembly of an organization's account with CHOICES."""
+    return assemblies / "organization" / "cdk.out"
 
 
 @pytest.fixture(scope="session")
-def organization() -> Path:
-    """Return the folder of the cloud assembly of an organization's account with CHOICES; the view's is validated."""
-    return _keep_assembly("organization", ORGANIZATION | CHOICES, validate=False)
-
-
-@pytest.fixture(scope="session")
-def organization_view() -> Path:
+def organization_view(assemblies: Path) -> Path:
     """Return the folder of the cloud assembly of an organization whose members forward run events."""
-    return _keep_assembly("organization_view", ORGANIZATION | CHOICES | VIEW)
-
-
-def _keep_assembly(name: str, context: Mapping[str, Any], *, validate: bool = True) -> Path:
-    """Synthesize once for all workers of pytest-xdist, and again only after a change of what a synthesis reads."""
-    folder = ROOT / ".local" / "tested-assemblies" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = (*deploy.INPUTS, "tests/stacks/conftest.py")
-    fingerprint = deploy._fingerprint(ROOT, "app.py", inputs, context)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        made_of = folder / "made-of"
-        if not made_of.exists() or made_of.read_text() != fingerprint:
-            made_of.unlink(missing_ok=True)
-            shutil.rmtree(folder / "cdk.out", ignore_errors=True)
-            run = synthesize(folder / "cdk.out", context, validate=validate)
-            assert run.returncode == 0, run.stderr
-            made_of.write_text(fingerprint)
-    return folder / "cdk.out"
+    return assemblies / "organization_view" / "cdk.out"
 
 
 @pytest.fixture(scope="session")
@@ -82,17 +46,16 @@ def template(assembly: Path) -> Template:
 
 
 @pytest.fixture(scope="session")
-def full(full_assembly: Path) -> Template:
+def full(assemblies: Path) -> Template:
     """Return the supervisor's template with EVERYTHING."""
-    return Template.read(full_assembly)
+    return Template.read(assemblies / "full" / "cdk.out")
 
 
 @pytest.fixture(scope="session")
-def templates(assembly: Path, full_assembly: Path, organization: Path) -> dict[str, Template]:
+def templates(assemblies: Path) -> dict[str, Template]:
     """Return every template by its variant and name, the members' of an organization too."""
-    folders = {"default": assembly, "full": full_assembly, "organization": organization}
     return {
         f"{variant}/{path.name.removesuffix('.template.json')}": Template(json.loads(path.read_text()))
-        for variant, folder in folders.items()
-        for path in find_templates(folder)
+        for variant in ("default", "full", "organization")
+        for path in find_templates(assemblies / variant / "cdk.out")
     }

@@ -13,7 +13,7 @@ from tests.aws.places import REGION, our_own_clients
 from tests.stacks.template import Template, target
 from tests.stacks.test_alarms import watched
 from tests.stacks.test_delivery import allowed_rules
-from tools.variants import ORGANIZATION, find_templates
+from tools.variants import ORGANIZATION
 
 EVENTS = {"source": ["rerail"], "detail-type": ["Rerail Run State Change"]}
 
@@ -112,12 +112,3 @@ def test_each_list_of_the_dashboard_takes_the_newest_event_of_a_run(organization
     body = json.dumps(board["DashboardBody"])
     assert body.count("latest(detail.state) as state") == body.count("by account, region, detail.run") == 3
     assert "FailedInvocations" in body
-
-
-def test_every_finding_is_fixed_or_acknowledged_with_the_view_and_without(organization, organization_view):
-    """Whatever an organization has without the view, it has with it."""
-    for path in find_templates(organization):
-        same = organization_view / path.relative_to(organization)
-        without, with_view = (json.loads(file.read_text())["Resources"].keys() for file in (path, same))
-        assert without <= with_view, path.name
-    assert json.loads((organization_view / "validation-report.json").read_text())["pluginReports"] == []

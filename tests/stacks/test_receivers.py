@@ -39,11 +39,6 @@ def test_by_default_there_is_nothing_of_it(template):
     assert "secretsmanager" not in json.dumps(template.body)
 
 
-def test_the_checks_have_no_findings(full_assembly):
-    """cdk-nag and the CDK's own rules are content with all of it too."""
-    assert json.loads((full_assembly / "validation-report.json").read_text())["pluginReports"] == []
-
-
 def test_the_rules_match_the_detail_types_of_the_function(full):
     """One rule for each receiver, on our bus, for what the function puts there; sent is the detail as it is."""
     rules = receivers(full)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cli.deploy.assembly import Assembly
+from local.deploy import LOCAL_SCOPE, DeployError, synthesize, zipped
 from rerail.decisions.quarantine import COPIES, QUARANTINED, REPLACED
 from rerail.model.policy import parse_policy
 from stacks import ROOT
-from tests.stacks.conftest import synthesize
+from tests.stacks.conftest import CONTEXTS
 from tests.stacks.template import Template, find_acts, many, text
 from tools.variants import CHOICES, find_templates
 
@@ -36,9 +37,10 @@ OUTPUTS = {
 }
 
 
-def test_every_finding_is_fixed_or_acknowledged(assembly):
-    """cdk-nag and the CDK's own rules have nothing left to say."""
-    report = json.loads((assembly / "validation-report.json").read_text())
+@pytest.mark.parametrize("variant", CONTEXTS)
+def test_every_finding_is_fixed_or_acknowledged(assemblies, variant):
+    """cdk-nag and the CDK's own rules have nothing left to say, whatever is chosen."""
+    report = json.loads((assemblies / variant / "cdk.out" / "validation-report.json").read_text())
     assert report["pluginReports"] == []
 
 
@@ -93,39 +95,62 @@ def test_every_policy_is_deployed_as_it_is_written(template):
 def test_a_broken_policy_stops_the_synth(tmp_path):
     """One line that names the file and the field; no traceback, no template."""
     (tmp_path / "default.toml").write_text('[backoff]\nbase = "soon"\n')
-    run = synthesize(tmp_path / "cdk.out", {"policiesFolder": str(tmp_path)}, validate=False)
-    (line,) = run.stderr.splitlines()
-    assert run.returncode == 1
+    context = LOCAL_SCOPE | {"policiesFolder": str(tmp_path)}
+    with pytest.raises(DeployError) as error:
+        synthesize(ROOT, tmp_path / "cache", context=context, validate=False)
+    ended, line = str(error.value).splitlines()
+    assert ended == "app.py ended with 1:"
     assert line.startswith("error: ")
     assert "default.toml" in line
     assert "'backoff.base'" in line
-    assert not (tmp_path / "cdk.out" / "Rerail.template.json").exists()
+    assert not list(tmp_path.rglob("*.template.json"))
 
 
-@pytest.mark.slow
-def test_a_clean_clone_synthesizes_without_credentials(tmp_path):
-    """By `python app.py` and by the CDK's own command; both say in one line that the templates only observe.
+def test_a_clean_checkout_synthesizes_the_same_assets_without_credentials(tmp_path, assembly):
+    """By the CDK's own command, which runs `python app.py` and says in one line that the templates only observe.
 
-    The app needs no home folder; the CDK's command keeps npm's cache there.
+    The app needs no home folder, and knows by itself where to write. The checkout has other times and another umask,
+    bytecode beside the sources, and a Python of the runtime's version on the path: with other assets, each deployment
+    by another person would replace all functions.
     """
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    checkout, tools = tmp_path / "checkout", tmp_path / "bin"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(lambda name: (ROOT / name).is_file(), tracked.split("\0")):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        os.utime(shutil.copy(ROOT / name, checkout / name), (1_000_000_000, 1_000_000_000))
+    (checkout / "lambdas" / "rerail" / "__pycache__").mkdir()
+    (checkout / "lambdas" / "rerail" / "__pycache__" / "ports.cpython-313.pyc").write_bytes(b"bytecode")
+    tools.mkdir()
+    lines = (f"unset CDK_OUTDIR; export HOME={__file__}/home", '[ "$1" = -c ] && echo 3 13 && exit')
+    for name, line in zip(("python", "python3.13"), lines, strict=True):
+        (tools / name).write_text(f'#!/bin/sh\n{line}\nexec {sys.executable} "$@"\n')
+        (tools / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "JSII_"))}
-    environment |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath])}
+    environment |= {"PATH": os.pathsep.join([str(tools), os.defpath])}
     environment |= {"CDK_VALIDATION": "false"}  # takes most of a synthesis, and has found nothing in `assembly`
-    homes = {"python app.py": f"{__file__}/home", "python -m cli.deploy.cdk synth": str(Path.home())}
-    for command, home in homes.items():
-        changed = {**environment, "HOME": home}
-        run = subprocess.run(command.split(), cwd=clone, env=changed, capture_output=True, text=True, timeout=1800)
-        assert run.returncode == 0, run.stderr
-        (note,) = (line for line in run.stderr.splitlines() if line.startswith("note: "))
-        assert "trainingRoleArns and checkpointBuckets are not set, so this template can only observe" in note
-        assert "set trainingRoleArns and checkpointBuckets in cdk.json or with -c" in note
-        assert find_acts(Template.read(clone / "cdk.out")) == set()
-        shutil.rmtree(clone / "cdk.out")
+    command = [sys.executable, "-m", "cli.deploy.cdk", "synth"]
+    run = subprocess.run(
+        command, cwd=checkout, env=environment, umask=0o077, capture_output=True, text=True, timeout=1800
+    )
+    assert run.returncode == 0, run.stderr
+    (note,) = (line for line in run.stderr.splitlines() if line.startswith("note: "))
+    assert "trainingRoleArns and checkpointBuckets are not set, so this template can only observe" in note
+    assert "set trainingRoleArns and checkpointBuckets in cdk.json or with -c" in note
+    assert find_acts(Template.read(checkout / "cdk.out")) == set()
+    found, made = (hash_assets(folder) for folder in (assembly, checkout / "cdk.out"))
+    assert made == found and len(made) == 3
 
 
-@pytest.mark.slow
+def hash_assets(assembly: Path) -> set[tuple[str, int]]:
+    """Return the hash of each asset with the hash of its archive, which is what is uploaded."""
+    files = json.loads((assembly / "Rerail.assets.json").read_text())["files"]
+    return {
+        (key, hash(zipped(assembly / asset["source"]["path"])))
+        for key, asset in files.items()
+        if asset["source"]["packaging"] == "zip"
+    }
+
+
 def test_every_resource_of_an_account_and_of_its_members_has_the_tags(organization):
     """Whatever deploys it: a policy that demands them refuses no resource, and the stack names them too."""
     written = [json.loads(path.read_text()) for path in find_templates(organization)]
@@ -139,7 +164,6 @@ def test_every_resource_of_an_account_and_of_its_members_has_the_tags(organizati
     assert Assembly(organization, "Rerail").tags == {"team": "ml"}
 
 
-@pytest.mark.slow
 def test_the_choices_of_an_account_reach_the_template(organization):
     """Roles, buckets, keys, retention and addresses come from the context; nothing else becomes allowed by them."""
     (role,), (key,) = CHOICES["trainingRoleArns"], CHOICES["checkpointKeyArns"]
