@@ -28,13 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
 # The files that take longest: begun last, one of them would keep a single worker busy at the end.
 LONGEST = (
-    *("container/test_init.py", "container/test_processes.py", "agent/test_hf.py"),
-    "agent/test_frameworks.py",
-    *("container/test_restarts.py", "local/test_repairs_lambda.py", "agent/test_lightning.py"),
-    *("local/test_repairs_cloudwatch.py", "container/test_parallel.py", "house/test_cli_start.py"),
-    *("container/test_preflight.py", "container/test_snapshots.py", "agent/test_acceptance.py"),
-    *("report/test_browser.py", "house/test_cold_start.py", "container/test_ranks.py", "aws/test_quarantine.py"),
-    *("container/test_drills.py", "agent/checkpoints/test_killing.py", "core/test_diagnosis.py"),
+    *("container/test_processes.py", "agent/test_hf.py", "bench/test_programs.py", "container/test_parallel.py"),
+    *("container/test_restarts.py", "core/test_histories.py", "container/test_init.py", "house/test_cli_start.py"),
+    *("report/test_browser.py", "local/test_repairs_lambda.py", "container/test_resume.py", "agent/test_frameworks.py"),
+    *("house/test_cold_start.py", "agent/test_lightning.py", "container/test_snapshots.py", "stacks/test_alarms.py"),
+    *("container/test_ranks.py", "container/test_rollback.py", "agent/test_acceptance.py", "container/test_drills.py"),
+    *("agent/checkpoints/test_bucket.py", "house/test_recipes.py", "aws/test_quarantine.py"),
 )
 # Thousands of sessions read the same service models: parse each once per process.
 botocore.loaders.create_loader = cache(botocore.loaders.create_loader)

@@ -72,13 +72,13 @@ def test_the_checkpoints_from_before_a_problem_outlive_save_total_limit(new_guar
     """NaN from step 5 on, a save at every step: one more than the limit stays, until the loss has recovered."""
     seen: list[list[str]] = []
     look = [HuggingFace().before_step(step, lambda: seen.append(names(tmp_path))) for step in (5, 11)]
-    settings = {"save_steps": 1, "save_total_limit": limit, "max_steps": 60}
+    settings = {"save_steps": 1, "save_total_limit": limit, "max_steps": 40}
     trainer = trainer_in(tmp_path, Spoil(range(5, 11)), RerailCallback(new_guard()), *look, **settings)
     trainer.train()
     before = [f"checkpoint-{step}" for step in range(5 - limit, 5)]
     assert seen == [before, [*before, "checkpoint-10"]]
-    assert read_manifest(tmp_path / "checkpoint-60")["health"] == "clean"
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(61 - limit, 61)]
+    assert read_manifest(tmp_path / "checkpoint-40")["health"] == "clean"
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(41 - limit, 41)]
     assert trainer.args.save_total_limit == limit
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Every run of layouts.py, by number of ranks and name."""
-    return run_layouts(tmp_path_factory.mktemp("layouts"))
+    return run_layouts(tmp_path_factory.mktemp("layouts"), "ring")
 
 
-def run_layouts(*arguments: str | Path) -> Results:
+def run_layouts(folder: Path, pairs: str) -> Results:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, layouts.__file__, *arguments],
+        [sys.executable, layouts.__file__, folder, pairs],
         env={**scrubbed, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
@@ -65,30 +65,44 @@ def test_a_layout_trains_as_one_process_does(trained: Results, ranks: int, name:
     assert other["weights"] == pytest.approx(one["weights"], rel=tolerance)
 
 
+NEEDS_FSDP = pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
-@pytest.mark.time_limit(600, reason="the whole matrix trains every pair of layouts")
-@pytest.mark.parametrize("pairs", ["ring", pytest.param("matrix", marks=pytest.mark.rehearsal)])
-def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path, pairs: str) -> None:
+@NEEDS_FSDP
+def test_what_one_layout_has_saved_the_next_resumes(trained: Results) -> None:
     """With another number of ranks too: losses, norms and weights are those of one process, before and after."""
-    results = run_layouts(tmp_path, pairs)
-    one = results.pop((1, "one"))
+    check_resumes(trained, layouts.list_resumes(all_pairs=False))
+    check_rollbacks(trained, layouts.ROLLED_BACK)
+
+
+@pytest.mark.slow
+@NEEDS_FSDP
+@pytest.mark.rehearsal
+@pytest.mark.time_limit(600, reason="the whole matrix trains every pair of layouts")
+def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path) -> None:
+    results = run_layouts(tmp_path, "matrix")
+    check_resumes(results, layouts.list_resumes(all_pairs=True))
+    check_rollbacks(results, layouts.RESUMED)
+
+
+def check_resumes(results: Results, pairs: Sequence[tuple[str, str]]) -> None:
+    one = results[1, "one pipeline"]
     for name in layouts.RESUMED:
-        saved = results.pop(("saved", name))
+        saved = results["saved", name]
         assert saved["losses"] == pytest.approx(one["losses"][: layouts.HALF], abs=FP32), name
-    rolled_back = layouts.ROLLED_BACK if pairs == "ring" else tuple(layouts.RESUMED)
-    check_rollbacks({name: results.pop(("rolled back", name)) for name in rolled_back}, one)
-    wanted = [(f"{source} to", target) for source, target in layouts.list_resumes(all_pairs=pairs == "matrix")]
-    assert sorted(results) == sorted(wanted)
-    for pair, resumed in results.items():
+    for source, target in pairs:
+        resumed, pair = results[f"{source} to", target], f"{source} to {target}"
         assert resumed["losses"] == pytest.approx(one["losses"][layouts.HALF :], abs=FP32), pair
         assert resumed["norms"] == pytest.approx(one["norms"][layouts.HALF :], rel=FP32), pair
         assert resumed["weights"] == pytest.approx(one["weights"], rel=FP32), pair
 
 
-def check_rollbacks(results: Mapping[str, dict[str, Any]], one: Mapping[str, Any]) -> None:
+def check_rollbacks(results: Results, names: Iterable[str]) -> None:
     """Behind an emergency checkpoint of damaged weights each layout goes on as one process that never had them."""
-    for name, rolled_back in results.items():
+    one = results[1, "one pipeline"]
+    for name in names:
+        rolled_back = results["rolled back", name]
         assert (rolled_back["found"], rolled_back["quarantined"]) == (1, [f"a1-step-{layouts.HALF:09d}"]), name
         assert rolled_back["losses"] == pytest.approx(one["losses"][1:], abs=FP32), name
         assert rolled_back["norms"] == pytest.approx(one["norms"][1:], rel=FP32), name
@@ -105,7 +119,7 @@ def test_a_layout_resumes_bit_for_bit(trained: Results, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not layouts.FSDP_ON_CPU, reason="until torch 2.5 models are cut up on GPUs alone")
+@NEEDS_FSDP
 def test_ranks_that_share_layers_draw_the_same_dropout(trained: Results) -> None:
     """Two ranks of a tensor-parallel pair are one replica: same samples, same masks, the same loss to the last bit."""
     first, second, third, fourth = trained[4, "fsdp x tensor dropout"]["losses_of_ranks"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rerail_agent.checkpoints import open_store
-from tests.container.hosts import LIMIT_S, Here, Host, agree, saved
+from tests.container.hosts import LIMIT_S, Here, Host, agree, saved, weights
 
 NewHost = Callable[..., Host]
 RunForked = Callable[..., list[int]]
@@ -50,17 +50,6 @@ def _await(happened: Callable[[], bool], host: Host) -> None:
         time.sleep(0.002)
 
 
-def ending(host: Host) -> str:
-    return weights(host.err.read_text())
-
-
-def weights(err: str) -> str:
-    """The checksum of the weights at the end."""
-    found = re.search(r"finished after step \d+, weights (\S+)", err)
-    assert found, err
-    return found[1]
-
-
 def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Here) -> None:
     """SIGKILL in a save, then at a random moment: losses and weights are those of an undisturbed run."""
     whole = train_here(new_host("whole").base)
@@ -80,7 +69,7 @@ def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Her
     third = train_here(host.base, checkpoint_every="5")
     assert all(agree(part, whole) for part in (first, second, third))
     assert max(third) == 40
-    assert weights(train_here.err) == expected
+    assert weights(train_here.err) == expected != ""
 
 
 def test_three_ranks_roll_back_as_one(new_host: NewHost, run_forked: RunForked) -> None:
@@ -101,7 +90,7 @@ def test_three_ranks_roll_back_as_one(new_host: NewHost, run_forked: RunForked) 
     assert (first[14] == whole.losses[14], first[15] == whole.losses[15]) == (True, False)
     assert (min(spiked.losses), max(spiked.losses)) == (11, 40), spiked.err.read_text()
     assert agree(spiked.losses, whole.losses)
-    assert ending(spiked) == ending(whole)
+    assert weights(spiked.err.read_text()) == weights(whole.err.read_text()) != ""
     tainted = {path.name for path in (spiked.checkpoints / "quarantine").iterdir()}
     assert tainted == {"a1-step-000000020", "a1-step-000000030"}
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from functools import reduce
@@ -183,7 +184,12 @@ from pathlib import Path
 from rerail_agent import stack_dump
 from torch import distributed as dist
 from torch._C import _distributed_c10d
-folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+folder, ranks = Path(sys.argv[1]), []
+for rank in range(3):
+    ranks.append(os.fork())
+    if not ranks[-1]: break
+else:
+    sys.exit(max(os.waitpid(pid, 0)[1] for pid in ranks))
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3)
 for _ in range(3): dist.all_reduce(torch.ones(4))
 def meet(name):
@@ -207,12 +213,12 @@ def test_torchs_own_dumps_of_a_hang_are_read(tmp_path: Path):
     """Three ranks of gloo, of which rank 1 does not enter the fourth all-reduce; the agent writes beside its stacks."""
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", HANG, str(tmp_path)]
-    ranks = [subprocess.Popen([*words, str(rank)], env=environment, stdin=subprocess.DEVNULL) for rank in range(3)]
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0, 0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+    with subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, start_new_session=True) as forker:
+        try:
+            assert forker.wait(timeout=90) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(forker.pid, signal.SIGKILL)
     for name in ("dump_{}", "rerail-flight-recorder-rank{}.json"):
         dumps = {rank: read_dump((tmp_path / name.format(rank)).read_bytes()) for rank in range(3)}
         assert find_culprits(dumps) == {
