@@ -73,15 +73,14 @@ class Suite:
 
 STAGES = (
     (Suite("unit", 360, ("tests", *ELSEWHERE, "-m", "not slow", "-n", "2", "--dist", "worksteal")),),
-    # The longest files of the folder begin first, which xdist would reorder.
+    # Demos and deployed stacks wait for their clocks most of the time: the processes compute meanwhile.
     (
+        # The longest files of the folder begin first, which xdist would reorder.
         Suite(
             "deployed",
             500,
-            ("tests/deployed", "-m", "not rehearsal", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
+            ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
         ),
-    ),
-    (
         # "load" gives neighbours to the same worker.
         Suite(
             "demo",
