@@ -277,6 +277,9 @@ def _choose_names(names: Counter[str], rows: _Rows, *, where: str, loss: str) ->
     for metric in ("grad_norm", "step_time_s", "step_time_ms", "tokens_per_s", "lr"):
         if name := next((alias for alias in NAMES[metric] if alias in names), ""):
             chosen[metric] = name
+    speeds = [line[field.number_start :] for line, found in rows for field in found if field.name == "speed"]
+    if "tokens_per_s" not in chosen and any(re.match(r"[0-9.]+ samples/s", text) for text in speeds):
+        chosen["tokens_per_s"] = "speed"  # MXNet
     if not {"step_time_s", "step_time_ms"} & set(chosen):
         beside = [row for row in rows if any(field.name == chosen["loss"] for field in row[1])]
         times = [(line, field) for line, found in beside for field in found if field.name == "time"]
@@ -369,6 +372,8 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     """Return the name of the epochs with which the steps begin again; "" if they go on, or fall with launches alone."""
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
     steps, epochs = _list_values(step, rows), _list_values(epoch, rows)
+    if not epochs:
+        return ""  # without one, or with fractions of it
     # The epoch may be on a line of its own, above its steps.
     is_printed = names[epoch] >= 0.5 * names[step] or _count_falls(steps) <= 2 * sum(1 for _ in groupby(epochs))
     return epoch if is_printed and _begin_again(steps, epochs) else ""

@@ -139,7 +139,24 @@ FORMATS = (
     LogFormat(
         "OpenNMT-py", r"Step [0-9]+/ *[0-9]+; .*xent: +<n>", r"Step <i>/ *[0-9]+; ", tokens_per_s=r"[0-9]/ *<n> tok/s"
     ),
-    LogFormat("Keras", r" - loss: <n>", r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ", epoch=r"^Epoch <i>/[0-9]+"),
+    LogFormat(
+        "Keras",
+        r" - loss: <n>",
+        r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ",
+        epoch=r"^Epoch <i>/[0-9]+",
+        step_time_s=r" <n>s/step",
+        step_time_ms=r" <n>ms/step",
+    ),
+    LogFormat(
+        "SageMaker's own algorithms",
+        r"#quality_.*, batch=[0-9]+ train .*<loss>=<n>",
+        r"#quality_.*, batch=<i> train ",
+        epoch=r"#quality_.*, epoch=<i>, batch=",
+    ),
+    LogFormat(
+        "SageMaker's own algorithms", r"#quality_.*epoch=[0-9]+, train .*<loss>=<n>", r"#quality_.*epoch=<i>, train "
+    ),
+    LogFormat("Caffe", r"\] Iteration [0-9]+(?: \(.*\))?, loss = <n>", r"\] Iteration <i>(?: \(.*\))?, loss = "),
     LogFormat(
         "ultralytics",
         r"(?:^|[^0-9/.])[0-9]+/[0-9]+ +[0-9.]+[GM]B? +<n> ",

@@ -79,6 +79,12 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     bars = "".join(f"{8192 * n}/166094648 [......] - ETA: 1:25:07\r" for n in range(1, 9))  # a download of Keras
     file.write_text(2 * (bars + "".join(f"Epoch {e}/50\n - 333s - loss: 0.3661 - acc: 0.8846\n" for e in range(1, 16))))
     assert [sample.step for sample in text.read(file, {}).samples] == 2 * [*range(15)]
+    # Of `ye-kyaw-thu/error-overflow`: the last batch of epochs without a number, and steps beside parts of an epoch.
+    file.write_text("".join(f"227/227 [==] - 147s 636ms/step - loss: 5.{n}\n" for n in range(9)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(9)]
+    launch = "".join(f"Epoch {n / 14:.4f}: train_loss/word=8.7 (steps={n}, time=0-00:00:07)\n" for n in range(30, 60))
+    file.write_text(2 * launch)
+    assert [sample.step for sample in text.read(file, {}).samples] == 2 * [*range(30, 60)]
 
 
 def test_settings_are_neither_steps_nor_rows(tmp_path):
@@ -116,6 +122,13 @@ def test_the_time_of_a_step_is_read_by_its_usual_names(tmp_path, line, loss, sec
     samples = text.read(file, {}, loss=loss).samples
     assert [sample.step_time_s for sample in samples] == [pytest.approx(time / seconds) for time in times]
     assert [sample.step for sample in samples[3:6]] == [1500, 1501, 2001]
+
+
+def test_the_speed_in_samples_is_read(tmp_path):
+    file = tmp_path / "train.log"  # like MXNet's own, with the batch of an epoch
+    line = "Epoch[{}] Batch [{}]\tSpeed: 61.36 samples/sec\tcross-entropy=9.16\n"
+    file.write_text("".join(line.format(epoch, batch) for epoch in range(3) for batch in range(20, 100, 20)))
+    assert {sample.tokens_per_s for sample in text.read(file, {}).samples} == {61.36}
 
 
 def test_a_progress_bar_is_read_however_slow_and_far_it_is(tmp_path):
