@@ -3,7 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 
 from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, add_step_times, count_longest, make_sample
 from cli.training_logs.expressions import compile_expression
@@ -17,6 +21,12 @@ COLUMNS = tuple(name for name in NAMES if name != "at")
 _ONE_LINE = 0.9
 # A scale of the loss that begins at 2**32 is found after fewer.
 _MOST_SKIPPED = 40
+# The time of day that a logger writes before a line, behind a date or without.
+_STAMP = re.compile(
+    r"[^0-9]{0,12}(?:[0-9]{2,4}[-/]?[0-9]{2}(?:[-/][0-9]{2,4})?[T ]+)?"
+    r"([0-2][0-9]):([0-5][0-9]):([0-5][0-9](?:[.,][0-9]+)?)(?![0-9:])"
+)
+_DAY_S, _COARSE_S = 86_400, 10
 EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"
 
 
@@ -63,8 +73,24 @@ def read(file: Path, patterns: Mapping[str, re.Pattern[str]], *, loss: str = "")
     samples = list(_make_samples(rows))
     if not samples:
         raise BadInput(f"no line of {file} matches", f"check the expressions against a line of it, such as {EXAMPLE}")
-    steps = add_step_times([sample for _, sample in samples])
+    times = _list_times([lines[row] for row, _ in samples])
+    steps = add_step_times([replace(sample, at=at) for (_, sample), at in zip(samples, times, strict=True)])
     return LogSeries(file.name, steps, rows=tuple(row for row, _ in samples), notes=notes)
+
+
+def _list_times(lines: Sequence[str]) -> list[datetime | None]:
+    """Return the times that a logger wrote before the lines, on days of their own; none unless they tell step times."""
+    found = [_STAMP.match(line) for line in lines]
+    seconds = [int(m[1]) * 3600 + int(m[2]) * 60 + float(m[3].replace(",", ".")) for m in found if m]
+    gaps = [later - before for before, later in pairwise(seconds)]
+    falls = sum(-_DAY_S / 2 < gap < 0 for gap in gaps)
+    is_clock = bool(gaps) and len(lines) - len(seconds) + falls <= 0.1 * len(lines)
+    # Whole seconds do not tell the time of lines that follow one another sooner.
+    if not is_clock or (median(gaps) < _COARSE_S and all(second == int(second) for second in seconds)):
+        return [None] * len(lines)
+    days = accumulate((gap < -_DAY_S / 2 for gap in gaps), initial=0)
+    times = (datetime.fromtimestamp(day * _DAY_S + time, UTC) for day, time in zip(days, seconds, strict=True))
+    return [next(times) if match else None for match in found]
 
 
 def _read_line(patterns: Mapping[str, re.Pattern[str]], line: str) -> dict[str, float]:

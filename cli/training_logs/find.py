@@ -372,11 +372,9 @@ def _find_epoch(names: Mapping[str, int], step: str, rows: _Rows) -> str:
     """Return the name of the epochs with which the steps begin again; "" if they go on, or fall with launches alone."""
     epoch = max(_EPOCH_NAMES, key=lambda name: names[name])
     steps, epochs = _list_values(step, rows), _list_values(epoch, rows)
-    if not epochs:
-        return ""  # without one, or with fractions of it
-    # The epoch may be on a line of its own, above its steps.
+    # The epoch may be on a line of its own, above its steps. One with fractions, `Epoch 0.15`, has no values.
     is_printed = names[epoch] >= 0.5 * names[step] or _count_falls(steps) <= 2 * sum(1 for _ in groupby(epochs))
-    return epoch if is_printed and _begin_again(steps, epochs) else ""
+    return epoch if epochs and is_printed and _begin_again(steps, epochs) else ""
 
 
 def _find_counter(lines: Sequence[str], epochs: Sequence[int]) -> tuple[str, Sequence[float]]:

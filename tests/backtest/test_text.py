@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -122,6 +123,32 @@ def test_the_time_of_a_step_is_read_by_its_usual_names(tmp_path, line, loss, sec
     samples = text.read(file, {}, loss=loss).samples
     assert [sample.step_time_s for sample in samples] == [pytest.approx(time / seconds) for time in times]
     assert [sample.step for sample in samples[3:6]] == [1500, 1501, 2001]
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        # Of `XDpaddle/HDRUnet_Paddle` and `qiexing/caffe-regression`, and of a logger with a time of day alone.
+        ("23-05-06 {:%H:%M:%S.%f} - INFO: [epoch:  7, iter:{:8,}, lr:(1.958e-04,)] l_pix: 7.1452e-03\n", 42.5),
+        ("I0821 {:%H:%M:%S.%f}  5405 solver.cpp:222] Iteration {}, loss = 0.0677\n", 5.25),
+        ("{:%H:%M:%S} [main] INFO step {} loss 0.5\n", 20),
+        ("{:%H:%M:%S} [main] INFO step {} loss 0.5\n", 2),  # too soon for whole seconds
+        ("eta: {:%H:%M:%S} step {} loss 0.5\n", -60),
+    ],
+)
+def test_the_time_before_a_line_tells_how_long_its_steps_took(tmp_path, line, seconds):
+    """Also over midnight; a time that falls with each line is what is left."""
+    start = datetime(2026, 5, 6, 23, 50 if seconds > 0 else 10, tzinfo=UTC)
+    file = tmp_path / "train.log"
+    file.write_text("".join(line.format(start + timedelta(seconds=n * seconds), 100 * n) for n in range(1, 60)))
+    times = [sample.step_time_s for sample in text.read(file, {}).samples]
+    assert times == [None, *[pytest.approx(seconds / 100)] * 58] if seconds > 2 else times == [None] * 59
+
+
+def test_what_is_left_of_a_run_is_not_the_time_of_a_step(tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("".join(f"step {n} loss: 0.5 time: {3600 - 60 * n}\n" for n in range(60)))
+    assert {sample.step_time_s for sample in text.read(file, {}).samples} == {None}
 
 
 def test_the_speed_in_samples_is_read(tmp_path):
