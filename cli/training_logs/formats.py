@@ -152,6 +152,7 @@ FORMATS = (
     LogFormat(
         "SageMaker's own algorithms", r"#quality_.*epoch=[0-9]+, train .*<loss>=<n>", r"#quality_.*epoch=<i>, train "
     ),
+    LogFormat("Deeplearning4j", r"Score at iteration [0-9]+ is <n>", r"Score at iteration <i> is "),
     LogFormat("Caffe", r"\] Iteration [0-9]+(?: \(.*\))?, loss = <n>", r"\] Iteration <i>(?: \(.*\))?, loss = "),
     LogFormat(
         "ultralytics",
