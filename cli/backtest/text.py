@@ -62,9 +62,6 @@ def read(file: Path, patterns: Mapping[str, re.Pattern[str]], *, loss: str = "")
     if found:
         patterns = {name: compile_reader(expression) for name, expression in found.expressions.items()}
     rows = [(row, values) for row, line in enumerate(lines) if (values := _read_line(patterns, line))]
-    if "epoch" not in patterns and len({values["step"] for _, values in rows if "step" in values}) == 1 < len(rows):
-        # The same in each line, such as the last batch of epochs without a number: count the lines.
-        rows = [(row, {name: value for name, value in values.items() if name != "step"}) for row, values in rows]
     if found:
         # What is read once in a longer log is a setting.
         printed = Counter(name for _, values in rows for name in values)

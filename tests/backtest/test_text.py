@@ -83,6 +83,8 @@ def test_steps_that_begin_again_with_each_epoch_count_on(tmp_path, line, loss):
     # Of `ye-kyaw-thu/error-overflow`: the last batch of epochs without a number, and steps beside parts of an epoch.
     file.write_text("".join(f"227/227 [==] - 147s 636ms/step - loss: 5.{n}\n" for n in range(9)))
     assert [sample.step for sample in text.read(file, {}).samples] == [*range(9)]
+    file.write_text("".join(f" - 147s - loss: 5.{n}\n" for n in range(9)))
+    assert [sample.step for sample in text.read(file, {}).samples] == [*range(9)]
     launch = "".join(f"Epoch {n / 14:.4f}: train_loss/word=8.7 (steps={n}, time=0-00:00:07)\n" for n in range(30, 60))
     file.write_text(2 * launch)
     assert [sample.step for sample in text.read(file, {}).samples] == 2 * [*range(30, 60)]
