@@ -351,6 +351,21 @@ def test_the_evidence_is_what_a_worker_raised_first() -> None:
         ),
         ("step 7\nW1229 api.py:723] Received 1 death signal, shutting down workers", "Received 1 death signal"),
         (f"ERROR [launch.py:325] [{'--a b, ' * 60}] exits with return code = -9", "exits with return code = -9"),
+        (
+            f"{TRACE}\n    raise CalledProcessError(retcode, cmd)\nsubprocess.CalledProcessError: Command 'ssh -o "
+            "PasswordAuthentication=no 10.0.0.9 hostname' returned non-zero exit status 255.",
+            "10.0.0.9 hostname' returned non-zero exit status 255.",
+        ),
+        (
+            f"{TRACE}\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tpid: 3"
+            "\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly",
+        ),
+        (
+            "utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 4 but the current world "
+            f"size is 6. {'Automatic adjustment of the partitioning ' * 4}is not currently supported.",
+            "used a DP world size of 4 but the current world size is 6",
+        ),
     ],
 )
 def test_the_evidence_names_the_reason_and_not_the_words_before_it(text: str, reason: str) -> None:
@@ -524,6 +539,13 @@ def test_texts_of_all_kinds_are_understood() -> None:
         # Paddle's handler of signals.
         (f"{PADDLE.format('Termination signal')} *** SIGTERM (@0x919b) received by PID 37288 ***]", "infrastructure"),
         (f"{PADDLE.format('Segmentation fault')} *** SIGSEGV (@0x0) received by PID 37288 ***]", "user_code"),
+        # XLA's handler of signals, and the code with which its multiprocessing ends a worker that raised an exception.
+        ("*** SIGTERM received by PID 5535 (TID 5535) on cpu 69 from PID 3828; stack trace: ***", "infrastructure"),
+        ("*** SIGSEGV (@(nil)), see gl__________25#s15 received by PID 39 (TID 39) on cpu 3; ***", "user_code"),
+        ("    (error_index, exitcode)\nException: process 1 terminated with exit code 17", "user_code"),
+        ("spawn.ProcessExitedException: process 2 terminated with exit code 17", "user_code"),
+        ("[rank: 1] Child process with PID 26 terminated with code 1. Forcefully terminating all others", "user_code"),
+        ("HfHubHTTPError: Internal Server Error - We're working hard to fix that", "infrastructure"),
         # Neuron's compiler has failed, in this attempt or an earlier one; no terminal is gone.
         (f"{NEURON}: <class 'subprocess.CalledProcessError'>: Command '' died with <Signals.SIGHUP: 1>.", "user_code"),
         ("ERROR ||NEURON_CC_WRAPPER||: Got a cached failed neff at /a.neff. Will skip compilation", "user_code"),

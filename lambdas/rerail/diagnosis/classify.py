@@ -74,6 +74,8 @@ _EXITS: Mapping[int, tuple[Cause, str]] = {
     16: (Cause.HARDWARE, "megatron-rerun-elsewhere"),  # "same wrong result twice here, try this step on other GPUs"
     17: (Cause.DIVERGED, "megatron-result-invalid"),
 } | dict.fromkeys((1, 2, 126, 127), (Cause.USER_CODE, "exit-status"))
+# The code with which XLA's multiprocessing ends a worker that raised an exception: not Megatron's.
+_OF_WORKER = LazyPattern(r"\bprocess \d{1,6} terminated with exit code 17\b")
 
 # Text that is printed with every failure of a kind, whatever its cause, and irrelevant lines.
 _BOILERPLATE = LazyPattern(
@@ -117,12 +119,13 @@ _NUMBER = LazyPattern(r"\d+")
 _ABSENT = LazyPattern(r"FileNotFoundError\b(?!.*(?:tokeniz|vocab|config|model))", re.IGNORECASE)
 _EXIT_CODE = LazyPattern(r"exit[ _-]?(?:code|status)\"?\s{0,2}[:=]?\s{0,2}['(]?(-?\d{1,4})\b", re.IGNORECASE)
 _SIGNAL = LazyPattern(r"\bsignal:? \(?(\d{1,2})\b|(?<!'' died with <)Signals\.SIG\w{3,4}: (\d{1,2})", re.IGNORECASE)
-# The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod, Paddle.
+# The exit codes that launchers report: DeepSpeed, torchrun, mpirun, srun, Composer, Horovod, Paddle, Lightning.
 _LAUNCHER_CODE = LazyPattern(
     r"exits with return code = (-?\d{1,4})\b|\(exitcode: (-?\d{1,4})\)|\bexitcode {1,4}: (-?\d{1,4})\b"
     r"|(?m:^) {0,8}Exit code: {1,8}(-?\d{1,4})\b|\btask \d{1,6}: Exited with exit code (\d{1,3})\b"
     r"|\b(?:rank|process) \d{1,6}(?: \(PID \d{1,9}\))? exit(?:ed)? with (?:status |exit )?code (-?\d{1,4})\b"
-    r"|\bContainer rank \d{1,6} status failed cmd \[.{0,2000}?\] code (-?\d{1,4})\b",
+    r"|\bContainer rank \d{1,6} status failed cmd \[.{0,2000}?\] code (-?\d{1,4})\b"
+    r"|\bChild process with PID \d{1,9} terminated with code (-?\d{1,4})\b",
     re.IGNORECASE,
 )
 # The signals that they report: mpirun, multiprocessing, torchrun of itself, MPICH, srun, shells.
@@ -132,7 +135,8 @@ _LAUNCHER_SIGNAL = LazyPattern(
     r"|\bprocess \d{1,6} terminated with signal (SIG[A-Z]{3,4})\b|\b(?:Received (?=\d+ death)|got signal: )(1|15)\b"
     r"|\bEXIT STRING: .{1,40}\(signal (\d{1,2})\)|\bKILLED BY SIGNAL: (\d{1,2})\b"
     r"|(?:\btask \d{1,6}|\bline \d{1,6}): {1,4}(?:\d{1,9} )?(Killed|Segmentation fault|Bus error|Illegal instruction)\b"
-    r"|(?m:^) {0,8}(Killed) {0,8}(?m:$)|\*{3} (SIG[A-Z]{3,4}) \(@0x[0-9a-f]{1,16}\) received by PID"  # glog, Paddle
+    r"|(?m:^) {0,8}(Killed) {0,8}(?m:$)|\*{3} (SIG[A-Z]{3,4}) (?:\(@[0-9a-fnilx()]{1,18}\)(?:, see \S{1,40})? )?"
+    r"received (?:by PID|at time=)"  # glog, Paddle, XLA
 )
 _SIGNAL_NAMES = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGTERM": 15, "SIGFPE": 8, "SIGILL": 4}
 _SIGNAL_NAMES |= {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4}
@@ -294,7 +298,7 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
     if found is not None and not _is_consequence(found, exited or 0, is_cut=lines.is_cut):
         return _make_match(found, texts, exit_code)
     all_lines = _split_lines(text)
-    wrapper = _first_match(WRAPPERS, all_lines)
+    wrapper = _first_match(WRAPPERS, lines.exceptions) or _first_match(WRAPPERS, all_lines)
     by_exit = _find_cause_of_exit(exit_code, joined)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         rank = find_rank(texts, "")
@@ -305,7 +309,8 @@ def _diagnose_text(text: str, logs: tuple[str, ...], exit_code: int | None) -> D
     if last := wrapper or _first_match(LOOSE, words):
         return _make_match(last, texts, exit_code)
     rule, rank = "no-rule" if all_lines else "empty", find_rank(texts, "")
-    return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(all_lines), None, exit_code, rank=rank)
+    quoted = lines.exceptions[-1:] or all_lines
+    return _make_diagnosis(Cause.UNKNOWN, rule, " ".join(quoted), None, exit_code, rank=rank)
 
 
 def _is_consequence(found: _Match, exited: int, *, is_cut: bool) -> bool:
@@ -323,6 +328,7 @@ def _find_cause_of_exit(exit_code: int | None, text: str = "") -> tuple[Cause, s
     """Return the cause and the rule that the exit code stands for; None where it stands for nothing."""
     if _signal_number(exit_code) == 9 and (shards := _SHARDS.findall(text)) and shards[-1] != "100":
         return Cause.OOM, "killed-while-loading"
+    exit_code = 1 if exit_code == 17 and _OF_WORKER.search(text) else exit_code
     return _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
 
 

@@ -248,7 +248,8 @@ _LAUNCHER_RANK = LazyPattern(
     r"\bprocess rank (\d{1,6}) with PID|waiting for send/recv from rank (\d{1,6})\b"
     r"|\bContainer rank (\d{1,6}) status failed|\brank (\d{1,6}) died from signal"  # Paddle, PALS
     r"|\btask (\d{1,6}): (?:Out Of M|Killed|Bus e|Segmentation|Exited with)|\bMPI_ABORT was invoked on rank (\d{1,6})\b"
-    r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with|\bprocess (\d{1,6}) terminated with signal"
+    r"|\brank (\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed|exit(?:ed)?) with"
+    r"|\bprocess (\d{1,6}) terminated with (?:signal|exit|the following)"
     r"|\bProcess name: (?:\[\[\d+,\d+\],(\d{1,6})\]|\[\S{1,80}@\d+,(\d{1,6})\]|(\d{1,6})\s*$)"
     r"|\[rank: (\d{1,6})\] Child process with PID|\btrainer process with rank=\[(\d{1,6})\] was aborted",
     re.IGNORECASE | re.MULTILINE,

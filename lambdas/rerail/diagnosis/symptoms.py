@@ -544,7 +544,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
         r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
         r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
-        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
+        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Slow|Server)|Internal Server Error|Bad Gateway|Gateway Time-?out",
         r"Service ?Unavailable|\(ServiceUnavailable\)|(?<!Resource )temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
         r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
@@ -635,6 +635,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Input type \(|expected (?:scalar type|object of|dtype|m1 and m2|mat1 and mat2)|stack expects each tensor",
         r"not implemented for '|does not require grad|second time|modified by an inplace operation|can't convert cuda",
         r"finished reduction in the prior iteration|Cannot re-initialize CUDA|dimension (?:out of range|mismatch)",
+        r"\bused a DP world size of \d+ but",
         r"outside the range|index out of (?:range|bounds)|out of bounds for dimension|unexpected key .{0,40}state_dict",
         r"one of the variables needed|newly initialized.{0,30}mismatch|result type .{0,30}can't be cast|Found dtype",
         r"No module named|cannot import name|unrecognized arguments|the following arguments are required|mixed dtype",
@@ -828,7 +829,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:network(?! (?:train|architect|weight|output))|NCCL|infiniband|interconnect|slurm|storage|"
         r"cluster|filesystem|ssh|cloud|infra\w*)\b.{0,40}"
         r"\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
-        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s)|\bmaintenance\b|\bNCCL error",
+        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s| with)|\bmaintenance|\bNCCL error",
     ),
     _vague_rule(
         "mistake-note",
