@@ -759,7 +759,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|No devices were found",
         r"Driver/library version mismatch|CUDA unknown error\b|CUDA_ERROR_LAUNCH_FAILED|CUDA driver init\w+ failed",
         r"miopenStatus\w+Error|No neuron device available|number of available NeuronCores|TPU initialization failed",
-        r"JSONDecodeError: Expecting value: line 1 column 1",
+        r"JSONDecodeError: Expecting value: line 1 column 1|\bDevice acquire failed\b",  # the latter Gaudi's
         r"unhandled cuda error|\bactor (?:is dead because its worker process has )?died\b|A worker died or was killed",
     ),
     _vague_rule(
