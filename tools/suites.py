@@ -1,4 +1,4 @@
-"""Run the whole test suite: tests within one process, then deployed stacks, then demos and all that starts processes.
+"""Run the whole test suite: tests within one process, then deployed stacks, demos and all that starts processes.
 
 The clocks of local AWSs follow the speed that is measured first, with an allowance for what the other suites take. Each
 suite has a deadline; see `tools.deadlines`.
