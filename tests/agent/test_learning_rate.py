@@ -27,6 +27,11 @@ def decay(step: int) -> float:
     return 0.1 ** (1 + step // 300)
 
 
+def plan(step: int) -> float:
+    """Return the rate of another phase, which is low at first."""
+    return 1e-3 if step <= SAVED else 1e-4 if step <= SAVED + WARM_UP else 2e-4
+
+
 def repeat(step: int) -> float:
     """Return the rate of cycles that end where checkpoints are saved."""
     return anneal((step - 1) % (SAVED // 3) * 3)
@@ -61,7 +66,7 @@ def test_a_schedule_that_starts_again_is_reported_once(schedule: Schedule, rates
     ]
 
 
-@pytest.mark.parametrize("schedule", [anneal, warm_up, decay, repeat, lambda step: 1e-3, lambda step: None])
+@pytest.mark.parametrize("schedule", [anneal, warm_up, decay, plan, repeat, lambda step: 1e-3, lambda step: None])
 @pytest.mark.parametrize("saved", [40, 99, SAVED, 990])
 @pytest.mark.parametrize("every", [1, 10])
 def test_a_schedule_that_goes_on_is_not_reported(schedule: Schedule, saved: int, every: int) -> None:

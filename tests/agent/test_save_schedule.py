@@ -51,6 +51,7 @@ class Clock:
                 self.schedule.on_durable(durable_at)
                 durable_at = None
             if self.schedule.is_due(ranks=8):
+                assert not self.schedule.is_due(ranks=8), "it is asked for once"
                 self.saves.append(self.now)
                 self.schedule.on_save(self.now)
                 durable_at = self.now + stall_s + durable_s

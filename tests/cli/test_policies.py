@@ -137,6 +137,17 @@ def test_an_odd_setting_is_reported_and_does_not_fail(tmp_path, name, text):
     assert answer.exit_code == 0 and "odd" in answer.stdout
 
 
+def test_settings_at_the_bounds_are_not_odd():
+    text = (
+        'mode = "approve"\napproval.wait = "12h"\ninterval = { shortest = "1h", longest = "1h" }\n'
+        "limits = { attempts = 2, starts = 2, incident_dollars = 9.0, run_dollars = 9.0, stop_dollars = 9.0 }\n"
+        'backoff = { base = "5m", cap = "5m" }\ncapacity = { base = "5m", cap = "5m" }\n'
+        'save = { answer = "30s", deadline = "30s" }\nladder = { far_skip_batches = 9, skip_batches = 9 }\n'
+        'detection = { stall_floor = "2h", blind_after = "2h", save_floor = "1000m" }\n'
+    )
+    assert list(find_oddities(parse_policy(text, name="mine"))) == []
+
+
 @pytest.fixture
 def deployed(monkeypatch):
     """The files, one of them changed, one not deployed, and one that no file knows."""

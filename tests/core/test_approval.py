@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.accounting.goodput import Badput, make_account
+from rerail.decisions.approvals import is_still_valid
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
@@ -36,8 +37,8 @@ def send_command(world: World, verb: OperatorVerb, proposal: str | None = None, 
     world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", named))
 
 
-def report_finding(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
-    finding = Finding(kind, Level.INTERVENE, 480, onset, f"{kind} since step {onset}")
+def report_finding(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350, **times) -> None:
+    finding = Finding(kind, Level.INTERVENE, 480, onset, f"{kind} since step {onset}", **times)
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
 
@@ -74,7 +75,9 @@ def test_a_failed_run_is_relaunched_on_approval(world):
 
 def test_a_running_job_is_stopped_only_on_approval(world):
     """Nothing is charged for a proposal; once granted it is the same remedy as ever."""
-    report_finding(world)
+    onset_at = world.clock() - timedelta(minutes=5)
+    report_finding(world, at=world.clock(), onset_at=onset_at)
+    assert [page.since for page in pages(world)] == [onset_at]
     world.minutes(20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert not world.run().ledger.charges
@@ -84,6 +87,14 @@ def test_a_running_job_is_stopped_only_on_approval(world):
     assert world.run().current.resumed_from_step < 350
     assert world.run().incidents[-1].onset_step == 350
     assert world.run().current.approved_by == "ada", "one word is enough for the stop and the relaunch"
+
+
+def test_a_proposed_stop_stands_while_its_own_attempt_is_live(world):
+    report_finding(world)
+    run = world.run()
+    valid = {state for state in RunState if is_still_valid(replace(run, state=state))}
+    assert valid == {RunState.STARTING, RunState.WATCHING}
+    assert not is_still_valid(replace(run, proposal=replace(run.proposal, attempt=2)))
 
 
 def test_an_approval_counts_once(world):
@@ -230,6 +241,17 @@ def test_an_operators_own_command_needs_no_approval(world):
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_proposal_that_expires_during_a_pause_holds_nothing(world):
+    set_approval(world, on_expiry_dead=OnExpiry.HOLD)
+    world.lose_node(minutes=5)
+    world.pause.paused = True
+    world.minutes(60)
+    assert (world.run().state, len(pages(world))) == (RunState.WAITING, 1)
+    world.pause.paused = False
+    world.minutes(2)
+    assert world.run().state is RunState.HELD
 
 
 def test_an_approval_while_paused_waits_for_the_resume(world):

@@ -640,6 +640,11 @@ def test_exit_codes_are_read_from_the_text() -> None:
     assert diagnose("AlgorithmError: , exit code: 1", exit_code=3).exit_code == 3
 
 
+@pytest.mark.parametrize(("percent", "cause"), [(40, "oom"), (100, "unknown")])
+def test_a_process_killed_before_its_weights_are_loaded_lacked_memory(percent: int, cause: str) -> None:
+    assert diagnose(f"Loading checkpoint shards: {percent}%| 4/10 [00:10<00:20]", exit_code=-9).cause == cause
+
+
 @pytest.mark.parametrize("status", ["MaxRuntimeExceeded", "MaxWaitTimeExceeded"])
 def test_a_limit_reached_is_not_a_failure(status: str) -> None:
     """The secondary status outranks whatever the log says, and the rule's name tells why."""

@@ -255,18 +255,19 @@ def test_a_completed_job_whose_log_cannot_be_read_is_complete() -> None:
 
 
 def test_a_doubtful_end_fails_only_where_rerail_may_act_and_no_operator_ends_the_run() -> None:
-    """The mode `observe` ends no run in a hold; a restart that was under way goes on."""
+    """The mode `observe` ends no run in a hold; a restart that was under way goes on, and a rollback costs no retry."""
     ended = {}
-    for mode, verb in ((Mode.OBSERVE, ""), (Mode.ACT, "stop"), (Mode.ACT, "restart")):
+    for mode, verb in ((Mode.OBSERVE, ""), (Mode.ACT, "stop"), (Mode.ACT, "restart"), (Mode.ACT, "rollback")):
         world = World().with_saves()
         world.policies.by_name["default"] = Policy(mode=mode, on_doubtful_end=OnDoubtfulEnd.FAIL)
         if verb:
-            world.send_command(OperatorVerb(verb))
+            world.send_command(OperatorVerb(verb), step=300 if verb == "rollback" else None)
         world.logs.ends["gpt"] = (STEPS + TRACE + "KeyError: 'eos'\n",)
         world.sagemaker.end("gpt", JobStatus.COMPLETED)
         world.supervisor().handle(JobStateChanged("gpt"))
         ended[mode, verb] = world.run().state
-    assert list(ended.values()) == [RunState.COMPLETED, RunState.COMPLETED, RunState.WAITING]
+    assert list(ended.values()) == [RunState.COMPLETED, RunState.COMPLETED, RunState.WAITING, RunState.STARTING]
+    assert not world.run().ledger.charges
 
 
 def test_the_end_of_a_completed_jobs_log_is_read_in_limited_time():

@@ -205,13 +205,16 @@ def test_an_attempt_that_had_loaded_its_file_restores_nothing(saved):
 
 
 def test_several_files_go_back_to_one_time():
-    """One that was not saved since then stays; one without a copy holds the run."""
+    """One that was not saved since then stays; if that is damaged too, none of the restored files is sound."""
     world = train("a")
-    world.checkpoints.save_file("best.pt", etag="best")
-    world.minutes(20)
+    for name, etag in (("best.pt", "best"), ("ckpt.pt", "b"), ("best.pt", "best2")):
+        world.checkpoints.save_file(name, etag=etag)
+        world.minutes(20)
     lose_while_saving(world)
-    world.minutes(30)
-    assert sorted(now_there(world)) == ["a", "best"]
+    for attempt, restored in ((3, ["b", "best2"]), (4, ["a", "best"])):
+        world.minutes(30)
+        assert (world.run().current.number, sorted(now_there(world))) == (attempt, restored)
+        world.sagemaker.fail(f"gpt-a00{attempt}", DAMAGED)
 
 
 def diverge(world: World, *, onset_step: int | None, minutes_ago: float) -> None:

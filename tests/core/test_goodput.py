@@ -200,6 +200,9 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
     run = a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,)), incidents=[crashed])
     account = make_account(run, at(78), PRICED)
     assert minutes(account) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
+    unordered = replace(run.attempts[0], in_place_restarts=(replace(order, resume_step=None),))
+    known = [replace(crashed, resume_step=step) for step in (200, 500)]  # the newest checkpoint is the last one known
+    assert minutes(make_account(a_run(unordered, incidents=known), at(78), PRICED)) == minutes(account)
     assert (account.restarts, account.relaunches) == (1, 0)
     assert find_incident_dollars(run, crashed, at(78), PRICED.prices) == pytest.approx(13)
     assert account.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again

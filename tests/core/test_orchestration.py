@@ -261,13 +261,15 @@ def test_a_run_that_others_named_first_is_not_the_executions():
         read_task({**wait, "token": "t", "places": ["s3://bucket/data/"]}, at=MIDNIGHT)
     with pytest.raises(BadMessage, match="places"):
         read_task({**wait, "token": "t", "places": {"x" * 65: "s3://bucket/data/"}}, at=MIDNIGHT)
+    longest = {f"{number:064}": "s3://bucket/data/" for number in range(20)}
+    assert read_task({**wait, "token": "t", "places": longest}, at=MIDNIGHT).places == longest
 
 
 @pytest.mark.threat("T35")
-@pytest.mark.parametrize("named", ["", "arn:execution"])
-def test_an_execution_stops_no_run_that_it_has_not_started(named):
+@pytest.mark.parametrize(("owner", "named"), [("arn:another", ""), ("arn:another", "arn:execution"), ("", "")])
+def test_an_execution_stops_no_run_that_it_has_not_started(owner, named):
     """Who may invoke the function, or write to the callback queue, names any job and any execution."""
-    waiting = Waiting(execution="arn:another")
+    waiting = Waiting(execution=owner)
     waiting.orchestrator.begin(replace(WAIT, execution=named))
     waiting.callers.states["token"] = CallerState.CANCELLED
     waiting.orchestrator.check_all()

@@ -227,6 +227,8 @@ def test_the_advice_of_a_hold_fits_the_end(facts, first, rest):
         advice = choose_remedy(run, failure, Policy()).advice
         assert rest in advice and ("last_loss" in facts or "save checkpoints" not in advice)
     assert choose_remedy(a_run(earlier(Cause.UNKNOWN)), failure, Policy()).advice.startswith(first)
+    storm = a_run(ledger=Ledger(starts=(NOON,) * Policy().limits.starts))
+    assert choose_remedy(storm, failure, Policy()).advice.endswith("so soon after its start, then release the run")
 
 
 def test_running_out_of_memory_is_not_retried():
@@ -277,6 +279,8 @@ def test_a_hold_for_memory_names_what_was_launched_against_it():
     for forgiven, tried in ((0, "2, then 4 microbatches; moved to b; moved to d"), (4, "4 microbatches")):
         verdict = choose_remedy(replace(run, ledger=replace(run.ledger, forgiven=forgiven)), failure, Policy())
         assert verdict.why == f"oom is not retried; tried: relaunched with {tried}"
+    spent = choose_remedy(run, a_failure(Cause.USER_CODE, step=90), Policy(limits=Limits(attempts=2)))
+    assert spent.why == "all 2 attempts are spent"
 
 
 def test_broken_hardware_is_left_behind():

@@ -112,12 +112,14 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
     later, soon = failed_at + timedelta(hours=9), world.clock()
     waits = replace(run, state=RunState.WAITING)
     untrained = replace(run, attempts=(replace(run.attempts[0], training_started_at=None), run.current))
+    unfailed = replace(run, attempts=(replace(run.attempts[0], fingerprint=""), run.current))
     border = run.current.training_started_at + MARGIN
     for changed, at, expected in (
         (run, soon, False),
         (run, later, True),
         (untrained, border, False),
         (untrained, border + timedelta(seconds=1), True),
+        (unfailed, border + timedelta(seconds=1), True),
         (waits, later, False),
         (replace(waits, attempts=run.attempts[:1]), later, False),
         (replace(run, state=RunState.COMPLETED), soon, True),

@@ -37,6 +37,14 @@ def test_a_rise_in_the_first_rows_is_told_once_and_not_acted_on():
         assert said(samples(healthy), Kind.DIVERGENCE) == []
 
 
+@pytest.mark.parametrize(("first", "told"), [(2.0, [Level.WARN]), (1e-4, [])])
+def test_a_loss_that_has_only_grown_is_told_once_and_not_acted_on(first, told):
+    """To over a thousand times its first level, where it stays; a healthy loss may start close to zero."""
+    grown = [first * math.exp(0.02 * min(row, 400) + random.Random(row).gauss(0, 0.01)) for row in range(900)]
+    found = said(samples(grown), Kind.DIVERGENCE)
+    assert levels(found) == told and all(340 < row < 360 for row, _ in found)
+
+
 @pytest.mark.parametrize(("fall", "least"), [(1.5, Level.WARN), (3.0, Level.INTERVENE)])
 def test_a_slow_rise_early_in_a_run_is_told_and_after_a_real_fall_acted_on(fall, least):
     """Some healthy objectives grow after they fell a little."""

@@ -44,8 +44,10 @@ def test_a_command_stays_as_it_was(folder):
     command = 'cd /opt/ml/checkpoints && python main.py --lr 3 --name "a b"'
     previous = job_of(folder, command=command)
     assert previous.read_program() == {"command": command}
-    source, _, arguments, named = make_change(previous, Continuation(pack(folder, command=command)))
+    previous.description["HyperParameters"][SCRIPT_SETTING] = '"old.py"'
+    source, change, arguments, named = make_change(previous, Continuation(pack(folder, command=command)))
     assert (source.files["rerail_command.sh"][0].decode(), arguments, named) == (f"{command}\n", [], {})
+    assert SCRIPT_SETTING not in change["HyperParameters"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--lr", "3"], ["positional", "-x"]])

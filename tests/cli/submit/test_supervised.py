@@ -139,9 +139,10 @@ def test_every_job_is_given_a_key_of_its_own():
     assert read_signing_key(supervised(full)) == ""
 
 
-def test_settings_of_the_job_itself_are_kept():
-    """Its checkpoint folder, its loss, its environment; a folder is given the slash that keeps others' files out."""
-    own = [{"Name": "loss", "Regex": "l=([0-9.]+)"}]
+@pytest.mark.parametrize("metric", ["loss", "step"])
+def test_settings_of_the_job_itself_are_kept(metric):
+    """Its checkpoint folder, metrics, environment; a folder is given the slash that keeps others' files out."""
+    own = [{"Name": metric, "Regex": "l=([0-9.]+)"}]
     asked = {
         **PLAIN,
         "AlgorithmSpecification": {**PLAIN["AlgorithmSpecification"], "MetricDefinitions": own},
@@ -150,7 +151,7 @@ def test_settings_of_the_job_itself_are_kept():
     }
     request = supervised(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
     assert request["CheckpointConfig"] == {"S3Uri": "s3://mine/a-1/", "LocalPath": "/ckpt"}
-    assert request["AlgorithmSpecification"]["MetricDefinitions"] == own, "a step of ours would never be seen"
+    assert request["AlgorithmSpecification"]["MetricDefinitions"] == own, "ours would never be seen"
     assert request["Environment"] == {"A": "mine", "B": "c", VARIABLE: read_signing_key(request)}
 
 
