@@ -97,6 +97,14 @@ def test_a_proposed_stop_stands_while_its_own_attempt_is_live(world):
     assert not is_still_valid(replace(run, proposal=replace(run.proposal, attempt=2)))
 
 
+def test_a_proposed_stop_falls_once_the_loss_recovers_not_once_its_level_is_accepted(world):
+    report_finding(world)
+    for level, stands in ((Level.ACCEPTED, True), (Level.RECOVERED, False)):
+        over = Finding(Kind.DIVERGENCE, level, 500, None, "it stays", world.clock())
+        world.supervisor().handle(FindingsReceived("gpt", "gpt", (over,)))
+        assert (world.run().proposal is not None) is stands
+
+
 def test_an_approval_counts_once(world):
     """The same event twice, and the same word again, create no second job."""
     world.lose_node(minutes=1)

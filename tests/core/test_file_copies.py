@@ -322,6 +322,16 @@ def test_copies_of_names_that_are_gone_are_bounded():
     assert len(world.run().copies) == len(world.checkpoints.copies) == 4
 
 
+def test_slow_steps_put_no_file_back():
+    """A file saved since they began is as sound as any."""
+    world = train("a", "b")
+    at = world.clock()
+    slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 450, 250, "2.1 s", at, at - timedelta(minutes=30))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (slow,)))
+    world.minutes(30)
+    assert (world.run().current.number, now_there(world), world.checkpoints.quarantined) == (2, ["b"], [])
+
+
 def test_a_file_from_before_the_onset_stays():
     """It needs no copy, so the run is not held."""
     world = train("a")

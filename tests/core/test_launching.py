@@ -9,7 +9,7 @@ import pytest
 
 import rerail
 from rerail.accounting.costs import sum_run_dollars
-from rerail.decisions.launch import choose_resume_step_again
+from rerail.decisions.launch import choose_resume_step_again, with_next_attempt
 from rerail.decisions.launch_checks import CHECKS, Consequence, Obstacle, with_launch_blocked
 from rerail.messages.messages import AlarmStateChanged, FindingsReceived, RunDue
 from rerail.model.actions import Severity
@@ -69,6 +69,14 @@ def test_there_is_one_way_to_a_launch():
 
 
 # The pause
+
+
+def test_the_next_attempt_keeps_samples_rate_and_microbatches(world):
+    run = world.run()
+    kept = {"skip_samples": "1-9", "rate": 0.5, "microbatches": 4, "max_runtime_s": 600}
+    ended = replace(run.current, status=JobStatus.FAILED, ended_at=world.clock(), **kept)
+    run = with_next_attempt(replace(run, attempts=(ended,)), 90, wake_at=world.clock())
+    assert {name: getattr(run.current, name) for name in kept} == kept
 
 
 def test_while_paused_nothing_is_created_and_all_is_reported(world):

@@ -531,9 +531,7 @@ def test_the_second_machines_report_of_a_crash_changes_nothing(world, job):
 
 
 def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
-    """In place once, never twice: it is deterministic. The error's step counts, not the metric's older one."""
-    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], metrics={"step": 480.0})
-    world.minutes(1)
+    """In place once, never twice: it is deterministic."""
     job.crashes()
     job = job.restarts()
     job.crashes()
@@ -554,14 +552,6 @@ def test_a_job_that_ends_instead_of_restarting_is_charged_once(world, job):
     run = world.run()
     assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.WATCHING, 2, 500)
     assert run.ledger.charges == {Cause.USER_CODE: 1}
-
-
-def test_an_operators_rollback_decides_where_a_job_resumes_that_ends_instead(world, job):
-    job.crashes()
-    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.ROLLBACK, "ada", "", step=300))
-    world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}, exit code: 1")
-    world.minutes(3)
-    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 300)
 
 
 def test_a_job_that_ends_of_something_else_instead_is_judged_for_that(world, job):

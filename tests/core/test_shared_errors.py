@@ -112,7 +112,9 @@ def test_a_run_has_recovered_by_its_end_a_later_checkpoint_or_the_time_it_trains
     later, soon = failed_at + timedelta(hours=9), world.clock()
     waits = replace(run, state=RunState.WAITING)
     untrained = replace(run, attempts=(replace(run.attempts[0], training_started_at=None), run.current))
-    unfailed = replace(run, attempts=(replace(run.attempts[0], fingerprint=""), run.current))
+    began = failed_at - timedelta(hours=3)
+    stopped = replace(run.attempts[0], fingerprint="", training_started_at=began)
+    unfailed = replace(run, attempts=(stopped, run.current))
     border = run.current.training_started_at + MARGIN
     for changed, at, expected in (
         (run, soon, False),
