@@ -204,6 +204,7 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
     known = [replace(crashed, resume_step=step) for step in (200, 500)]  # the newest checkpoint is the last one known
     assert minutes(make_account(a_run(unordered, incidents=known), at(78), PRICED)) == minutes(account)
     assert (account.restarts, account.relaunches) == (1, 0)
+    assert make_account(a_run(*run.attempts, an_attempt(2, 79, 80, None)), at(81), PRICED).restarts == 1
     assert find_incident_dollars(run, crashed, at(78), PRICED.prices) == pytest.approx(13)
     assert account.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again
 
