@@ -55,10 +55,6 @@ UNKNOWN = (
 NOTHING = (
     "nothing is saved under {uri} yet that Rerail recognizes as a checkpoint: docs/without-agent.md#what-is-recognised"
 )
-DAMAGED = (
-    "  it is damaged: {damage}. `rerail rollback {run} --to STEP` has the run resume from an older one; or delete the "
-    "damaged files"
-)
 MAX_NAMES = 5
 SAVED_AT = attrgetter("saved_at")
 NOT_COPIED = (
@@ -235,7 +231,13 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})")
     if chosen.damage:
-        console.print(escape(DAMAGED.format(damage=chosen.damage, run=run.id)))
+        older = next((save for save in saves if save.is_whole and not save.damage and save.step < chosen.step), None)
+        remedy = (
+            f"`rerail rollback {run.id} --to {older.step}` has the run resume from step {older.step}"
+            if older
+            else "replace the damaged files; no older checkpoint is known to be sound"
+        )
+        console.print(escape(f"  it is damaged: {chosen.damage}; {remedy}"))
     for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}")
@@ -250,7 +252,11 @@ def _explain(
     """Return what a checkpoint is by its layout, and why a relaunch would resume from it or not."""
     layout = f"{save.layout}, {save.number}" if save.layout else "no manifest" if not save.has_manifest else "manifest"
     if save is chosen:
-        why = "chosen: the newest that is whole and may be resumed from"
+        why = (
+            f"chosen, though {save.damage}"
+            if save.damage
+            else "chosen: the newest that is whole and may be resumed from"
+        )
     elif not save.has_step and not save.damage and not save.is_quarantined:
         why = "not chosen by Rerail, since its step is not known; the script may resume from it"
     elif why := explain_passed_over(run, save, saves):
@@ -313,8 +319,9 @@ def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint
 def _soundness(save: StoredCheckpoint) -> str:
     if save.damage:
         return f"[red]{escape(save.damage)}[/]"
-    if not save.has_manifest and save.is_verified:
-        return "[green]yes, its files can be read[/]"
+    if save.readable is not None:
+        counted = f"{save.readable} of {format_files(len(save.files))}"
+        return "[green]yes, its files can be read[/]" if save.is_verified else f"[dim]{counted} can be read[/]"
     if save.is_single_file and not save.layout:
         return "[dim]not known[/]"
     if not save.has_manifest:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
+from botocore.exceptions import ClientError
 
 from cli.file_checks import find_damage, open_object
+from cli.trouble import get_code
 from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable
 from rerail.decisions.decision import (
     find_first_signed_step,
@@ -32,6 +34,8 @@ CHUNK = 1 << 23
 CHECKSUM = "xxh3_64:"
 # One stream from S3 carries some 90 MB a second; boto3 keeps ten connections.
 READERS = 8
+# What S3 answers when an object was written again or deleted since it was listed.
+CHANGED = ("PreconditionFailed", "412", "NoSuchKey", "404")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class File:
     name: str
     bytes: int
     checksum: str = ""
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class StoredCheckpoint:
     files: tuple[File, ...] = ()
     damage: str = ""
     is_verified: bool = False
+    # How many files of a script were opened and have no damage that their format shows; None: not tried.
+    readable: int | None = None
     # Of a script without manifests: the frameworks that write this layout, its number in words, and what the pointers
     # beside it say.
     layout: str = ""
@@ -74,7 +81,7 @@ class StoredCheckpoint:
     @property
     def is_skipped(self) -> bool:
         """Return whether a relaunch does not resume from it: the supervisor does not read a script's files."""
-        return bool(self.damage) and (self.has_manifest or not self.is_verified)
+        return bool(self.damage) and self.readable is None
 
     @property
     def is_single_file(self) -> bool:
@@ -150,7 +157,7 @@ def _saves_of_a_script(
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
             layout=save.name,
             number=f"{save.counts} {save.step}",
-            files=tuple(File(file.key, file.bytes) for file in save.files.values()),
+            files=tuple(File(file.key, file.bytes, etag=file.etag) for file in save.files.values()),
             pointer=_describe_pointers(save.parent, pointers),
         )
         for save in found
@@ -169,16 +176,16 @@ def _describe_pointers(parent: str, pointers: Mapping[str, str]) -> str:
 
 def _single_files(bucket: str, prefix: str, stored: Sequence[StoredObject]) -> list[StoredCheckpoint]:
     """Files that a script overwrites in place; it may resume from them, though their step is unknown."""
-    uri, sizes = f"s3://{bucket}/{prefix}", {item.key: item.bytes for item in stored}
+    uri, known = f"s3://{bucket}/{prefix}", {item.key: item for item in stored}
     return [
         StoredCheckpoint(
             name := file.uri.removeprefix(uri),
             0,
             is_quarantined=False,
-            bytes=sizes[name],
+            bytes=known[name].bytes,
             has_manifest=False,
             checkpoint=file,
-            files=(File(name, sizes[name]),),
+            files=(File(name, known[name].bytes, etag=known[name].etag),),
         )
         for file in checkpoint_layouts.find_single_files(stored, uri=uri)
     ]
@@ -235,17 +242,28 @@ def verify_checksums(s3: Any, uri: str, save: StoredCheckpoint, advance: Callabl
 
 
 def verify_readable(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
-    """Open every file of a script's checkpoint whose format shows damage; call `advance` with what was read."""
+    """Open every file of a script's checkpoint whose format shows damage; call `advance` with what was read.
+
+    A file that the script writes or deletes meanwhile does not count.
+    """
     bucket, prefix = split_uri(uri)
 
-    def wrong(file: File) -> tuple[str, str | None]:
-        with open_object(s3, bucket, f"{prefix}{file.name}", file.bytes, advance) as opened:
-            return file.name, find_damage(file.name, opened, file.bytes)
+    def wrong(file: File) -> str | None:
+        where = {"Bucket": bucket, "Key": f"{prefix}{file.name}", "IfMatch": file.etag}
+        try:
+            with open_object(s3, where, file.bytes, advance) as opened:
+                return find_damage(file.name, opened, file.bytes)
+        except ClientError as error:
+            if get_code(error) in CHANGED:
+                return None
+            raise
 
     with ThreadPoolExecutor(READERS) as readers:
-        found = [(name, damage) for name, damage in readers.map(wrong, save.files) if damage is not None]
-    damage = "; ".join(f"{name.removeprefix(f'{save.folder}/')} {damage}" for name, damage in found if damage)
-    return replace(save, damage=damage, is_verified=bool(found))
+        found = list(readers.map(wrong, save.files))
+    named = zip(save.files, found, strict=True)
+    damage = "; ".join(f"{file.name.removeprefix(f'{save.folder}/')} {wrong}" for file, wrong in named if wrong)
+    readable = found.count("")
+    return replace(save, damage=damage, is_verified=readable == len(found), readable=readable)
 
 
 def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) -> str:

@@ -73,6 +73,8 @@ BEFORE_END_S = 35 * 60.0
 LAST_REPORTS_S = 5.0
 # The same at the exit of an interpreter whose script has not called close().
 EXIT_REPORTS_S = 2.0
+# The share of a guard where others have used up that time.
+LEAST_EXIT_S = 0.1
 HELLO_HEARTBEATS = (2, 10)  # heartbeats with another hello report: the first one may come before the run is known
 # An open finding is reported again after these numbers of heartbeats, and then at this interval: its report, or the
 # event about it, may be lost.
@@ -380,7 +382,7 @@ class Guard:
     def _open_mailbox(self) -> None:
         """Connect rank 0 to the supervisor's mailbox."""
         self._agreement.join()
-        atexit.register(lambda: self.close(max(0.0, _find_exit_end() - time.monotonic())))
+        atexit.register(lambda: self.close(max(LEAST_EXIT_S, _find_exit_end() - time.monotonic())))
         if not self._identity.bucket or not self._is_first():
             return
         self._mailbox_client = MailboxClient(

@@ -191,8 +191,8 @@ def are_durations(texts: Iterable[str | None]) -> bool:
     """Return whether each time is the duration of a step, as in mmcv and detectron2: a clock does not fall so often."""
     times = [time for text in texts if text and (time := parse(text)) is not None]
     falls = sum(later < before for before, later in pairwise(times))
-    is_countdown = falls > 0.9 * len(times) and times[-1] < 0.2 * times[0]
-    return falls > 0.2 * len(times) and not is_countdown
+    # Nine times in ten a countdown falls, such as the time that is left.
+    return 0.2 * len(times) < falls <= 0.9 * len(times)
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:

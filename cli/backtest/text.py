@@ -76,14 +76,16 @@ def read(file: Path, patterns: Mapping[str, re.Pattern[str]], *, loss: str = "")
 
 
 def _list_times(lines: Sequence[str]) -> list[datetime | None]:
-    """Return the times that a logger wrote before the lines, on days of their own; none unless they tell step times."""
+    """Return the times that a logger wrote before the lines, on days of their own; none unless they give step times."""
     found = [_STAMP.match(line) for line in lines]
     seconds = [int(m[1]) * 3600 + int(m[2]) * 60 + float(m[3].replace(",", ".")) for m in found if m]
     gaps = [later - before for before, later in pairwise(seconds)]
     falls = sum(-_DAY_S / 2 < gap < 0 for gap in gaps)
     is_clock = bool(gaps) and len(lines) - len(seconds) + falls <= 0.1 * len(lines)
-    # Whole seconds do not tell the time of lines that follow one another sooner.
-    if not is_clock or (median(gaps) < _COARSE_S and all(second == int(second) for second in seconds)):
+    # Lines that were collected have the time of their batch; whole seconds are too coarse for close lines.
+    in_batches, coarse = sum(not gap for gap in gaps), sum(second == int(second) for second in seconds)
+    is_coarse = in_batches > 0.1 * len(lines) or (coarse > 0.9 * len(seconds) and median(gaps) < _COARSE_S)
+    if not is_clock or is_coarse:
         return [None] * len(lines)
     days = accumulate((gap < -_DAY_S / 2 for gap in gaps), initial=0)
     times = (datetime.fromtimestamp(day * _DAY_S + time, UTC) for day, time in zip(days, seconds, strict=True))

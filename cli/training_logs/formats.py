@@ -97,8 +97,12 @@ FORMATS = (
         r"- loss: .* global_step: <i>,",
         step_time_s=r"interval_runtime: <n>",
     ),
-    LogFormat("Paddle", r"batch: \[.*\], loss: <n>", r"batch: \[<i>/[0-9]+\], loss: ", epoch=r"epoch: \[<i>/"),
-    LogFormat("DeepSpeed pipeline", r"steps: .* loss: <n>", r"steps: <i> loss: ", step_time_s=r"iter time \(s\): <n>"),
+    LogFormat(
+        "Paddle", r"batch: \[[0-9]+/[0-9]+\], loss: <n>", r"batch: \[<i>/[0-9]+\], loss: ", epoch=r"epoch: \[<i>/"
+    ),
+    LogFormat(
+        "DeepSpeed pipeline", r"steps: [0-9]+ loss: <n>", r"steps: <i> loss: ", step_time_s=r"iter time \(s\): <n>"
+    ),
     LogFormat("verl, SFT", r" - train/loss:<n>", r"\bstep:<i> - "),
     LogFormat(
         "verl",
@@ -140,8 +144,9 @@ FORMATS = (
         r" - loss: <n>",
         r"^[ \r]*(?:\x1b\[[0-9;]*[mK])*<i>/[0-9]+ ",
         epoch=r"^Epoch <i>/[0-9]+",
-        step_time_s=r" <n>s/step",
-        step_time_ms=r" <n>ms/step",
+        # Keras rounds to whole numbers: of one digit, a little slower would look like twice as slow.
+        step_time_s=r" (?=[0-9]{2})<n>s/step",
+        step_time_ms=r" (?=[0-9]{2})<n>ms/step",
     ),
     LogFormat(
         "SageMaker's own algorithms",
@@ -190,7 +195,9 @@ FORMATS = (
         grad_norm=r"Epoch \[.*grad_norm: <n>",
         step_time_s=r"Epoch \[.*, time: <n>",
     ),
-    LogFormat("MLX", r"Iter .*: Train loss <n>", r"Iter <i>: Train ", tokens_per_s=r"Train loss .*Tokens/sec <n>"),
+    LogFormat(
+        "MLX", r"Iter [0-9]+: Train loss <n>", r"Iter <i>: Train loss ", tokens_per_s=r"Train loss .*Tokens/sec <n>"
+    ),
     LogFormat("torchtune", r"[0-9]\|[0-9]+\|Loss: <n>", r"[0-9]\|<i>\|Loss: "),
     LogFormat("LitGPT", r"iter [0-9]+ step [0-9]+ \| loss train: <n>", r"iter [0-9]+ step <i> \| loss train: "),
     LogFormat(
@@ -234,7 +241,9 @@ FORMATS = (
         epoch=r"Train: \[<i>/[0-9]+\]\[",
         step_time_s=r"Train: \[[0-9]+/[0-9]+\]\[.*[ \t]time <n>",
     ),
-    LogFormat("detectron2", r" iter: .*total_loss: <n>", r" iter: <i> .*total_loss: ", step_time_s=r" time: <n>"),
+    LogFormat(
+        "detectron2", r" iter: [0-9]+ .*total_loss: <n>", r" iter: <i> .*total_loss: ", step_time_s=r" time: <n>"
+    ),
     LogFormat(
         "tf_cnn_benchmarks",
         r"images/sec: .*\(jitter = [0-9.]+\)[ \t]+<n>",
@@ -242,7 +251,11 @@ FORMATS = (
         tokens_per_s=r"images/sec: <n> ",
     ),
     LogFormat("TensorFlow estimator", r"tensorflow:loss = <n>", r"tensorflow:loss = .*step = <i>"),
-    LogFormat("Keras, custom loop", r"raining loss .*at step [0-9]+: <n>", r"raining loss .*at step <i>: "),
+    LogFormat(
+        "Keras, custom loop",
+        r"[Tt]raining loss (?:\(for one batch\) )?at step [0-9]+: <n>",
+        r"[Tt]raining loss (?:\(for one batch\) )?at step <i>: ",
+    ),
     LogFormat("diffusers", r"[ ,\[](?:step_)?loss=<n>", r"Steps: .*\| *<i>/<total> \["),
     LogFormat(
         "Lightning", r"Epoch [0-9]+: .*\|.*[ ,\[](?:train[_/])?loss(?:_step)?=<n>", _EPOCH_BAR, epoch=r"Epoch <i>: "

@@ -147,9 +147,17 @@ def test_the_time_before_a_line_tells_how_long_its_steps_took(tmp_path, line, se
     assert times == [None, *[pytest.approx(seconds / 100)] * 58] if seconds > 2 else times == [None] * 59
 
 
-def test_what_is_left_of_a_run_is_not_the_time_of_a_step(tmp_path):
+def test_the_time_at_which_lines_were_collected_is_not_theirs(tmp_path):
     file = tmp_path / "train.log"
-    file.write_text("".join(f"step {n} loss: 0.5 time: {3600 - 60 * n}\n" for n in range(60)))
+    times = (datetime(2026, 5, 6, 10, 0, 0, 250_000, tzinfo=UTC) + timedelta(seconds=5 * (n // 3)) for n in range(60))
+    file.write_text("".join(f"{at:%H:%M:%S.%f} step {step} loss 0.5\n" for step, at in enumerate(times)))
+    assert {sample.step_time_s for sample in text.read(file, {}).samples} == {None}
+
+
+@pytest.mark.parametrize("last", [0, 2400])
+def test_what_is_left_of_a_run_is_not_the_time_of_a_step(tmp_path, last):
+    file = tmp_path / "train.log"
+    file.write_text("".join(f"step {n} loss: 0.5 time: {last + 3600 - 60 * n}\n" for n in range(60)))
     assert {sample.step_time_s for sample in text.read(file, {}).samples} == {None}
 
 

@@ -12,7 +12,7 @@ import xxhash
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from cli import place
+from cli import place, saves
 from cli.checkpoints import checkpoints
 from cli.place import Place
 from rerail.aws.clients import client
@@ -237,8 +237,28 @@ def test_verify_opens_the_files_of_a_script_without_manifests(s3):
     assert (
         "would resume from step 40" in shown and "it is damaged: " in shown and "optimizer.pt cannot be read" in shown
     )
-    assert "`rerail rollback gpt --to STEP`" in shown
+    assert "`rerail rollback gpt --to 20` has the run resume from step 20" in shown
+    assert "chosen, though " in " ".join(rerail("gpt", "--verify", "--explain").stdout.split())
     assert [row["verified"] for row in facts("--verify")["checkpoints"]] == [False, True]
+
+
+def test_what_could_not_be_checked_is_not_called_readable(s3, monkeypatch):
+    """A pickle of an older PyTorch, and a file that its script writes while it is read."""
+    for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
+        s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-20/{name}", Body=b"\x80\x02a pickle")
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-20/trainer_state.json", Body=b'{"global_step": 20}')
+    answer = rerail("gpt", "--verify")
+    assert answer.exit_code == 0 and "1 of 4 files can be read" in " ".join(answer.stdout.split())
+    opened = saves.open_object
+
+    def write_meanwhile(s3, where, size, advance):
+        s3.put_object(Bucket=BUCKET, Key=where["Key"], Body=b"{}")
+        return opened(s3, where, size, advance)
+
+    monkeypatch.setattr(saves, "open_object", write_meanwhile)
+    answer = rerail("gpt", "--verify")
+    assert answer.exit_code == 0 and "0 of 4 files can be read" in " ".join(answer.stdout.split())
+    assert [row["verified"] for row in facts("--verify")["checkpoints"]] == [False]
 
 
 def test_a_manifest_without_checksums_cannot_be_verified(s3):

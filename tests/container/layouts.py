@@ -1,8 +1,8 @@
 """Trains a tiny model in every layout, with ranks forked from one process; run: `python layouts.py <folder> ring`.
 
 A line of JSON for each run goes to stdout, written by rank 0. The folder holds the checkpoints. Each layout also saves
-with the agent's Saver, and resumes what the one before has saved, with `matrix` as a second argument what every one
-has. Some layouts, with `matrix` all of them, are also rolled back behind an emergency checkpoint of damaged weights.
+with the agent's Saver, and resumes what the one before has saved. With `matrix` as the second argument it resumes what
+every other has. Some layouts, with `matrix` all, are also rolled back behind a checkpoint of damaged weights.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -29,7 +30,7 @@ from rerail_agent.checkpoints import Manifest, Saver, open_store
 
 SIZE = ModelSize(layers=2, heads=4, width=32, context=8, dropout=0.0)
 SIZES = (8, 4, 2, 1)
-LIMIT_S = 300
+LIMIT_S = 600 if "matrix" in sys.argv else 300
 STEPS = 4
 HALF = 2
 BATCH = 8
@@ -344,8 +345,15 @@ def fork(ranks: int) -> list[int]:
 
 
 def main() -> int:
-    pids = [pid for ranks in SIZES for pid in fork(ranks)]
-    return int(any(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+    pids = {pid for ranks in SIZES for pid in fork(ranks)}
+    while pids:
+        ended, status = os.wait()
+        pids.remove(ended)
+        if status:  # the others would wait for it
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ from tests.container.hosts import IMPORT_PATH
 FP32, BF16 = 1e-5, 5e-3
 Results = dict[tuple[int | str, str], dict[str, Any]]
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.time_limit(600, reason="every layout is trained before the first test, and every pair in the matrix"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,6 @@ def test_what_one_layout_has_saved_the_next_resumes(trained: Results) -> None:
 @pytest.mark.slow
 @NEEDS_FSDP
 @pytest.mark.rehearsal
-@pytest.mark.time_limit(600, reason="the whole matrix trains every pair of layouts")
 def test_what_one_layout_has_saved_every_other_resumes(tmp_path: Path) -> None:
     results = run_layouts(tmp_path, "matrix")
     check_resumes(results, layouts.list_resumes(all_pairs=True))

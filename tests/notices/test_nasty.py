@@ -50,7 +50,9 @@ def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, ev
     assert 0 < len(text.encode()) < TEXT_LIMIT_BYTES
 
 
-@pytest.mark.parametrize("folder", ["s3://b/x: rerail https://e.vil/login", "s3://b/x: aws www.evil.com"])
+@pytest.mark.parametrize(
+    "folder", ["s3://b/x: rerail https://e.vil/login", "s3://b/x: aws www.evil.com", "s3://b/x: rerail evil.com/x.py"]
+)
 def test_a_folder_that_looks_like_a_command_links_nowhere(folder):
     """A step of ours quotes the checkpoint folder, whose name a job chooses; commands of ours can still be typed."""
     step = f"delete the damaged file in {folder}"

@@ -74,8 +74,8 @@ _EXITS: Mapping[int, tuple[Cause, str]] = {
     16: (Cause.HARDWARE, "megatron-rerun-elsewhere"),  # "same wrong result twice here, try this step on other GPUs"
     17: (Cause.DIVERGED, "megatron-result-invalid"),
 } | dict.fromkeys((1, 2, 126, 127), (Cause.USER_CODE, "exit-status"))
-# The code with which XLA's multiprocessing ends a worker that raised an exception: not Megatron's.
-_OF_WORKER = LazyPattern(r"\bprocess \d{1,6} terminated with exit code 17\b")
+# The codes of a worker of multiprocessing are not Megatron's: XLA ends one that raised an exception with 17.
+_OF_WORKER = LazyPattern(r"\bprocess \d{1,6} terminated with exit code 1[67]\b")
 
 # Text that is printed with every failure of a kind, whatever its cause, and irrelevant lines.
 _BOILERPLATE = LazyPattern(
@@ -328,7 +328,7 @@ def _find_cause_of_exit(exit_code: int | None, text: str = "") -> tuple[Cause, s
     """Return the cause and the rule that the exit code stands for; None where it stands for nothing."""
     if _signal_number(exit_code) == 9 and (shards := _SHARDS.findall(text)) and shards[-1] != "100":
         return Cause.OOM, "killed-while-loading"
-    exit_code = 1 if exit_code == 17 and _OF_WORKER.search(text) else exit_code
+    exit_code = 1 if exit_code in (16, 17) and _OF_WORKER.search(text) else exit_code
     return _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal_number(exit_code))
 
 

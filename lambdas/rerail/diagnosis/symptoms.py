@@ -544,7 +544,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
         r"BandwidthLimitExceeded|(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
         r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b|\b(?:429|500|502|503|504) (?:Client|Server) Error",
-        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Slow|Server)|Internal Server Error|Bad Gateway|Gateway Time-?out",
+        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|(?<!['\"])Internal Server Error",
+        r"Bad Gateway|Gateway Time-?out",
         r"Service ?Unavailable|\(ServiceUnavailable\)|(?<!Resource )temporarily unavailable|\bServerError\b",
         r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
         r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
@@ -829,7 +830,8 @@ RULES: tuple[SymptomRule, ...] = (
         r"\b(?:network(?! (?:train|architect|weight|output))|NCCL|infiniband|interconnect|slurm|storage|"
         r"cluster|filesystem|ssh|cloud|infra\w*)\b.{0,40}"
         r"\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|broken)",
-        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s| with)|\bmaintenance|\bNCCL error",
+        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b(?! by s| with)|\bmaintenance\b",
+        r"\bNCCL error",
     ),
     _vague_rule(
         "mistake-note",

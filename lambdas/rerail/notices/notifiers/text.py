@@ -29,7 +29,8 @@ HARMLESS = re.compile(
     r"|toml|txt|whl|yaml|yml)"
 )
 COMMAND = re.compile(r"(?m)(?:^|(?<=: ))(?:rerail|aws) ")
-FILE = re.compile(r"[\w./-]+\.(?:py|sh|toml)")
+# Without a dot in a folder, which would be a host.
+FILE = re.compile(r"(?:\.{0,2}/)?(?:[\w-]+/)*[\w.-]+\.(?:py|sh|toml)")
 POLICY_FIELDS = frozenset(
     f"{section.name}.{field.name}"
     for section in fields(Policy)
