@@ -1,4 +1,4 @@
-"""Run the whole test suite: tests within one process, then deployed stacks, demos and all that starts processes.
+"""Run the whole test suite: tests within one process, then deployed stacks, then demos and all that starts processes.
 
 The clocks of local AWSs follow the speed that is measured first, with an allowance for what the other suites take. Each
 suite has a deadline; see `tools.deadlines`.
@@ -73,14 +73,15 @@ class Suite:
 
 STAGES = (
     (Suite("unit", 360, ("tests", *ELSEWHERE, "-m", "not slow", "-n", "2", "--dist", "worksteal")),),
-    # Demos and deployed stacks wait for their clocks most of the time: the processes compute meanwhile.
+    # The longest files of the folder begin first, which xdist would reorder.
     (
-        # The longest files of the folder begin first, which xdist would reorder.
         Suite(
             "deployed",
             500,
-            ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
+            ("tests/deployed", "-m", "not rehearsal", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
         ),
+    ),
+    (
         # "load" gives neighbours to the same worker.
         Suite(
             "demo",
