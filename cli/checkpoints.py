@@ -112,11 +112,13 @@ def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[Stor
     columns = (TextColumn("reading checkpoints"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(file.bytes for save in whole for file in save.files))
-        verified = []
-        for save in saves:
-            verify = verify_checksums if save.has_manifest else verify_readable
-            verified.append(verify(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save)
-        return verified
+        verified = {
+            save.folder: (verify_checksums if save.has_manifest else verify_readable)(
+                s3, uri, save, lambda size: progress.advance(task, size)
+            )
+            for save in whole
+        }
+    return [verified.get(save.folder, save) for save in saves]
 
 
 def _choose(run: Run, saves: Sequence[StoredCheckpoint], step: int | None) -> Sequence[StoredCheckpoint]:
@@ -231,19 +233,21 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint], *, explain: bool) -> Non
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({escape(chosen.folder)})")
     if chosen.damage:
-        older = next((save for save in saves if save.is_whole and not save.damage and save.step < chosen.step), None)
-        remedy = (
-            f"`rerail rollback {run.id} --to {older.step}` has the run resume from step {older.step}"
-            if older
-            else "replace the damaged files; no older checkpoint is known to be sound"
-        )
-        console.print(escape(f"  it is damaged: {chosen.damage}; {remedy}"))
+        console.print(f"  it is damaged: {escape(chosen.damage)}; {_find_remedy(run, saves, chosen)}")
     for save in (save for save in saves if not save.is_quarantined and not explain):
         if save is not chosen and (why := explain_passed_over(run, save, saves)):
             console.print(f"  not from step {save.step}: {escape(why)}")
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)
             console.print(f"  step {save.step} is {health}: {escape(why)}")
+
+
+def _find_remedy(run: Run, saves: Sequence[StoredCheckpoint], damaged: StoredCheckpoint) -> str:
+    """Return what to do about damaged files of the checkpoint from which a relaunch would resume."""
+    older = find_resume_point(run, [save for save in saves if save.step < damaged.step and not save.damage])
+    if older is None:
+        return "replace the damaged files; no older checkpoint is known to be sound"
+    return f"`rerail rollback {run.id} --to {older.step}` has the run resume from step {older.step}"
 
 
 def _explain(

@@ -65,7 +65,7 @@ class StoredCheckpoint:
     files: tuple[File, ...] = ()
     damage: str = ""
     is_verified: bool = False
-    # How many files of a script were opened and have no damage that their format shows; None: not tried.
+    # How many files of a script can be read, as far as their formats show; None: they were not opened.
     readable: int | None = None
     # Of a script without manifests: the frameworks that write this layout, its number in words, and what the pointers
     # beside it say.
@@ -242,13 +242,13 @@ def verify_checksums(s3: Any, uri: str, save: StoredCheckpoint, advance: Callabl
 
 
 def verify_readable(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
-    """Open every file of a script's checkpoint whose format shows damage; call `advance` with what was read.
+    """Open the files of a script's checkpoint, and report the damage that their formats show.
 
-    A file that the script writes or deletes meanwhile does not count.
+    Call `advance` with the bytes of each read. A file that the script writes or deletes meanwhile is not judged.
     """
     bucket, prefix = split_uri(uri)
 
-    def wrong(file: File) -> str | None:
+    def check(file: File) -> str | None:
         where = {"Bucket": bucket, "Key": f"{prefix}{file.name}", "IfMatch": file.etag}
         try:
             with open_object(s3, where, file.bytes, advance) as opened:
@@ -259,9 +259,9 @@ def verify_readable(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable
             raise
 
     with ThreadPoolExecutor(READERS) as readers:
-        found = list(readers.map(wrong, save.files))
-    named = zip(save.files, found, strict=True)
-    damage = "; ".join(f"{file.name.removeprefix(f'{save.folder}/')} {wrong}" for file, wrong in named if wrong)
+        found = list(readers.map(check, save.files))
+    names = (file.name.removeprefix(f"{save.folder}/") for file in save.files)
+    damage = "; ".join(f"{name} {wrong}" for name, wrong in zip(names, found, strict=True) if wrong)
     readable = found.count("")
     return replace(save, damage=damage, is_verified=readable == len(found), readable=readable)
 

@@ -63,7 +63,10 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _find_exit_end() -> float:
-    """Return when all guards of this process must be closed: a search over settings may have made many."""
+    """Return when the guards of this process must be closed at its exit, counted from the first call.
+
+    A search over settings may have made many guards.
+    """
     return time.monotonic() + EXIT_REPORTS_S
 
 
@@ -73,7 +76,7 @@ BEFORE_END_S = 35 * 60.0
 LAST_REPORTS_S = 5.0
 # The same at the exit of an interpreter whose script has not called close().
 EXIT_REPORTS_S = 2.0
-# The share of a guard where others have used up that time.
+# The time of a guard after others have used up those seconds.
 LEAST_EXIT_S = 0.1
 HELLO_HEARTBEATS = (2, 10)  # heartbeats with another hello report: the first one may come before the run is known
 # An open finding is reported again after these numbers of heartbeats, and then at this interval: its report, or the

@@ -191,7 +191,7 @@ def are_durations(texts: Iterable[str | None]) -> bool:
     """Return whether each time is the duration of a step, as in mmcv and detectron2: a clock does not fall so often."""
     times = [time for text in texts if text and (time := parse(text)) is not None]
     falls = sum(later < before for before, later in pairwise(times))
-    # Nine times in ten a countdown falls, such as the time that is left.
+    # A countdown, such as the time that is left, falls nearly always.
     return 0.2 * len(times) < falls <= 0.9 * len(times)
 
 

@@ -21,12 +21,13 @@ COLUMNS = tuple(name for name in NAMES if name != "at")
 _ONE_LINE = 0.9
 # A scale of the loss that begins at 2**32 is found after fewer.
 _MOST_SKIPPED = 40
-# The time of day that a logger writes before a line, behind a date or without.
+# The time of day that a logger writes before a line, with or without a date before it.
 _STAMP = re.compile(
     r"[^0-9]{0,12}(?:[0-9]{2,4}[-/]?[0-9]{2}(?:[-/][0-9]{2,4})?[T ]+)?"
     r"([0-2][0-9]):([0-5][0-9]):([0-5][0-9](?:[.,][0-9]+)?)(?![0-9:])"
 )
-_DAY_S, _COARSE_S = 86_400, 10
+_DAY_S = 86_400
+_COARSE_S = 10
 EXAMPLE = r"--metric 'loss=\bloss: ([-+.0-9eE]+|nan)'"
 
 
@@ -82,10 +83,11 @@ def _list_times(lines: Sequence[str]) -> list[datetime | None]:
     gaps = [later - before for before, later in pairwise(seconds)]
     falls = sum(-_DAY_S / 2 < gap < 0 for gap in gaps)
     is_clock = bool(gaps) and len(lines) - len(seconds) + falls <= 0.1 * len(lines)
-    # Lines that were collected have the time of their batch; whole seconds are too coarse for close lines.
-    in_batches, coarse = sum(not gap for gap in gaps), sum(second == int(second) for second in seconds)
-    is_coarse = in_batches > 0.1 * len(lines) or (coarse > 0.9 * len(seconds) and median(gaps) < _COARSE_S)
-    if not is_clock or is_coarse:
+    # Lines that were collected have the time of their batch.
+    are_batches = sum(not gap for gap in gaps) > 0.1 * len(lines)
+    # Whole seconds are too coarse for lines that follow one another sooner.
+    are_whole = sum(second == int(second) for second in seconds) > 0.9 * len(seconds)
+    if not is_clock or are_batches or (are_whole and median(gaps) < _COARSE_S):
         return [None] * len(lines)
     days = accumulate((gap < -_DAY_S / 2 for gap in gaps), initial=0)
     times = (datetime.fromtimestamp(day * _DAY_S + time, UTC) for day, time in zip(days, seconds, strict=True))

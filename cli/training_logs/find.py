@@ -195,10 +195,11 @@ def _make_known(log_format: LogFormat, lines: Sequence[str]) -> FoundMetrics:
     epochs = {read_number(_compile(found["epoch"]), line) for line in lines} - {None} if "epoch" in found else set()
     if len(epochs) == 1:
         del found["epoch"]  # one epoch so far: its steps are the run's
-    step = _compile(found.get("step", "(?!)"))
-    steps = [read_number(step, line) for line in lines if step.search(line)] if log_format.epoch and not epochs else []
-    if len(set(steps)) == 1 < len(steps):
-        del found["step"]  # the last batch of epochs without a number, `227/227`
+    if log_format.epoch and not epochs and "step" in found:
+        step = _compile(found["step"])
+        steps = [read_number(step, line) for line in lines if step.search(line)]
+        if len(set(steps)) == 1 < len(steps):
+            del found["step"]  # the last batch of epochs without a number, `227/227`
     return FoundMetrics(log_format.name, found, (log_format.note,) if log_format.note else ())
 
 

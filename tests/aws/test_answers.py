@@ -218,7 +218,8 @@ def test_nothing_processed_is_known_in_any_order(monkeypatch):
     keys, asked = [{"pk": {"S": name}, "sk": {"S": "watch"}} for name in ("watch#gpt", "watch#llm")], []
 
     def leave_all(RequestItems):
-        assert not asked.append(RequestItems) and len(asked) < 4, "asked again and again"
+        asked.append(RequestItems)
+        assert len(asked) < 4, "asked again and again"
         left = RequestItems["Runs"]
         turned = left[::-1] if isinstance(left, list) else {"Keys": left["Keys"][::-1]}
         return {"UnprocessedItems": {"Runs": turned}, "UnprocessedKeys": {"Runs": turned}}

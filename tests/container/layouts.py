@@ -341,7 +341,13 @@ def fork(ranks: int) -> list[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    return [os.fork() or become(rank, ranks, port, work) for rank in range(ranks)]
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if not pid:
+            become(rank, ranks, port, work)
+        pids.append(pid)
+    return pids
 
 
 def main() -> int:

@@ -253,7 +253,7 @@ def test_a_run_out_of_gpu_memory_completes_once_its_batch_is_split_far_enough(wo
 
 @pytest.mark.parametrize("end", [GPU_FULL, f"AlgorithmError: {GPU_REPORT}"])
 def test_a_hold_for_memory_names_all_that_was_tried(world, end):
-    """Three splits are no attempts without progress, charges or storm; a larger machine keeps the split."""
+    """Three splits of the batch are not charged, and a larger machine keeps the split."""
     adopt_run(world, P4DE)
     went = run_out_of_memory(world, 5, "microbatch", end=end, minutes=3)
     assert went == [(P4D, "2"), (P4D, "4"), (P4D, "8"), (P4DE, "8")]

@@ -170,7 +170,7 @@ class Monitor:
                 memory = known.get(monitored.run.id)
                 monitored = with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at)
                 resumed = resume_detection(memory, monitored, at=at)
-                # Before the script runs there are no values, and reading them would only cost money.
+                # Before the script runs there are no values, and CloudWatch bills each read.
                 if monitored.is_training and monitored.heartbeat is None:
                     readings.append(_make_reading(resumed, monitored, at))
                 remembered.append((resumed, monitored))
